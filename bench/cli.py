@@ -21,6 +21,7 @@ COMMANDS = {
     "networks": ("bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
     "gap": ("bench.planner.gap:command", "Accuracy that global average pooling costs, on real digits."),
     "planner": ("bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
+    "places": ("bench.planner.weight_places:command", "Price the places of weights: warm and cold, fp32 and fp16."),
     "breakeven": ("bench.planner.breakeven:command", "From where on splitting beats one large function."),
     "prediction": ("bench.planner.prediction:command", "Predicted against measured stage latencies."),
     "burst": ("bench.load.burst:command", "Send all queries at once to each system."),
@@ -28,6 +29,8 @@ COMMANDS = {
     "compare": ("bench.load.compare:command", "Report whether two results of burst or uniform differ."),
     "stores": ("bench.pipeline.stores:command", "Round trips and bandwidth of stores."),
     "engines": ("bench.pipeline.engines:command", "Push, poll and Step Functions; inline, Redis and S3."),
+    "cold": ("bench.cold.command:command", "Cold starts part by part, and the first answer of a cold plan."),
+    "gangs": ("bench.pipeline.gangs:command", "Gangs against one worker, and against plans without them."),
     "micro": ("bench.pipeline.micro:command", "Processor time and memory of the hot path's parts."),
     "chaos": ("bench.chaos.scenarios:command", "Inject faults while queries run: nothing may be lost."),
 }

@@ -272,7 +272,7 @@ PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "reference/python.md": {"python": python_api, "errors": errors},
     "explanation/run-machine.md": {"transitions": transitions},
     "adr/index.md": {"records": records},
-    "results/bench.md": {name: partial(recorded, name) for name in ("orchestration", "bursts")},
+    "results/bench.md": {name: partial(recorded, name) for name in ("orchestration", "gangs", "bursts")},
     "results/chaos.md": {"chaos": partial(recorded, "chaos")},
 }
 

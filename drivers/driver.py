@@ -8,7 +8,7 @@ from typing import Protocol
 
 from serfer.core.report import StoreCounts
 from serfer.core.run_machine import StageRun
-from serfer.core.wire import Buffer, Crop
+from serfer.core.wire import Buffer, Crop, Warmed
 
 TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys expire this long after
 
@@ -30,13 +30,34 @@ NO_CONTEXT = RequestContext()
 
 
 @dataclass(frozen=True)
+class WarmUpRecord:
+    """A warm-up request of the function of a stage, or of the gang that begins with it, with `memory_mb` MB.
+
+    It was sent at `started` on the driver's clock and took `ms` milliseconds; `result` is None where the query ended
+    before the response came.
+    """
+
+    stage: int
+    memory_mb: int
+    started: float
+    ms: float
+    result: Warmed | None
+
+    @property
+    def cold(self) -> bool:
+        """Whether it has started an environment."""
+        return self.result is not None and self.result.init_ms > 0
+
+
+@dataclass(frozen=True)
 class Overheads:
-    """Overheads of a query besides its tasks: retries, hedges, restarts, the driver's own store traffic."""
+    """Overheads of a query besides its tasks: retries, hedges, restarts, the driver's own store traffic, warm-ups."""
 
     retries: int = 0
     hedges: int = 0
     restarts: int = 0
     counts: StoreCounts = field(default_factory=StoreCounts)
+    warm_ups: tuple[WarmUpRecord, ...] = ()
 
     def __add__(self, other: Overheads) -> Overheads:
         return Overheads(
@@ -44,6 +65,7 @@ class Overheads:
             self.hedges + other.hedges,
             self.restarts + other.restarts,
             self.counts + other.counts,
+            self.warm_ups + other.warm_ups,
         )
 
 

@@ -1,7 +1,7 @@
 """The push driver: the return of a synchronous invocation is the completion of its task, so nothing is polled.
 
 The run machine decides (serfer/core/run_machine.py); this file passes events to it and carries out its actions:
-attempts to the dispatcher (drivers/dispatch.py), timers to the clock. drivers/tasks.py makes the tasks,
+attempts to the dispatcher (drivers/dispatching/dispatcher.py), timers to the clock. drivers/tasks.py makes the tasks,
 drivers/lifecycle.py restarts a query whose data the store has lost, under another name, so that what still runs for the
 old one cannot interfere.
 """
@@ -16,17 +16,20 @@ from dataclasses import dataclass
 
 from drivers.batching import Batching
 from drivers.clock import LOOP_CLOCK, Clock, Timer
-from drivers.dispatch import Attempt, Dispatcher
+from drivers.dispatching.dispatcher import Attempt, Dispatcher
+from drivers.dispatching.prewarming import Prewarmer, Prewarming, WarmUps
 from drivers.driver import NO_CONTEXT, Answer, Overheads, RequestContext
+from drivers.gangs import Gangs, open_gangs
 from drivers.invoker import Invoker
 from drivers.lifecycle import InFlight
 from drivers.query_store import QueryStore
-from drivers.tasks import DataPaths, QueryRequest, QueryTasks, checked, data_paths
+from drivers.tasks import DataPaths, QueryRequest, QueryTasks, data_paths
 from serfer.core.checksum import verified
 from serfer.core.hedging import LearntHedging
 from serfer.core.keys import output_key, query_id
 from serfer.core.plan import Plan
 from serfer.core.run_machine import (
+    Abort,
     Action,
     Cancelled,
     Drop,
@@ -34,6 +37,8 @@ from serfer.core.run_machine import (
     Failure,
     Finish,
     Invoke,
+    Probe,
+    Progress,
     Retry,
     Run,
     TaskDone,
@@ -55,20 +60,27 @@ class _Route:
     dispatcher: Dispatcher
     paths: Callable[[int], DataPaths]  # of a batch
     inline_limit: int
+    crop_limit: int
     retry: Retry
     hedging: LearntHedging | None
     clock: Clock
+    gangs: Gangs | None
+    prewarmer: Prewarmer | None
 
 
 class PushDriver:
     """Takes queries through one plan, any number at once.
 
     A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any payload would
-    carry more, or any answer more than `answer_limit` (the same, unless given); a task may take `timeout_s`. At most
+    carry more, or any answer more than `answer_limit` (the same, unless given). A crop of more than `crop_limit` does
+    too while the store takes it at once; without, payloads carry crops. A task may take `timeout_s`. At most
     `concurrency` invocations run at once; those of the oldest query start first, unless `oldest_first` is off. With
     `hedge`, a task that is later than others of its stage have been gets a duplicate. With `batching`, tasks of several
     queries that wait for the same tile may be one invocation, and so may tiles of one query if a stage has more of them
-    than there are slots; raises UsageError if the invoker cannot share invocations.
+    than there are slots; raises UsageError if the invoker cannot share invocations. The plan's gangs run as such where
+    the store has inboxes, unless `gangs` is off, and else stage by stage; raises UsageError for a gang with more
+    members than `concurrency`. With `prewarming`, the functions of later stages are warmed when a query comes after a
+    time without any, if the invoker can warm them.
     """
 
     def __init__(  # noqa: PLR0913 - what can be chosen, by name
@@ -79,6 +91,7 @@ class PushDriver:
         *,
         inline_limit: int,
         answer_limit: int | None = None,
+        crop_limit: int | None = None,
         retry: Retry | None = None,
         timeout_s: float = 60.0,
         concurrency: int = 1000,
@@ -86,7 +99,10 @@ class PushDriver:
         hedge: bool = True,
         batching: Batching | None = None,
         clock: Clock = LOOP_CLOCK,
+        gangs: bool = True,
+        prewarming: Prewarming | None = None,
     ) -> None:
+        running = open_gangs(plan, store, concurrency) if gangs else None
         limit = inline_limit if answer_limit is None else min(inline_limit, answer_limit)
         self._dispatcher = Dispatcher(
             invoker,
@@ -105,11 +121,14 @@ class PushDriver:
             plan=plan,
             store=store,
             dispatcher=self._dispatcher,
-            paths=functools.cache(lambda batch: data_paths(plan, batch, limit)),
+            paths=functools.cache(lambda batch: data_paths(plan, batch, limit, gangs=running is not None)),
             inline_limit=inline_limit,
+            crop_limit=inline_limit if crop_limit is None else min(crop_limit, inline_limit),
             retry=retry or Retry(),
             hedging=LearntHedging() if hedge else None,
             clock=clock,
+            gangs=running,
+            prewarmer=self._dispatcher.prewarm(plan, prewarming) if prewarming else None,
         )
         self._in_flight = InFlight(self._route.retry)
 
@@ -127,6 +146,8 @@ class PushDriver:
     async def close(self) -> None:
         """Cancel the queries that run, and wait until what they and others left behind is deleted."""
         await self._in_flight.close()
+        if self._route.gangs:
+            self._route.gangs.close()
 
 
 class _Query:
@@ -138,24 +159,26 @@ class _Query:
         tiles = [stage.grid.tiles for stage in route.plan.stages]
         self._route = route
         self._request = request
-        self._tasks = QueryTasks(route.plan, name, request, paths)
-        self._run = Run(tiles, request.deadline, secrets.randbits(32), route.retry, route.hedging)
+        self._gangs = {gang.start: gang.stop for gang in route.plan.gangs} if route.gangs else {}
+        self._tasks = QueryTasks(route.plan, name, request, paths, route.clock)
+        self._run = Run(tiles, request.deadline, secrets.randbits(32), route.retry, route.hedging, self._gangs)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._store = QueryStore(route.store, route.retry, request.deadline, route.clock)
         self._queued: dict[tuple[int, int, int], Attempt] = {}
         self._timers: list[Timer] = []
+        self._warm_ups: WarmUps | None = None
 
     @property
     def overheads(self) -> Overheads:
         """The overheads so far."""
-        return Overheads(self._run.retries, self._run.hedges, 0, self._store.counts)
+        warm_ups = tuple(self._warm_ups.records) if self._warm_ups else ()
+        return Overheads(self._run.retries, self._run.hedges, 0, self._store.counts, warm_ups)
 
     async def run(self) -> Answer:
         """Run the query to its end; raises one of LOST where some of its pieces were lost or altered."""
-        large = self._tasks.store_crops(self._route.inline_limit)  # noted first: a put may fail halfway
-        if large:
-            await self._store.put(large, self._request.ttl)
+        await self._store_crops()
         self._carry_out(self._run.start(self._route.clock.time()))
+        self._warm_ups = self._route.prewarmer.start() if self._route.prewarmer else None
         if self._request.context.watch:
             self._request.context.watch(self._run.stages)
         try:
@@ -163,6 +186,10 @@ class _Query:
         except asyncio.CancelledError:
             self._handle(Cancelled())
             raise
+        finally:
+            if self._route.prewarmer and self._warm_ups:
+                self._warm_ups.cancel()
+                self._route.prewarmer.ended()
         outputs = await self._outputs()
         return Answer(
             query=self._tasks.name,
@@ -174,14 +201,26 @@ class _Query:
             overheads=self.overheads,
         )
 
+    async def _store_crops(self) -> None:
+        """Put large crops into the store; those that payloads can carry as well are tried once."""
+        crops = self._tasks.store_crops(self._route.crop_limit)  # noted first: a put may fail halfway
+        required = any(len(data) > self._route.inline_limit for data in crops.values())
+        if crops and not await self._store.put(crops, self._request.ttl, once=not required):
+            self._tasks.carry_crops()
+
     def _handle(self, event: Event) -> None:
         self._carry_out(self._run.handle(event, self._route.clock.time()))
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
+        self._invoke([action for action in actions if isinstance(action, Invoke)])
         for action in actions:
             match action:
-                case Invoke(stage, tile, attempt):
-                    self._invoke(stage, tile, attempt)
+                case Invoke():
+                    pass  # all together, above
+                case Abort(stage):
+                    self._abort(stage)
+                case Probe(stage):
+                    self._store.watch(asyncio.get_running_loop().create_task(self._probe(stage)))
                 case Drop(stage, tile, attempt):
                     self._withdraw((stage, tile, attempt))
                 case WakeAt(time):
@@ -189,19 +228,38 @@ class _Query:
                 case Finish(error):
                     self._finish(error)
 
-    def _invoke(self, stage: int, tile: int, number: int) -> None:
+    def _invoke(self, requested: Sequence[Invoke]) -> None:
+        """Queue attempts: the members of a gang that are requested together as one."""
+        attempts = [self._attempt(one.stage, one.tile, one.attempt) for one in requested]
+        self._queued |= {attempt.place: attempt for attempt in attempts}
+        if attempts and attempts[0].task.gang:
+            self._store.watch(self._route.dispatcher.start_gang(attempts))
+            return
+        for attempt in attempts:
+            self._store.watch(self._route.dispatcher.start(attempt))
+
+    def _attempt(self, stage: int, tile: int, number: int) -> Attempt:
         task = self._tasks.task(stage, tile, self._run.stages)
-        attempt = Attempt(
+        return Attempt(
             owner=self,
             place=(stage, tile, number),
             task=task,
             age=self._request.age,
             deadline=self._request.deadline,
             answer_bytes=self._tasks.answer_bytes(task),
-            alone=self._run.stages[stage].tiles[tile].alone,
+            alone=task.gang is not None or self._run.stages[stage].tiles[tile].alone,
         )
-        self._queued[attempt.place] = attempt
-        self._store.watch(self._route.dispatcher.start(attempt))
+
+    def _abort(self, stage: int) -> None:
+        if self._route.gangs:
+            self._store.watch(self._store.start(self._route.gangs.abort(self._tasks.inboxes(stage), self._request.ttl)))
+
+    async def _probe(self, stage: int) -> None:
+        """Tell the run machine how far the members of a gang are."""
+        gang = self._route.plan.gang_of(stage)
+        if self._route.gangs and gang:
+            at = await self._route.gangs.progress(self._tasks.board(stage), self._route.plan, gang)
+            self._handle(Progress(stage, at))
 
     def _withdraw(self, place: tuple[int, int, int]) -> None:
         """Take an attempt out of the queue; one that was sent runs to its end, which cleaning up waits for."""
@@ -228,12 +286,13 @@ class _Query:
 
     def ended(self, attempt: Attempt, result: Report | Failure, took_s: float) -> None:
         """Hand an attempt's result to the run machine."""
-        result = checked(result, attempt.answer_bytes)
+        result = self._tasks.checked(attempt.task, result)
         if isinstance(result, Failure):
             self._handle(TaskFailed(*attempt.place, result))
             return
-        if self._route.hedging:
-            self._route.hedging.learn(attempt.task.stage, took_s)
+        task = attempt.task
+        if self._route.hedging and (task.gang or task.stage not in self._gangs):  # a stage takes less than its gang
+            self._route.hedging.learn(task.stage, took_s)
         self._handle(TaskDone(*attempt.place, result))
 
     def broken(self, bug: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from drivers.clock import LOOP_CLOCK, Clock
@@ -48,23 +49,34 @@ class QueryStore:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone
         return task
 
-    async def put(self, values: Mapping[str, Buffer], ttl: float) -> None:
-        """Put values by key; a started write continues if the caller is cancelled."""
+    async def put(self, values: Mapping[str, Buffer], ttl: float, *, once: bool = False) -> bool:
+        """Put values by key, all at the same time; a started write continues if the caller is cancelled.
 
-        def put(store: Store) -> None:
-            for key, value in values.items():
-                store.put(key, protect(value, key), ttl)
+        Returns False where that is tried only `once` and the store does not answer.
+        """
 
-        await asyncio.shield(self.start(self._call(put)))
+        def put(key: str, value: Buffer) -> Callable[[Store], None]:
+            return lambda store: store.put(key, protect(value, key), ttl)
+
+        tries = 1 if once else None
+        writes = [self.start(self._call(put(key, value), tries)) for key, value in values.items()]
+        try:
+            await asyncio.gather(*map(asyncio.shield, writes))
+        except StoreUnavailableError:
+            if not once:
+                raise
+            return False
+        return True
 
     async def get(self, keys: Sequence[str]) -> list[Buffer]:
         """Return values; raises one of LOST where one is gone or altered."""
         values = await self._call(lambda store: store.get_many([Range(key) for key in keys]))
         return [verified(value, key) for value, key in zip(values, keys, strict=True)]
 
-    async def _call(self, call: Callable[[Store], _Value]) -> _Value:
+    async def _call(self, call: Callable[[Store], _Value], tries: int | None = None) -> _Value:
         store = CountingStore(self._store)
-        value = await retry_store(lambda: call(store), self._retry, self._deadline, self._clock)
+        retry = replace(self._retry, unavailable_attempts=tries) if tries else self._retry
+        value = await retry_store(lambda: call(store), retry, self._deadline, self._clock)
         self.counts += store.counts
         return value
 

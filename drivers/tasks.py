@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from drivers.clock import LOOP_CLOCK, Clock
 from drivers.driver import TTL_MARGIN_S, RequestContext
 from serfer.core.inline import inline_stages
-from serfer.core.keys import input_key, query_keys
-from serfer.core.plan import Plan
+from serfer.core.keys import inbox_key, input_key, query_keys
+from serfer.core.plan import Piece, Plan
+from serfer.core.plan.borders import Member, read_outside
+from serfer.core.plan.gang_times import patience_s
 from serfer.core.run_machine import Failure, FailureKind, StageRun
-from serfer.core.wire import Buffer, Crop, Report, Task
+from serfer.core.wire import Buffer, Crop, Membership, Report, Task
 
+_LEAST_PATIENCE_S = 0.001
 ONE_SLOT = 1 << 20
 """Bytes of a query up to which one node of a cluster serves it with fewer round trips than several."""
 
@@ -28,14 +32,15 @@ class DataPaths:
     one_slot: bool
 
 
-def data_paths(plan: Plan, batch: int, limit: int) -> DataPaths:
+def data_paths(plan: Plan, batch: int, limit: int, *, gangs: bool = False) -> DataPaths:
     """Return the paths of a query of `batch` images, where payloads and answers carry at most `limit` bytes."""
-    by_value = inline_stages(plan, batch, limit)
+    by_value = inline_stages(plan, batch, limit, gangs=gangs)
+    kept = {stage for gang in plan.gangs for stage in gang.stages if stage not in read_outside(plan, gang)}
     stored = sum(
         stage.written(tile, batch)
-        for stage, inline in zip(plan.stages, by_value, strict=True)
+        for number, stage in enumerate(plan.stages)
         for tile in stage.tiles
-        if not inline
+        if not by_value[number] and not (gangs and number in kept)
     )
     return DataPaths(by_value, one_slot=stored <= ONE_SLOT)
 
@@ -62,14 +67,19 @@ class QueryRequest:
 
 @dataclass
 class QueryTasks:
-    """The tasks of a query called `name`, each built once, however often it is tried."""
+    """The tasks of a query called `name`, each built once, however often it is tried.
+
+    A member of a gang waits for a border until the deadline at most, less where serfer/core/plan/gang_times.py says so.
+    """
 
     plan: Plan
     name: str
     request: QueryRequest
     paths: DataPaths
-    _tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
+    clock: Clock = LOOP_CLOCK
+    _tasks: dict[tuple[int, int, bool], Task] = field(default_factory=dict)
     _stored_crops: frozenset[int] = frozenset()
+    _carried: bool = False
 
     def store_crops(self, limit: int) -> dict[str, Buffer]:
         """Return the crops of more than `limit` bytes, by key: their tasks will read them from the store."""
@@ -78,11 +88,17 @@ class QueryTasks:
         self._stored_crops = frozenset(large)
         return {input_key(self.name, tile): data for tile, data in large.items()}
 
+    def carry_crops(self) -> None:
+        """Let payloads carry all crops; what the store got of them is deleted with the query's other keys."""
+        self._carried = True
+
     def task(self, stage: int, tile: int, stages: Sequence[StageRun]) -> Task:
-        """Return a tile's task, where `stages` have run."""
-        task = self._tasks.get((stage, tile))
+        """Return a tile's task, where `stages` have run; a member's, where its stage is run as a gang."""
+        stop = stages[stage].gang_stop if stage < len(stages) else None
+        place = stage, tile, stop is not None
+        task = self._tasks.get(place)
         if task is None:
-            task = self._tasks[stage, tile] = Task(
+            task = self._tasks[place] = Task(
                 plan=self.plan.digest,
                 query=self.name,
                 stage=stage,
@@ -90,21 +106,32 @@ class QueryTasks:
                 batch=self.request.batch,
                 ttl=self.request.ttl,
                 crop=self._crop(tile) if stage == 0 else None,
-                inline=self.paths.by_value[stage],
-                parts=self._parts(stage, tile, stages),
+                inline=self.paths.by_value[stop - 1 if stop else stage],
+                parts=self._parts(self._pieces(stage, tile, gang=stop is not None), stages),
                 request=self.request.context.request,
+                gang=Membership(stop, self._patience_s(stage)) if stop else None,
             )
         return task
 
     def _crop(self, tile: int) -> Crop:
         crop = self.request.crops[tile]
-        return Crop(crop.dtype, None) if tile in self._stored_crops else crop
+        return Crop(crop.dtype, None) if tile in self._stored_crops and not self._carried else crop
 
-    def _parts(self, stage: int, tile: int, stages: Sequence[StageRun]) -> tuple[Buffer | None, ...]:
-        """Cut what a tile reads of by-value stages out of their answers, without copying it."""
+    def _patience_s(self, stage: int) -> float:
+        left_s = self.request.deadline - self.clock.time()
+        gang = self.plan.gang_of(stage)
+        return max(_LEAST_PATIENCE_S, min(left_s, patience_s(gang)) if gang else 0.0)
+
+    def _pieces(self, stage: int, tile: int, *, gang: bool) -> Sequence[Piece]:
+        """Return what a task reads of the stages before it."""
+        known = self.plan.gang_of(stage)
+        return Member(self.plan, known, tile).before if gang and known else self.plan.stages[stage].tiles[tile].pieces
+
+    def _parts(self, pieces: Sequence[Piece], stages: Sequence[StageRun]) -> tuple[Buffer | None, ...]:
+        """Cut what a task reads of by-value stages out of their answers, without copying it."""
         parts: list[Buffer | None] = []
         batch = self.request.batch
-        for piece in self.plan.stages[stage].tiles[tile].pieces:
+        for piece in pieces:
             if self.paths.by_value[piece.stage]:
                 report = stages[piece.stage].tiles[piece.tile].report
                 value = memoryview((report.output if report else None) or b"")
@@ -116,8 +143,8 @@ class QueryTasks:
 
     def answer_bytes(self, task: Task) -> int:
         """Return how many bytes of tensors a task answers with."""
-        stage = self.plan.stages[task.stage]
-        return stage.written(stage.tiles[task.tile], task.batch) if task.inline else 0
+        stage = self.plan.stages[task.gang.stop - 1 if task.gang else task.stage]
+        return stage.written(stage.tiles[task.tile], task.batch) if task.inline and task.tile < len(stage.tiles) else 0
 
     def payload_bytes(self, stages: int) -> list[int]:
         """Return the bytes of tensors in the payloads of the tasks of each of the first `stages` stages."""
@@ -130,15 +157,35 @@ class QueryTasks:
         """Return what the query may have left in the store, of which the first `stages` stages were released."""
         tiles = [stage.grid.tiles for stage in self.plan.stages]
         stored = [stage for stage in range(stages) if not self.paths.by_value[stage]]
-        return query_keys(self.name, tiles, stored, sorted(self._stored_crops))
+        gangs = {stage for stage, _, gang in self._tasks if gang}
+        inboxes = [inbox for stage in sorted(gangs) for inbox in [*self.inboxes(stage), self.board(stage)]]
+        return [*query_keys(self.name, tiles, stored, sorted(self._stored_crops)), *inboxes]
+
+    def inboxes(self, stage: int) -> list[str]:
+        """Return the keys of the inboxes of the gang that begins with a stage."""
+        return [inbox_key(self.name, stage, member) for member in range(len(self.plan.stages[stage].tiles))]
+
+    def board(self, stage: int) -> str:
+        """Return the key of the board of the gang that begins with a stage: which member has sent which borders."""
+        return inbox_key(self.name, stage, len(self.plan.stages[stage].tiles))
+
+    def checked(self, task: Task, result: Report | Failure) -> Report | Failure:
+        """Return a task's result, or a failure for a report that does not have the stages or bytes of the plan."""
+        if isinstance(result, Failure):
+            return result
+        stages = range(task.stage, task.gang.stop if task.gang else task.stage + 1)
+        expected = sum(task.tile < len(self.plan.stages[stage].tiles) for stage in stages)
+        reports = [result, *result.later]
+        if len(reports) != expected:
+            return _wrong(f"reported on {len(reports)} stages, the plan says {expected}")
+        answer_bytes = self.answer_bytes(task)
+        size = len(reports[-1].output or b"")
+        return (
+            _wrong(f"answered with {size} bytes, the plan says {answer_bytes}")
+            if answer_bytes and size != answer_bytes
+            else result
+        )
 
 
-def checked(result: Report | Failure, answer_bytes: int) -> Report | Failure:
-    """Return a result, or a failure for a report whose output has not the size that the plan says, if it says any."""
-    if not answer_bytes or isinstance(result, Failure):
-        return result
-    size = len(result.output or b"")
-    if size == answer_bytes:
-        return result
-    message = f"answered with {size} bytes, the plan says {answer_bytes}"
+def _wrong(message: str) -> Failure:
     return Failure(FailureKind.FAILED_IN_CODE, "PlanError", message)

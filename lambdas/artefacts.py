@@ -1,4 +1,4 @@
-"""Location of a function's weights and graphs in an environment: its own package, or a layer."""
+"""Location of a function's weights and graphs in an environment: its package, or a layer; or weights are fetched."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serfer.core.errors import PlanError
-from serfer.core.plan import Function, Plan
+from serfer.core.plan import Artefact, Function, Plan
 
 IN_LAYER = "serfer_plan"
 """The directory of a layer's python/ that holds what lies in a plan directory, under the same names."""
@@ -17,9 +17,12 @@ def artefact_directory(plan: Plan, root: Path, entries: Iterable[str]) -> Path:
 
     Raises PlanError where none of them has one: other files, or files of other sizes, are not this plan's.
     """
-    functions = [function for stage in plan.stages for function in stage.functions]
     for directory in (root, *(Path(entry) / IN_LAYER for entry in entries if entry)):
-        if any(_holds(directory, function) for function in functions):
+        if any(
+            _holds(directory, function.graphs if stage.fetches else function.files)
+            for stage in plan.stages
+            for function in stage.functions
+        ):
             return directory
     raise PlanError(
         f"neither {root} nor {IN_LAYER} in a layer has the weights and graphs of a function of the plan "
@@ -27,9 +30,19 @@ def artefact_directory(plan: Plan, root: Path, entries: Iterable[str]) -> Path:
     )
 
 
-def _holds(directory: Path, function: Function) -> bool:
-    """Return whether a directory has a function's files, by names and sizes: digests take time in a cold start."""
-    for artefact in (function.weights, *function.graphs):
+def functions_to_fetch(plan: Plan, directory: Path) -> list[Function]:
+    """Return the parts, for each of its stages, of the function in a directory whose weights are not there."""
+    return [
+        part
+        for place in plan.functions
+        if _holds(directory, plan.packaged(*place)) and not _holds(directory, plan.fetched(*place))
+        for part in plan.parts(*place)
+    ]
+
+
+def _holds(directory: Path, artefacts: Iterable[Artefact]) -> bool:
+    """Return whether a directory has files, by names and sizes: digests take time in a cold start."""
+    for artefact in artefacts:
         path = directory / artefact.path
         if not path.is_file() or path.stat().st_size != artefact.bytes:
             return False

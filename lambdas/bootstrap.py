@@ -4,8 +4,12 @@ LAMBDA_TASK_ROOT holds plan.json and the stage's files, unless a layer holds tho
 SERFER_OBJECT_STORE perhaps the URL of a second one, for the stages whose path is "objects". What can fail for good
 fails here, in the environment's init, and not at the first query.
 
-With SnapStart an init's memory is copied into any number of environments, each of which replaces what copies must not
-share: its name, and connections to stores.
+A function whose weights are not in its package fetches them from SERFER_WEIGHTS (weights.py): here where that is
+predicted to fit into Lambda's limit for an init, else in the first invocation, as after an init in which the bucket did
+not answer. Either way the first report's `init_ms` has the time, and a line of the log.
+
+With SnapStart an init's memory is copied into any number of environments, weights that it fetched and their sessions
+included, each of which replaces what copies must not share: its name, and connections to stores.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from aws_lambda_powertools import Logger
+from aws_lambda_powertools.logging import Logger
 
-from lambdas.artefacts import artefact_directory
+from lambdas.artefacts import artefact_directory, functions_to_fetch
+from lambdas.weights import WeightSource, check_memory, open_ranges
 from lambdas.worker import Worker
 from serfer.core.costs.vcpus import threads
-from serfer.core.errors import PlanError, SerferError
-from serfer.core.plan import Plan
+from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUnavailableError
+from serfer.core.plan import Function, Plan
 from serfer.core.wire import requests_in
 from serfer.plan_directory import load_plan
 from storage.routed import open_routed
@@ -51,16 +56,53 @@ def _name() -> str:
     return uuid.uuid4().hex[:8]
 
 
-def _worker(root: Path, plan: Plan) -> Worker:
-    directory = artefact_directory(plan, root, sys.path)
-    memory_mb = float(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", plan.memory_per_vcpu))
-    granted = threads(memory_mb, plan.memory_per_vcpu)
-    return Worker(plan, directory, _store(plan), _name(), granted, _ms_since_process_start())
+class _Environment:
+    """The worker of this environment, and the parts of its function whose weights it has yet to fetch."""
+
+    def __init__(self, root: Path, plan: Plan) -> None:
+        directory = artefact_directory(plan, root, sys.path)
+        memory_mb = float(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", plan.memory_per_vcpu))
+        granted = threads(memory_mb, plan.memory_per_vcpu)
+        self._to_fetch: list[Function] = functions_to_fetch(plan, directory)
+        self._weights = [part.weights for part in self._to_fetch]
+        source = _source() if self._to_fetch else None
+        check_memory(self._weights, memory_mb)
+        self.worker = Worker(plan, directory, _store(plan), _name(), granted, _ms_since_process_start(), source)
+
+    def load_at_init(self) -> None:
+        """Fetch weights now, if an init is predicted to have the time; what is in the way may be gone later."""
+        if not self._to_fetch:
+            return
+        from serfer.core.costs.aws import shipped_aws  # noqa: PLC0415 - reads a file that few environments need
+        from serfer.core.costs.cold_starts import fetched_at_init  # noqa: PLC0415 - same
+
+        if fetched_at_init(sum(weights.bytes for weights in self._weights), shipped_aws().functions):
+            try:
+                self.load()
+            except StoreUnavailableError as error:
+                logger.warning("weights not fetched at init", reason=str(error))
+
+    def load(self) -> None:
+        """Fetch weights that are missing."""
+        if self._to_fetch:
+            taken_ms = self.worker.load(self._to_fetch)
+            self._to_fetch = []
+            fetched = sum(weights.bytes for weights in self._weights)
+            logger.info("weights fetched", bytes=fetched, ms=round(taken_ms))
+
+
+def _source() -> WeightSource:
+    url = os.environ.get("SERFER_WEIGHTS")
+    if not url:
+        raise PlanError("SERFER_WEIGHTS is not set: give the function the URL of its weights")
+    return WeightSource(open_ranges(url))
 
 
 _ROOT = Path(os.environ["LAMBDA_TASK_ROOT"])
 _PLAN = load_plan(_ROOT)
-_WORKER = _worker(_ROOT, _PLAN)
+_ENVIRONMENT = _Environment(_ROOT, _PLAN)
+_WORKER = _ENVIRONMENT.worker
+_ENVIRONMENT.load_at_init()
 
 
 def _restored() -> None:
@@ -80,10 +122,15 @@ else:
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context
     """Do what the event asks; an error is logged with the ids of the requests it served, and becomes a function error.
 
+    A member of an aborted gang is logged at INFO, below the level that alarms count: it has not failed.
     With POWERTOOLS_LOG_LEVEL=DEBUG what went well is logged too.
     """
     try:
+        _ENVIRONMENT.load()
         answer = _WORKER.handle(event)
+    except GangAbortedError:
+        logger.info("gang aborted", invocation=context.aws_request_id, requests=requests_in(event))
+        raise
     except SerferError as error:  # what can happen: its line says all
         known = {"invocation": context.aws_request_id, "requests": requests_in(event)}
         logger.error("task failed", error=type(error).__name__, reason=str(error), **known)  # noqa: TRY400 - no traceback

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lambdas.sessions import SessionCache
+from lambdas.cells import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
+from lambdas.gang import GangRun, StageShare
+from lambdas.sessions import MAX_SESSIONS, SessionCache
+from lambdas.weights import WeightSource
 from serfer.core.backoff import Backoff
-from serfer.core.checksum import checksum, protect, verified
-from serfer.core.errors import AlteredPieceError, InputError, PlanError, StoreError, StoreUnavailableError
-from serfer.core.geometry import Rect
+from serfer.core.checksum import protect, verified
+from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.keys import NO_QUERY, input_key, output_key, query_keys, reply_key
-from serfer.core.plan import Plan, Preprocess, Stage, Tile, stored_bytes
-from serfer.core.plan.pixels import normalise
+from serfer.core.plan import Function, Piece, Plan, Stage, Tile
+from serfer.core.plan.borders import Member
 from serfer.core.report import StoreCounts
 from serfer.core.wire import (
-    DTYPES,
     Buffer,
     CleanUp,
     Crop,
@@ -46,10 +46,10 @@ from serfer.core.wire import (
     is_shared,
     pack_result,
 )
+from storage.exchange import Exchange
 from storage.store import Range as ByteRange
 from storage.store import Store
 
-Array = NDArray[np.float32]
 _REPLY_RETRIES, _REPLY_BACKOFF = 5, Backoff(base=0.05, longest=0.8)
 
 
@@ -73,17 +73,39 @@ class _Times(NamedTuple):
 class Worker:
     """Runs tasks of a plan's stages out of a plan directory; `environment` is its name in reports.
 
-    `init_ms` is what it cost to get here; the first report carries it.
+    `init_ms` is what it cost to get here; the first report carries it. Weights are in the directory, unless `source`
+    fetches them.
     """
 
     def __init__(
-        self, plan: Plan, directory: Path, store: Store, environment: str, threads: int, init_ms: float
+        self,
+        plan: Plan,
+        directory: Path,
+        store: Store,
+        environment: str,
+        threads: int,
+        init_ms: float,
+        source: WeightSource | None = None,
     ) -> None:
         self._plan = plan
         self._store = store
-        self._sessions = SessionCache(directory, threads)
+        self._sessions = SessionCache(directory, threads, _session_limit(plan), source)
+        self._exchange: Exchange | None = None
+        self._members: dict[tuple[int, int], Member] = {}
         self._environment = environment
         self._init_ms = init_ms
+
+    def load(self, functions: Sequence[Function]) -> float:
+        """Fetch the weights of functions, and build what sessions are needed anyway; return the milliseconds taken.
+
+        The next report counts them as part of the cold start. Raises PlanError or StoreUnavailableError where weights
+        cannot be had.
+        """
+        started = time.perf_counter()
+        self._sessions.load(functions)
+        taken_ms = _ms(started, time.perf_counter())
+        self._init_ms += taken_ms
+        return taken_ms
 
     def restore(self, environment: str, store: Store, started: float) -> None:
         """Become another environment, with a store of its own: the next report is the first after a cold start.
@@ -91,7 +113,9 @@ class Worker:
         It began at `started`, on the clock of time.perf_counter. Sessions that are there stay.
         """
         self._store.close()
-        self._store = store
+        if self._exchange:
+            self._exchange.close()
+        self._store, self._exchange = store, None
         self._environment = environment
         self._init_ms = _ms(started, time.perf_counter())
 
@@ -114,8 +138,56 @@ class Worker:
         """Run a task; raises InputError for one that is not of this plan."""
         started = time.perf_counter()
         stage, tile = self._find(task)
+        if task.gang:
+            return self._run_gang(task, started)
         [report] = self._compute(self._read([task], stage), stage, tile, started)
         return report
+
+    def _run_gang(self, task: Task, started: float) -> Report:
+        """Run a member of a gang; returns the report of its first stage, with those of the others."""
+        member = self._member(task)
+        wanted = self._wanted(task, member.before)
+        stored = self._store.get_many(wanted) if wanted else []
+        counts = StoreCounts(bytes_get=sum(map(len, stored)), gets=len(stored))
+        first = [self._crop(task, stored)] if task.stage == 0 else []
+        values = [] if first else self._values(task, stored)
+        run = GangRun(member, task, self._sessions, self._store, self._open_exchange())
+        shares = run.run(first, values, StageShare(started, counts))
+        init_ms, self._init_ms = self._init_ms, 0.0
+        reports = [
+            Report(
+                environment=self._environment,
+                init_ms=0.0 if number else init_ms,
+                read_ms=_ms(share.started, share.read),
+                compute_ms=_ms(share.read, share.computed),
+                write_ms=_ms(share.computed, share.ended),
+                total_ms=_ms(share.started, share.ended),
+                weight_loads=self._sessions.weight_loads,
+                sessions=self._sessions.built,
+                counts=share.counts,
+                output=share.output,
+                shared=len(shares),
+                wait_ms=_ms(0.0, share.waited),
+            )
+            for number, share in enumerate(shares)
+        ]
+        return replace(reports[0], later=tuple(reports[1:]))
+
+    def _member(self, task: Task) -> Member:
+        gang = self._plan.gang_of(task.stage)
+        if gang is None or task.gang is None or (gang.start, gang.stop) != (task.stage, task.gang.stop):
+            raise InputError(f"the plan has no gang that begins with stage {task.stage} and ends where the task says")
+        place = task.stage, task.tile
+        if place not in self._members:
+            self._members[place] = Member(self._plan, gang, task.tile)
+        return self._members[place]
+
+    def _open_exchange(self) -> Exchange:
+        if self._exchange is None:
+            self._exchange = self._store.exchange()
+        if self._exchange is None:
+            raise PlanError("the store has no inboxes for a gang: let its stages run one by one, or change --store")
+        return self._exchange
 
     def run_shared(self, tasks: Sequence[Task]) -> list[Report | TaskError]:
         """Run tasks of a stage one tile after the other, those of several queries for one tile as one batch.
@@ -174,16 +246,17 @@ class Worker:
         self._store.delete(query_keys(request.query, tiles, stages, range(tiles[0])))
 
     def warm(self, request: WarmUp) -> Warmed:
-        """Build the sessions of a function's tiles, reach the store, and stay busy for the time requested."""
+        """Build the sessions of a function's tiles, or of one; reach the store; stay busy for the time requested."""
         started = time.monotonic()
         self._check(request.plan)
         stages = self._plan.stages
         if not (request.stage < len(stages) and request.part < len(stages[request.stage].functions)):
             raise InputError(f"the plan has no function {request.part} of stage {request.stage}")
-        stage = stages[request.stage]
-        for tile in stage.tiles:
-            if tile.function == request.part:
-                self._sessions.get(stage, tile)
+        gang = self._plan.gang_of(request.stage)
+        for stage in (stages[number] for number in (gang.stages if gang else (request.stage,))):
+            for place, tile in enumerate(stage.tiles):
+                if tile.function == request.part and request.tile in (None, place):
+                    self._sessions.get(stage, tile)
         self._store.exists([output_key(NO_QUERY, number, 0) for number in range(len(stages))])
         init_ms, self._init_ms = self._init_ms, 0.0
         time.sleep(max(0.0, started + request.hold_s - time.monotonic()))
@@ -251,7 +324,7 @@ class Worker:
 
     def _read(self, tasks: Sequence[Task], stage: Stage) -> list[_Read]:
         """Read what tasks of a stage need, in one round trip, and put each one's inputs together."""
-        wanted = [self._wanted(task, stage.tiles[task.tile]) for task in tasks]
+        wanted = [self._wanted(task, stage.tiles[task.tile].pieces) for task in tasks]
         ranges = [place for places in wanted for place in places]
         values = self._store.get_many(ranges) if ranges else []
         reads, end = [], 0
@@ -262,12 +335,12 @@ class Worker:
             reads.append(_Read(task, self._inputs(task, stored, stage), counts))
         return reads
 
-    def _wanted(self, task: Task, tile: Tile) -> list[ByteRange]:
-        """Return what a task has to read from the store: what it does not carry."""
+    def _wanted(self, task: Task, pieces: Sequence[Piece]) -> list[ByteRange]:
+        """Return what a task that reads pieces has to read from the store: what it does not carry."""
         if task.stage == 0:
             by_value = task.crop is not None and task.crop.data is not None
             return [] if by_value else [ByteRange(input_key(task.query, task.tile))]
-        ranges = self._ranges(task, tile)
+        ranges = self._ranges(task, pieces)
         if not task.parts:
             return ranges
         if len(task.parts) != len(ranges):
@@ -276,18 +349,26 @@ class Worker:
 
     def _inputs(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> list[Array]:
         """Put a task's inputs together from what it carries and what was `stored`."""
-        tile, values = stage.tiles[task.tile], iter(stored)
         if task.stage == 0:
-            crop = task.crop or Crop("float32", None)
-            data = verified(next(values), input_key(task.query, task.tile)) if crop.data is None else crop.data
-            return [crop_to_input((crop.dtype, data), task, stage, tile, self._plan.preprocess)]
-        pieces = [next(values) if part is None else part for part in task.parts] if task.parts else stored
-        return pieces_to_inputs(pieces, task, stage, tile)
+            return [self._crop(task, stored)]
+        return pieces_to_inputs(self._values(task, stored), task, stage, stage.tiles[task.tile])
 
-    def _ranges(self, task: Task, tile: Tile) -> list[ByteRange]:
-        """Return where in the store everything that a tile reads lies, or would lie."""
+    def _crop(self, task: Task, stored: Sequence[Buffer]) -> Array:
+        """Return a first-stage task's input from its crop, which it carries or which was `stored`."""
+        crop, stage = task.crop or Crop("float32", None), self._plan.stages[0]
+        data = verified(stored[0], input_key(task.query, task.tile)) if crop.data is None else crop.data
+        return crop_to_input((crop.dtype, data), task, stage, stage.tiles[task.tile], self._plan.preprocess)
+
+    @staticmethod
+    def _values(task: Task, stored: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Return the ranges that a task reads: those that it carries, and those that were `stored`."""
+        values = iter(stored)
+        return [next(values) if part is None else part for part in task.parts] if task.parts else stored
+
+    def _ranges(self, task: Task, pieces: Sequence[Piece]) -> list[ByteRange]:
+        """Return where in the store the pieces that a task reads lie, or would lie."""
         places = []
-        for piece in tile.pieces:
+        for piece in pieces:
             key = output_key(task.query, piece.stage, piece.tile)
             cells = sum(len(part.cells) for part in piece.ranges)
             everything = cells == len(self._plan.stages[piece.stage].tiles[piece.tile].cells)
@@ -295,6 +376,11 @@ class Worker:
                 length = None if everything and len(piece.ranges) == 1 else part.length(task.batch)
                 places.append(ByteRange(key, part.start(task.batch), length))
         return places
+
+
+def _session_limit(plan: Plan) -> int:
+    """Return how many sessions an environment keeps: at least those of two tile shapes in every stage of a gang."""
+    return max(MAX_SESSIONS, *(2 * len(gang.stages) for gang in plan.gangs), 0)
 
 
 def _ms(start: float, stop: float) -> float:
@@ -314,76 +400,3 @@ def _parted(outputs: Sequence[Array], reads: Sequence[_Read]) -> Iterator[list[A
     for one in reads:
         start, end = end, end + one.task.batch
         yield [output[start:end] for output in outputs]
-
-
-def crop_to_input(
-    crop: tuple[str, Buffer], task: Task, stage: Stage, tile: Tile, preprocess: Preprocess | None
-) -> Array:
-    """Return a first-stage tile's input, (N, C, rows, cols) float32, from its crop's bytes."""
-    dtype, data = crop
-    shape = stage.inputs[0].shape.of(tile.inputs[0], task.batch)
-    if len(data) != int(np.prod(shape)) * DTYPES[dtype]:
-        raise InputError(f"the crop of tile {task.tile} has {len(data)} bytes, which do not fit {shape} {dtype}")
-    if dtype == "float32":
-        return np.frombuffer(data, dtype="<f4").reshape(shape)
-    if preprocess is None:
-        raise PlanError("the plan does not say how pixels become numbers; split with a preprocess description")
-    batch, channels, rows, cols = shape
-    return normalise(np.frombuffer(data, dtype=np.uint8).reshape(batch, rows, cols, channels), preprocess)
-
-
-def pieces_to_inputs(values: Sequence[Buffer], task: Task, stage: Stage, tile: Tile) -> list[Array]:
-    """Put the cells of all pieces where they belong in a tile's inputs.
-
-    `values` are the pieces' ranges, in the plan's order; raises AlteredPieceError for one that is not what was written.
-    """
-    shapes = [source.shape.of(rect, task.batch) for source, rect in zip(stage.inputs, tile.inputs, strict=True)]
-    cells = [*_verified_cells(values, task, stage, tile)]
-    if len(shapes) == len(cells) == 1:
-        return [cells[0].values.reshape(shapes[0])]
-    results = [np.empty(shape, dtype=np.float32) for shape in shapes]
-    for number, rect, flat in cells:
-        place = rect.within(tile.inputs[number])
-        view = results[number][stage.inputs[number].shape.slices(place)]
-        view[...] = flat.reshape(view.shape)
-    return results
-
-
-class _Cell(NamedTuple):
-    """Values of a rectangle of a stage's input `number`, flat."""
-
-    number: int
-    rect: Rect
-    values: Array
-
-
-def _verified_cells(values: Sequence[Buffer], task: Task, stage: Stage, tile: Tile) -> Iterator[_Cell]:
-    numbers = {(source.stage, source.output): number for number, source in enumerate(stage.inputs)}
-    runs = [(piece, run) for piece in tile.pieces for run in piece.ranges]
-    for value, (piece, run) in zip(values, runs, strict=True):
-        key, view, end = output_key(task.query, piece.stage, piece.tile), memoryview(value), 0
-        if len(view) != run.length(task.batch):
-            raise AlteredPieceError(f"a piece under {key!r} has another size than the plan says")
-        for index, cell in enumerate(run.cells, run.first):
-            number = numbers[piece.stage, cell.output]
-            elements = stage.inputs[number].shape.channels * cell.rect.area
-            start, end = end, end + stored_bytes(elements, 1, task.batch)
-            data = verified(view[start:end], key, index)
-            yield _Cell(number, cell.rect, np.frombuffer(data, dtype="<f4"))
-
-
-def cells_to_bytes(outputs: Sequence[Array], tile: Tile, key: str) -> memoryview:
-    """Lay a tile's outputs out as its cells, one after the other, each followed by its checksum under `key`."""
-    views = [_part(outputs[cell.output], cell.rect.within(tile.outputs[cell.output])) for cell in tile.cells]
-    flat = np.empty(sum(view.size + 1 for view in views), dtype="<f4")
-    end = 0
-    for number, view in enumerate(views):
-        start, end = end, end + view.size
-        flat[start:end].reshape(view.shape)[...] = view
-        flat[end : end + 1].view("<u4")[0] = checksum(flat[start:end].data.cast("B"), key, number)
-        end += 1
-    return flat.data.cast("B")
-
-
-def _part(output: Array, rect: Rect) -> Array:
-    return output[..., rect.slices[1]] if output.ndim == 2 else output[:, :, *rect.slices]  # noqa: PLR2004 - a vector

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sam.data import read_table
+from sam.stacks import repositories
+from sam.teardown import REPOSITORY
 from serfer.core.structure import structure
 
 _NAMED = {
@@ -27,12 +29,16 @@ _NAMED = {
     "sns": ("arn:{p}:sns:{r}:{a}:{s}-*",),
     "cloudwatch": ("arn:{p}:cloudwatch:{r}:{a}:alarm:{s}-*",),
     "budgets": ("arn:{p}:budgets::{a}:budget/{s}-*",),
+    "ecr": ("arn:{p}:ecr:{r}:{a}:repository/{e}*",),
     "s3": ("arn:{p}:s3:::{s}-*", "arn:{p}:s3:::{s}-*/*", "arn:{p}:s3:::aws-sam-cli-*", "arn:{p}:s3:::aws-sam-cli-*/*"),
 }
+_COMPANION = "arn:{p}:cloudformation:{r}:{a}:stack/{s}-*-CompanionStack/*"
+"""The stack in which SAM CLI keeps the repositories of container images."""
 _UNNAMED = frozenset(
     {
         "cloudformation:GetTemplateSummary",
         "cloudwatch:DescribeAlarms",
+        "ecr:GetAuthorizationToken",
         "logs:DescribeLogGroups",
         "logs:DescribeResourcePolicies",
         "states:ValidateStateMachineDefinition",
@@ -90,7 +96,7 @@ class Target:
     def arns(self, pattern: str) -> list[str]:
         """Return a pattern's ARNs, one for each stack and region that it names."""
         arns = (
-            pattern.format(p=self.partition, r=region, a=self.account, s=stack)
+            pattern.format(p=self.partition, r=region, a=self.account, s=stack, e=repositories(stack))
             for stack in self.stacks
             for region in self.regions
         )
@@ -174,7 +180,8 @@ def _statement(name: str, allowed: list[str], types: Collection[str], target: Ta
             "Condition": _equals("iam:PermissionsBoundary", target.boundaries),
         }
     if name in _NAMED:
-        return {**statement, "Resource": sorted({arn for pattern in _NAMED[name] for arn in target.arns(pattern)})}
+        more = (_COMPANION,) if name == "cloudformation" and REPOSITORY in types else ()
+        return {**statement, "Resource": sorted({arn for each in (*_NAMED[name], *more) for arn in target.arns(each)})}
     if name == "unnamed":
         return {**statement, "Resource": "*"}
     return {**statement, "Resource": "*", "Condition": _equals("aws:RequestedRegion", target.regions)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _MOST_TEMPLATE_BYTES = 16 * 1024 * 1024
 _DIGEST12 = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PLANS = 2
+_OPTIONAL = frozenset({"weights", "images"})
 _ADVICE = "write it again with serfer package"
 
 
@@ -35,7 +36,9 @@ class Deployment:
     """A packaged deployment: `plans` are the first twelve digits of plans' digests, what is current first.
 
     `serfer` is the version that wrote it, `precompiled` says whether bytecode is in the packages, `bytes` has each
-    function's size unzipped with its layers by "STAGE-PART", `digest` is the SHA-256 of all that was packaged.
+    function's size unzipped with its layers by "STAGE-PART", `digest` is the SHA-256 of all that was packaged,
+    `weights` has the bytes of what functions fetch by its SHA-256, `images` are the tags of
+    functions that are container images, of all plans; neither is in the record where there are none.
     """
 
     serfer: str
@@ -44,6 +47,8 @@ class Deployment:
     precompiled: bool
     bytes: Mapping[str, int]
     digest: str
+    weights: Mapping[str, int] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
     format: int = FORMAT
 
     @property
@@ -63,10 +68,11 @@ def is_replaceable(directory: Path) -> bool:
 
 def dump_deployment(deployment: Deployment) -> str:
     """Return the text of `deployment.json`; the same deployment gives the same text."""
-    document = {
-        **{field.name: unstructure(getattr(deployment, field.name)) for field in fields(deployment)},
-        "bytes": dict(deployment.bytes),
-    }
+    document = {each.name: unstructure(getattr(deployment, each.name)) for each in fields(deployment)}
+    if deployment.options.base_image is None:
+        del document["options"]["base_image"]
+    for name in [name for name in _OPTIONAL if not document[name]]:
+        del document[name]
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
@@ -78,9 +84,9 @@ def parse_deployment(text: str) -> Deployment:
         raise InputError(f"{RECORD} is not JSON: {_ADVICE}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"{RECORD} is of another format than {FORMAT}: {_ADVICE}")
-    names = {field.name for field in fields(Deployment)}
-    if set(document) != names:
-        raise InputError(f"{RECORD} lacks or has too many of {', '.join(sorted(names ^ set(document)))}: {_ADVICE}")
+    names = {each.name for each in fields(Deployment)}
+    if wrong := names ^ (_OPTIONAL | document.keys()):
+        raise InputError(f"{RECORD} lacks or has too many of {', '.join(sorted(wrong))}: {_ADVICE}")
     try:
         return _built(document)
     except (PlanError, UsageError) as error:
@@ -93,28 +99,31 @@ def _built(document: dict[str, Any]) -> Deployment:
         options=_options(document["options"]),
         plans=structure(tuple[str, ...], document["plans"], "plans"),
         precompiled=structure(bool, document["precompiled"], "precompiled"),
-        bytes=_sizes(document["bytes"]),
+        bytes=_sizes(document["bytes"], "bytes"),
         digest=structure(str, document["digest"], "digest"),
+        weights=_sizes(document.get("weights", {}), "weights"),
+        images=structure(tuple[str, ...], document.get("images", []), "images"),
     )
     deployment.options.check()
     if not 1 <= len(deployment.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, deployment.plans)):
         raise PlanError("plans should be one or two times twelve hexadecimal digits")
-    if not _SHA256.fullmatch(deployment.digest):
-        raise PlanError("digest should be 64 hexadecimal digits")
+    if not all(map(_SHA256.fullmatch, (deployment.digest, *deployment.weights))):
+        raise PlanError("digest should be 64 hexadecimal digits, and so should the names of weights")
     return deployment
 
 
 def _options(value: Any) -> Options:  # noqa: ANN401 - any JSON value
-    """Return the choices; a record from before there were pools has none."""
-    return structure(Options, {"gpu": None, **value} if isinstance(value, dict) else value, "options")
+    """Return the choices; a record from before there were pools has none, and few have a base image."""
+    known = {"gpu": None, "base_image": None, **value} if isinstance(value, dict) else value
+    return structure(Options, known, "options")
 
 
-def _sizes(value: Any) -> Mapping[str, int]:  # noqa: ANN401 - any JSON value
+def _sizes(value: Any, where: str) -> Mapping[str, int]:  # noqa: ANN401 - any JSON value
     if not isinstance(value, dict):
-        raise PlanError("bytes should be an object")
-    sizes = {name: structure(int, size, f"bytes.{name:.40}") for name, size in value.items()}
+        raise PlanError(f"{where} should be an object")
+    sizes = {name: structure(int, size, f"{where}.{name:.40}") for name, size in value.items()}
     if any(size < 0 for size in sizes.values()):
-        raise PlanError("bytes should not be negative")
+        raise PlanError(f"{where} should not be negative")
     return sizes
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serfer.core.errors import UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import CONTAINER, Plan
 
 STACK = "${AWS::StackName}"
 LIVE = "live"
@@ -23,6 +23,10 @@ ENGINES = ("push", "poll", "stepfunctions", "stepfunctions-express")
 RUNTIMES = ("python3.13", "python3.12", "python3.14")
 ARCHITECTURES = ("x86_64", "arm64")
 _OLD_RUNTIME = "python3.11"
+HANDLER = "lambdas.bootstrap.handler"
+"""The handler of the stages' functions."""
+_BASE_IMAGE = "public.ecr.aws/lambda/python"  # AWS's own, for both architectures
+_IMAGE = re.compile(r"[a-z0-9][\w.:/@-]{0,254}")
 _GPU_TYPE = re.compile(r"g\d[a-z]*\.[a-z0-9]{1,12}")
 _MOST_GPUS = 100
 
@@ -45,6 +49,12 @@ def weights_id(digest: str, stage: int, number: int) -> str:
 def machine_id(digest: str) -> str:
     """Return the logical id of a plan's state machine."""
     return f"Machine{digest}"
+
+
+def images_of(plan: Plan) -> list[str]:
+    """Return the tags of the functions of a plan that are container images: PLAN-STAGE-PART."""
+    parts = [part for part in plan.functions if plan.stages[part[0]].weights_in == CONTAINER]
+    return [f"{digest12(plan)}-{stage}-{number}" for stage, number in parts]
 
 
 def pool_name(digest: str) -> str:
@@ -99,7 +109,8 @@ class GpuPool:
 class Options:
     """A deployment's choices; `name` is the stack's, `zone` the id of S3 Express's availability zone, as use1-az4.
 
-    `reserved_concurrency` is how many environments each stage's function is given, and may have at most.
+    `reserved_concurrency` is how many environments each stage's function is given, and may have at most; `base_image`
+    is what container images are built on, by default AWS's image of the runtime.
     """
 
     name: str
@@ -113,6 +124,17 @@ class Options:
     reserved_concurrency: int | None = None
     zone: str | None = None
     gpu: GpuPool | None = None
+    base_image: str | None = None
+
+    @property
+    def builds_on(self) -> str:
+        """The image that container images are built on."""
+        return self.base_image or f"{_BASE_IMAGE}:{self.runtime.removeprefix('python')}"
+
+    @property
+    def runs_gangs(self) -> bool:
+        """Whether a plan's gangs run as such: the engine starts them, and the store has inboxes."""
+        return self.engine == "push" and self.store in {"valkey", "redis"}
 
     @property
     def in_vpc(self) -> bool:
@@ -145,8 +167,27 @@ class Options:
             raise UsageError("--zone, an availability zone's id such as use1-az4, goes with --store s3express")
         if self.reserved_concurrency is not None and self.reserved_concurrency < 1:
             raise UsageError(f"--reserved-concurrency is 1 or more, not {self.reserved_concurrency}")
+        if self.base_image is not None and not _IMAGE.fullmatch(self.base_image):
+            raise UsageError(f"--base-image is an image such as {_BASE_IMAGE}:3.13, not {self.base_image!r:.80}")
         if self.gpu is not None:
             self._check_pool(self.gpu)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raise UsageError for a choice that does not go with where a plan's functions have their weights."""
+        stages = [f"stage-{number}" for number, stage in enumerate(plan.stages) if stage.weights_in == CONTAINER]
+        if not stages:
+            return
+        container = f"{stages[0]} has its weights in a container image"
+        if self.snapstart:
+            raise UsageError(
+                f"--snapstart: {container}, and Lambda makes no snapshots of images: leave it out, or split with "
+                "--weights fetched"
+            )
+        if self.gpu is not None:
+            raise UsageError(
+                f"--gpu-instance-type: {container}, which instances do not read: split with --weights fetched, or "
+                "package without a pool"
+            )
 
     def _check_pool(self, pool: GpuPool) -> None:
         if self.drivers != "fleet":

@@ -18,7 +18,8 @@ from sam.options import Options
 from sam.template.intrinsics import resources
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import CONTAINER, Plan
+from serfer.core.plan.borders import members
 
 _SERVICES = ("lambda", "s3", "cloudformation", "logs")
 _MS_PER_S = 1000
@@ -31,9 +32,11 @@ def check_deployable(plan: Plan, options: Options, facts: AwsFacts) -> list[str]
     Returns, a sentence each, what an account may have to ask for first.
     """
     options.check()
+    options.check_plan(plan)
     check_region(options, facts)
     _check_functions(plan, facts)
     _check_times(plan, options, facts)
+    _check_gangs(plan, options, facts)
     if options.by_state_machine:
         _check_machine(plan, options)
     return _notes(plan, options, facts)
@@ -90,17 +93,19 @@ def _check_functions(plan: Plan, facts: AwsFacts) -> None:
                 f"stage-{number} has {stage.memory_mb:,} MB, Lambda allows {functions.memory_min} to "
                 f"{functions.memory_max:,}: split with another --memory"
             )
-        for part, function in enumerate(stage.functions):
-            size = function.bytes + plan.limit.dependencies
-            if size > functions.package_limit:
-                raise UsageError(
-                    f"stage-{number}/{part} has {size:,} bytes with its dependencies, a function may have "
-                    f"{functions.package_limit:,}: split without --limit-mb"
-                )
+    for number, part in plan.functions:
+        size = plan.function_bytes(number, part) + plan.limit.dependencies
+        image = plan.stages[number].weights_in == CONTAINER
+        limit = functions.image_limit if image else functions.package_limit
+        if size > limit:
+            raise UsageError(
+                f"stage-{number}/{part} has {size:,} bytes with its dependencies, a "
+                f"{'container image' if image else 'function'} may have {limit:,}: split without --limit-mb"
+            )
 
 
 def _check_times(plan: Plan, options: Options, facts: AwsFacts) -> None:
-    predicted = [stage.predicted_ms / _MS_PER_S for stage in plan.stages]
+    predicted = [ms / _MS_PER_S for ms in plan.predicted_ms]
     if max(predicted) > facts.functions.timeout_max:
         raise UsageError(
             f"a stage is predicted to take {max(predicted):.0f} s, a function may take "
@@ -120,6 +125,19 @@ def _check_times(plan: Plan, options: Options, facts: AwsFacts) -> None:
             raise UsageError(f"a query is predicted to take {sum(predicted):.0f} s, {what} {most:.0f} s: use {other}")
 
 
+def _check_gangs(plan: Plan, options: Options, facts: AwsFacts) -> None:
+    """Refuse a gang whose members cannot all run at once: it would never start."""
+    reserved = options.reserved_concurrency
+    for gang in plan.gangs if options.runs_gangs else ():
+        count = members(plan, gang)
+        needs = f"the gang of stages {gang.start} to {gang.stop - 1} needs {count:,} environments at once"
+        if reserved is not None and count > reserved:
+            raise UsageError(f"{needs}, --reserved-concurrency allows {reserved:,}: allow as many, or split again")
+        if count > facts.functions.concurrency:
+            most = facts.functions.concurrency
+            raise UsageError(f"{needs}, an account has {most:,}: split with fewer tiles, or with --gang never")
+
+
 def _check_machine(plan: Plan, options: Options) -> None:
     try:
         compile_plan(plan, local_functions(plan), express=options.engine == "stepfunctions-express")
@@ -137,6 +155,7 @@ def _notes(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
             f"a GPU pool's drivers update its registry each second in --store {options.store}: about "
             f"${usd:,.0f} a month for each driver, also when idle; choose --store valkey"
         )
+    notes += _gang_notes(plan, options)
     reserved = (options.reserved_concurrency or 0) * len(plan.functions)
     if reserved > functions.concurrency - functions.concurrency_kept:
         notes.append(
@@ -144,6 +163,16 @@ def _notes(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
             f"may reserve {functions.concurrency - functions.concurrency_kept:,} unless its quota was raised"
         )
     return notes
+
+
+def _gang_notes(plan: Plan, options: Options) -> list[str]:
+    if not plan.gangs:
+        return []
+    if not options.runs_gangs:
+        chosen = f"--driver {options.engine} and --store {options.store}"
+        return [f"{chosen} run the plan's gangs stage by stage; --driver push and --store valkey or redis as such"]
+    fewer = "where an account has fewer free, as new ones may, its stages run one by one"
+    return [f"a query's widest gang needs {plan.widest_gang} environments at once; {fewer}"]
 
 
 def memory_note(plan: Plan, facts: AwsFacts) -> str:

@@ -43,7 +43,7 @@ parallel = true
 stack_name = "{stack}"
 s3_prefix = "{stack}"
 resolve_s3 = true
-capabilities = "CAPABILITY_IAM"
+{repositories}capabilities = "CAPABILITY_IAM"
 confirm_changeset = false
 fail_on_empty_changeset = false
 tags = 'serfer:stack="{stack}"'
@@ -56,8 +56,11 @@ def stack_name(name: str, environment: str) -> str:
     return f"{name}-{environment}"
 
 
-def samconfig(options: Options) -> bytes:
-    """Return the file that a deployment begins with: two environments, dev and prod, each a stack of its own."""
+def samconfig(options: Options, *, images: bool = False) -> bytes:
+    """Return the file that a deployment begins with: two environments, dev and prod, each a stack of its own.
+
+    With `images`, SAM CLI makes repositories for the functions that are container images.
+    """
     text = _HEAD.format(region=options.region)
     for environment, days in _KEPT_DAYS.items():
         text += _ENVIRONMENT.format(
@@ -66,6 +69,7 @@ def samconfig(options: Options) -> bytes:
             region=options.region,
             stack=stack_name(options.name, environment),
             days=days,
+            repositories="resolve_image_repos = true\n" if images else "",
         )
     return text.encode()
 

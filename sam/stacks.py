@@ -7,6 +7,7 @@ one BUILD, and one stack from several.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from collections.abc import Callable
@@ -31,7 +32,10 @@ _CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"]
 
 @dataclass(frozen=True)
 class DeployedStack:
-    """A stack as CloudFormation describes it; `serving` and `plans` are empty where its creation failed."""
+    """A stack as CloudFormation describes it; `serving` and `plans` are empty where its creation failed.
+
+    `weights` is the URL of what its functions fetch; empty where they fetch nothing.
+    """
 
     name: str
     identity: str
@@ -42,6 +46,21 @@ class DeployedStack:
     serving: str
     store: str
     parameters: tuple[str, ...]
+    weights: str = ""
+
+
+def companion_stack(name: str) -> str:
+    """Return the name of the stack in which SAM CLI keeps the repositories of a stack's container images."""
+    return f"{name[:104]}-{_md5(name)}-CompanionStack"
+
+
+def repositories(name: str) -> str:
+    """Return what the names of these repositories begin with."""
+    return f"{re.sub('[^a-z0-9]', '', name.lower())}{_md5(name)}/"
+
+
+def _md5(name: str) -> str:
+    return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()[:8]
 
 
 def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN401 - boto3 has no types here
@@ -65,6 +84,7 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
         serving=outputs.get(_SERVING, ""),
         store=store[1] if store else "",
         parameters=tuple(each["ParameterKey"] for each in described.get("Parameters", ())),
+        weights=outputs.get("Weights", ""),
     )
 
 

@@ -11,11 +11,14 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from sam.stacks import our_stack
+from sam.stacks import companion_stack, find_stack, our_stack
 from serfer.core.errors import UnavailableError
 
+REPOSITORY = "AWS::ECR::Repository"
 BUCKETS = ("AWS::S3::Bucket", "AWS::S3Express::DirectoryBucket")
 _TRIES = 3
+_FORBIDDEN = 403
+_IMAGES_AT_ONCE = 100  # that one request deletes
 _WAIT_S, _WAITS = 15, 240
 _AT_ONCE = 1000  # keys that one request deletes
 _ARTEFACTS = "aws-sam-cli-managed-default"
@@ -23,7 +26,7 @@ _ARTEFACTS = "aws-sam-cli-managed-default"
 
 
 def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - boto3 has no types here
-    """Empty the stack's buckets, delete it, wait, and delete what SAM CLI uploaded for it (`forget_uploads`).
+    """Empty the stack's buckets, delete it, wait, and delete the images and packages that SAM CLI uploaded for it.
 
     Raises UsageError where there is no such stack, UnavailableError with what is left where it cannot be deleted.
     """
@@ -37,6 +40,7 @@ def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None
         formation.delete_stack(StackName=identity)
         left = _left(formation, identity)
         if not left:
+            _forget_images(stack, session, progress)
             forget_uploads(stack, session, progress)
             return
         progress(f"try {attempt + 1}: {', '.join(left)} could not be deleted")
@@ -84,6 +88,35 @@ def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same
         left = [each["LogicalResourceId"] for each in every if each["ResourceStatus"] != "DELETE_COMPLETE"]
         return left or ["the stack itself"]
     return []
+
+
+def _forget_images(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same
+    """Delete the repositories that SAM CLI made for a stack's container images: their images, and their stack."""
+    formation, name = session.client("cloudformation"), companion_stack(stack)
+    try:
+        companion = find_stack(formation, name)
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] != _FORBIDDEN:
+            raise
+        return  # a deployer of packages alone does not see it, nor can have made it
+    if companion is None:
+        return
+    for page in formation.get_paginator("list_stack_resources").paginate(StackName=companion.identity):
+        for resource in page["StackResourceSummaries"]:
+            if resource["ResourceType"] == REPOSITORY and resource["ResourceStatus"] != "DELETE_COMPLETE":
+                progress(f"emptying {resource['PhysicalResourceId']}")
+                _empty_repository(session.client("ecr"), resource["PhysicalResourceId"])
+    formation.delete_stack(StackName=companion.identity)
+    if left := _left(formation, companion.identity):
+        raise UnavailableError(f"{name} is not gone: {', '.join(left)} could not be deleted; see its events")
+
+
+def _empty_repository(registry: Any, name: str) -> None:  # noqa: ANN401 - same
+    for page in registry.get_paginator("list_images").paginate(
+        repositoryName=name, PaginationConfig={"PageSize": _IMAGES_AT_ONCE}
+    ):
+        if page["imageIds"]:
+            registry.batch_delete_image(repositoryName=name, imageIds=page["imageIds"])
 
 
 def forget_uploads(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same

@@ -74,6 +74,8 @@ __all__ = [
     "CeilingError",
     "Client",
     "DeadlineError",
+    "GangAbortedError",
+    "GangStalledError",
     "ImageError",
     "ImageTooLargeError",
     "InputError",

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -96,9 +96,11 @@ class Settings(BaseSettings):
     """What any hour may cost (`--max-usd-per-hour`)."""
     instance_key: SecretStr = SecretStr("")
     """The API key that a pool's instances are asked with."""
+    prewarm: Literal["auto", "never"] = "auto"
+    """Whether a driver's first query, and one after a time without any, warms the functions of later stages."""
     local_concurrency: int = Field(default=16, gt=0)
     """Local invocations at once, shared by the drivers of `serfer up`; if not set, a driver of `serve` or `up` has one
-    for each core.
+    for each core, or for each member of its models' widest gang.
     """
     local_url: str = Field(default="", pattern=r"^$|^http://[A-Za-z0-9.:\[\]-]+$")
     """A local Lambda service that is running already, for `--workers local --store URL`."""
@@ -106,6 +108,8 @@ class Settings(BaseSettings):
     """Credentials of the local Lambda service, `ACCESS_KEY_ID:SECRET`, the secret of at least 16 characters; random for
     each run if not set.
     """
+    local_fetch_rate: float | None = Field(default=None, gt=0)
+    """For measurements: bytes a second at which a local environment fetches weights that are not in its package."""
     local_port: int = Field(default=0, ge=0, le=65535)
     """The port of the local Lambda service; 0 is any free one."""
 
@@ -132,15 +136,15 @@ class Settings(BaseSettings):
             raise ValueError("give ACCESS_KEY_ID:SECRET, the secret of at least 16 characters")
         return access
 
-    def local_share(self, drivers: int = 1) -> int:
+    def local_share(self, drivers: int = 1, widest_gang: int = 0) -> int:
         """Return how many local invocations each of so many drivers may have in flight.
 
         That is an equal part of SERFER_LOCAL_CONCURRENCY where it is set, else one for each core: more would take turns
-        on the cores, each in an environment with a start and memory of its own.
+        on the cores, each in an environment with a start and memory of its own. A gang needs as many as its members.
         """
         if "local_concurrency" in self.model_fields_set:
             return max(1, self.local_concurrency // drivers)
-        return len(os.sched_getaffinity(0))
+        return max(len(os.sched_getaffinity(0)), widest_gang)
 
     def signing_access(self) -> Access | None:
         """Return the local Lambda service's credentials, None where they are not set."""

@@ -14,8 +14,10 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.description import Description
 from splitter.plan_dir.output_directory import place_for
 from splitter.planning.options import (
+    DEFAULT_WEIGHTS,
     Budget,
     SplitOptions,
+    check_gang,
     check_max_tiles,
     memory_choices,
     package_limit,
@@ -43,6 +45,9 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     store: str = "redis",
     precision: str = "auto",
     gap: str = "auto",
+    gang: str = "auto",
+    weights: str = DEFAULT_WEIGHTS,
+    max_loss: float | None = None,
     calibration: Calibration | Path | str | None = None,
     memory_mb: int | Sequence[int] | None = None,
     limit_mb: int | None = None,
@@ -67,8 +72,21 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     of kind "redis", "s3" or "valkey" (ElastiCache Serverless), or two, "redis+s3" or "valkey+s3", between which each
     stage's output chooses; with prices and quotas of `facts` and compute times of `profiles` (default: those shipped).
 
-    `precision` is "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function. `gap`
-    is "never", "always" or "auto": global average pooling in place of a fully connected head that does not fit even so,
+    `gang` is "never", "always" or "auto": whether consecutive stages may be one function, whose tiles keep their parts
+    in memory and exchange halos while they run. "auto" has one where it is predicted to
+    win, "always" in any case where one is possible. Where `cuts`, a number of `stages` or each stage's grid is given,
+    "auto" has none and "always" makes one of every run of stages that can be one; more stages, and more tensors at a
+    cut, are then allowed. A gang needs a store whose main kind is not S3; the objective "work" has none.
+
+    `weights` is where functions have their weights: "zip", in their packages; "fetched", in the deployment's bucket,
+    from which a new environment reads them into its memory; "image", in container images; "auto", in zips where those
+    hold them, and fetched elsewhere. In warm environments the place makes no difference.
+
+    `precision` is "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function (one
+    that fetches its weights fits), or where `max_loss` allows it, a share of the outputs' range: weights that zips do
+    not hold in fp32 are then stored in fp16 as far as rounding is predicted to lose no more. A measured loss beyond it
+    leaves weights in fp32, with a warning, or is refused where `precision` is "fp16". `gap` is "never", "always" or
+    "auto": global average pooling in place of a fully connected head that does not fit even so,
     fitted to `calibration`, a folder with a folder of images for each class. What either loses is measured and kept in
     the plan.
 
@@ -83,7 +101,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     run against the model before it appears: a directory that exists is exact, and complete. An empty directory or a
     plan at `out` is replaced.
 
-    Where one grid was requested and no stage can be spread like that, the stages have one tile: warns (PlanWarning).
+    Where one grid was requested and no stage can be spread like that, the stages have one tile, and where `gang` is
+    "always" and no stages can be one, the plan has none: warns (PlanWarning).
     Raises ModelError, UsageError, InputError for an `out` that cannot be a plan's place, UnavailableError for a full
     disk, or WrongAnswerError if the parts do not equal the whole.
     """
@@ -91,8 +110,19 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     description = Description.of(preprocess, labels, activation)
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
+    check_gang(gang, store)
     options = SplitOptions(
-        parse_grids(grids), stage_count(stages), tuple(cuts), objective, slo_ms, max_cost_usd, precision, gap
+        parse_grids(grids),
+        stage_count(stages),
+        tuple(cuts),
+        objective,
+        slo_ms,
+        max_cost_usd,
+        precision,
+        gap,
+        gang,
+        weights,
+        max_loss,
     )
     memory, most_tiles = memory_choices(memory_mb, facts.functions), check_max_tiles(max_tiles)
     if callable(dependency_bytes):

@@ -17,7 +17,7 @@ __all__ = ["Range", "Store", "check_known", "distribution", "open_store", "redac
 # Resolved when opened: a worker imports the one backend that it uses.
 _BUILT_IN = {
     "memory": "storage.memory:open_memory",
-    "file": "storage.file:open_file",
+    "file": "storage.file.store:open_file",
     "redis": "storage.redis.store:RedisStore",
     "rediss": "storage.redis.store:RedisStore",
     "s3": "storage.s3.store:S3Store",

@@ -19,13 +19,17 @@
         def raw(self):
             return MyBackend("mine://somewhere")  # a Raw: gets and puts without your store
 
-A store with a `coordination()` derives from CoordinationContract as well. The tests need pytest, hypothesis and numpy;
-nothing that runs in production imports them.
+A store with a `coordination()` derives from CoordinationContract as well, one with an `exchange()` from
+ExchangeContract. The tests need pytest, hypothesis and numpy; nothing that runs in production imports them.
 """
 
 import secrets
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 from threading import Barrier
 from typing import Protocol
 
@@ -37,8 +41,21 @@ from hypothesis import strategies as st
 from serfer.core.errors import MissingKeyError, UsageError
 from storage import Range, Store
 from storage.coordination import Coordination, Entry
+from storage.exchange import START, Exchange, Message
 
 TTL = 60.0
+LONG_S = 30.0
+WAKE_S = 0.2
+_SENDER = """
+import os, sys, time
+from storage import open_store
+from storage.exchange import Message
+exchange = open_store(os.environ["STORE"]).exchange()
+print("ready", flush=True)
+for line in sys.stdin:
+    time.sleep(0.03)  # until the reader waits
+    exchange.send([Message(line.strip(), str(time.time()).encode())], 60)
+"""
 
 
 class Raw(Protocol):
@@ -329,6 +346,230 @@ class CoordinationContract(_Keys):
         ):
             with pytest.raises(UsageError, match="not allowed"):
                 ask()
+
+
+class ExchangeContract(_Keys):
+    """Fixtures to provide: `store`, whose exchange is tested, or `exchange`; `expire(key)` as above.
+
+    `url` opens the store in another process; None, where that is impossible, skips the test that does.
+    """
+
+    @pytest.fixture
+    def exchange(self, store: Store) -> Iterator[Exchange]:
+        """Return what is tested."""
+        exchange = store.exchange()
+        assert exchange is not None
+        yield exchange
+        exchange.close()
+
+    @pytest.fixture
+    def url(self) -> str | None:
+        """Return what another process opens."""
+        return None
+
+    @pytest.mark.parametrize("value", [b"", b"x", b"\r\n\x00$-1\r\n", bytes(range(256)) * 32_768])
+    def test_a_message_arrives_whole(self, exchange: Exchange, key: str, value: bytes) -> None:
+        exchange.send([Message(key, value)], TTL)
+        [received] = exchange.receive(key, START, LONG_S)
+        assert received.value == value
+        assert type(received.value) is bytes
+
+    def test_messages_keep_their_order_and_stay(self, exchange: Exchange, key: str) -> None:
+        exchange.send([Message(key, b"1"), Message(f"{key}:other", b"x"), Message(key, b""), Message(key, b"1")], TTL)
+        exchange.send([Message(key, b"2")], TTL)
+        for _ in range(2):
+            assert _values(exchange, key) == [b"1", b"", b"1", b"2"]
+        assert _values(exchange, f"{key}:other") == [b"x"]
+
+    def test_a_cursor_is_a_place_in_an_inbox(self, exchange: Exchange, key: str) -> None:
+        assert _values(exchange, key) == []
+        exchange.send([Message(key, b"%d" % number) for number in range(5)], TTL)
+        received = exchange.receive(key, START, 0)
+        for number, each in enumerate(received):
+            assert exchange.receive(key, each.cursor, 0) == received[number + 1 :]
+
+    def test_no_message_is_sent_where_there_is_none(self, exchange: Exchange) -> None:
+        exchange.send([], TTL)
+
+    @pytest.mark.parametrize("timeout_s", [-1.0, 0.0, 0.15])
+    def test_a_wait_ends_without_a_message(self, exchange: Exchange, key: str, timeout_s: float) -> None:
+        exchange.send([Message(key, b"read"), Message(f"{key}:other", b"x")], TTL)
+        [read] = exchange.receive(key, START, 0)
+        started = time.monotonic()
+        assert exchange.receive(key, read.cursor, timeout_s) == []
+        assert exchange.receive(f"{key}:absent", START, timeout_s) == []
+        assert 2 * timeout_s <= time.monotonic() - started < LONG_S
+
+    def test_a_message_of_another_thread_wakes_a_wait(self, exchange: Exchange, key: str) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            latencies, cursor = [], START
+            for _ in range(9):
+                waiting = thread.submit(lambda after: (exchange.receive(key, after, LONG_S), time.time()), cursor)
+                time.sleep(0.03)  # until it waits
+                sent = time.time()
+                exchange.send([Message(key, b"x")], TTL)
+                [received], at = waiting.result()
+                latencies.append(at - sent)
+                cursor = received.cursor
+        assert median(latencies) < WAKE_S
+
+    def test_a_message_of_another_process_wakes_a_wait(self, exchange: Exchange, key: str, url: str | None) -> None:
+        if url is None:
+            pytest.skip("no other process can open this store")
+        environment = {"STORE": url, "PYTHONPATH": ":".join(filter(None, sys.path))}
+        with subprocess.Popen(  # noqa: S603  the command is ours
+            [sys.executable, "-c", _SENDER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as sender:
+            assert sender.stdin is not None
+            assert sender.stdout is not None
+            assert sender.stdout.readline() == "ready\n"
+            latencies, cursor = [], START
+            for _ in range(9):
+                sender.stdin.write(f"{key}\n")
+                sender.stdin.flush()
+                [(cursor, sent)] = exchange.receive(key, cursor, LONG_S)
+                latencies.append(time.time() - float(sent))
+            sender.stdin.close()
+        assert median(latencies) < WAKE_S
+
+    def test_waits_keep_nobody_from_sending(self, exchange: Exchange, store: Store, key: str) -> None:
+        """Also where the store has few connections."""
+        inboxes = [f"{key}:{number % 12}" for number in range(16)]  # some are read by several
+        with ThreadPoolExecutor(16) as threads:
+            waits = threads.map(lambda inbox: exchange.receive(inbox, START, LONG_S), inboxes)
+            time.sleep(0.1)  # until they wait
+            store.put(f"{key}:value", b"y", TTL)
+            assert store.get(f"{key}:value") == b"y"
+            assert exchange.receive(f"{key}:absent", START, 0.05) == []
+            exchange.send([Message(inbox, inbox.encode()) for inbox in inboxes[:12]], TTL)
+            assert [[message.value for message in got] for got in waits] == [[inbox.encode()] for inbox in inboxes]
+
+    def test_readers_and_writers_at_once(self, exchange: Exchange, key: str) -> None:
+        def write(writer: int) -> None:
+            for number in range(20):
+                exchange.send([Message(key, b"%d:%d" % (writer, number)), Message(f"{key}:other", bytes(3000))], TTL)
+
+        def read(_: int) -> list[bytes]:
+            values: list[bytes] = []
+            cursor = START
+            while len(values) < 80:
+                received = exchange.receive(key, cursor, LONG_S)
+                assert received
+                values += [each.value for each in received]
+                cursor = received[-1].cursor
+            return values
+
+        with ThreadPoolExecutor(7) as threads:
+            reads = threads.map(read, range(3))
+            list(threads.map(write, range(4)))
+            [first, *others] = list(reads)
+        assert all(other == first for other in others)
+        for writer in range(4):
+            mine = [value for value in first if value.startswith(b"%d:" % writer)]
+            assert mine == [b"%d:%d" % (writer, number) for number in range(20)]
+
+    @settings(
+        deadline=None,
+        max_examples=40,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
+    @given(
+        steps=st.lists(st.integers(0, 1) | st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=40)), max_size=4))
+    )
+    def test_any_reader_gets_each_message_once_in_order(
+        self, exchange: Exchange, steps: list[int | list[tuple[int, bytes]]]
+    ) -> None:
+        """A step is a send, or a number: the inbox that is read on."""
+        inboxes = [f"t:{secrets.token_hex(8)}" for _ in range(2)]
+        sent: list[list[bytes]] = [[], []]
+        read: list[list[bytes]] = [[], []]
+        cursors = [START, START]
+        for step in [*steps, 0, 1]:
+            if isinstance(step, int):
+                for cursor, value in exchange.receive(inboxes[step], cursors[step], 0):
+                    read[step].append(value)
+                    cursors[step] = cursor
+                assert read[step] == sent[step]
+            else:
+                exchange.send([Message(inboxes[number], value) for number, value in step], TTL)
+                for number, value in step:
+                    sent[number].append(value)
+
+    def test_an_inbox_expires(self, exchange: Exchange, key: str, expire: Callable[[str], None]) -> None:
+        exchange.send([Message(key, b"old"), Message(key, b"older")], 0.05)
+        cursor = exchange.receive(key, START, 0)[-1:]
+        expire(key)
+        assert _values(exchange, key) == []
+        exchange.send([Message(key, b"new")], TTL)
+        for after in (START, *(each.cursor for each in cursor)):
+            assert [each.value for each in exchange.receive(key, after, 0)] == [b"new"]
+
+    def test_a_send_renews_the_time_to_live(self, exchange: Exchange, key: str, expire: Callable[[str], None]) -> None:
+        exchange.send([Message(key, b"1"), Message(f"{key}:other", b"x")], 0.05)
+        exchange.send([Message(key, b"2")], TTL)
+        expire(f"{key}:other")
+        assert _values(exchange, key)[-1] == b"2"
+        assert _values(exchange, f"{key}:other") == []
+
+    def test_the_store_deletes_inboxes(self, exchange: Exchange, store: Store, key: str) -> None:
+        exchange.send([Message(key, b"1"), Message(key, b"2"), Message(f"{key}:kept", b"x")], TTL)
+        [*_, last] = exchange.receive(key, START, 0)
+        store.delete([key, f"{key}:absent"])
+        assert _values(exchange, key) == []
+        assert _values(exchange, f"{key}:kept") == [b"x"]
+        exchange.send([Message(key, b"3")], TTL)
+        assert _values(exchange, key) == [b"3"]
+        assert [each.value for each in exchange.receive(key, last.cursor, 0)] == [b"3"]
+
+    def test_a_deleted_inbox_wakes_nobody(self, exchange: Exchange, store: Store, key: str) -> None:
+        exchange.send([Message(key, b"1")], TTL)
+        [first] = exchange.receive(key, START, 0)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(exchange.receive, key, first.cursor, LONG_S)
+            time.sleep(0.05)  # until it waits
+            store.delete([key])
+            time.sleep(0.05)
+            assert not waiting.done()
+            exchange.send([Message(key, b"2")], TTL)
+            assert [each.value for each in waiting.result()] == [b"2"]
+
+    def test_closing_ends_no_wait(self, exchange: Exchange, store: Store, key: str) -> None:
+        other = store.exchange()
+        assert other is not None
+        with ThreadPoolExecutor(2) as threads:
+            waits = [threads.submit(each.receive, key, START, LONG_S) for each in (exchange, other)]
+            time.sleep(0.05)  # until they wait
+            other.close()
+            time.sleep(0.05)
+            assert not any(wait.done() for wait in waits)
+            exchange.send([Message(key, b"x")], TTL)
+            assert [[each.value for each in wait.result()] for wait in waits] == [[b"x"]] * 2
+        assert [each.value for each in other.receive(key, START, 0)] == [b"x"]
+        other.close()
+
+    @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])
+    def test_time_to_live_of_an_inbox_must_be_a_positive_number(self, exchange: Exchange, key: str, ttl: float) -> None:
+        with pytest.raises(UsageError, match="time to live"):
+            exchange.send([Message(key, b"x")], ttl)
+        assert _values(exchange, key) == []
+
+    @pytest.mark.parametrize("bad", ["", "a b", "../x", "k" * 513])
+    def test_bad_names_of_inboxes_are_refused(self, exchange: Exchange, key: str, bad: str) -> None:
+        with pytest.raises(UsageError, match="not allowed"):
+            exchange.receive(bad, START, 0)
+        with pytest.raises(UsageError, match="not allowed"):
+            exchange.send([Message(key, b"x"), Message(bad, b"x")], TTL)
+        assert _values(exchange, key) == []
+
+    @pytest.mark.parametrize("tail", ["", "/part", "x" * 300])
+    def test_inboxes_may_have_any_key(self, exchange: Exchange, key: str, tail: str) -> None:
+        exchange.send([Message(key + tail, b"x"), Message(f"{key}{tail}/", b"y")], TTL)
+        assert _values(exchange, key + tail) == [b"x"]
+        assert _values(exchange, f"{key}{tail}/") == [b"y"]
+
+
+def _values(exchange: Exchange, inbox: str) -> list[bytes]:
+    return [received.value for received in exchange.receive(inbox, START, 0)]
 
 
 def _at_once(coordination: Coordination, key: str, expected: str | None, values: list[bytes]) -> list[str | None]:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from serfer.core.errors import UsageError
 from storage.coordination import Coordination, InterceptedCoordination
+from storage.exchange import Exchange, Message, Received
 from storage.store import Bytes, Range, Store
-from storage.wrapping import WrapperStore, unwrapped, wrapped_url
+from storage.wrapping import WrapperExchange, WrapperStore, unwrapped, wrapped_url
 
 _OPTIONS = {"put_ms": 0.0, "get_ms": 0.0, "bytes_per_s": 0.0, "jitter": 0.0}
 
@@ -68,11 +69,35 @@ class DelayingStore(WrapperStore):
             self._inner.coordination(), lambda operation: self._wait(self._get_s if operation == "get" else self._put_s)
         )
 
+    def _wrapped(self, inner: Exchange) -> Exchange:
+        return _DelayingExchange(inner, self._put_s, self._get_s, self._wait)
+
     def _wait(self, latency_s: float, size: int = 0) -> None:
         spread = self._jitter * latency_s
         seconds = self._uniform(latency_s - spread, latency_s + spread) + size * self._byte_s
         if seconds > 0:
             self._sleep(seconds)
+
+
+class _DelayingExchange(WrapperExchange):
+    def __init__(self, inner: Exchange, put_s: float, get_s: float, wait: Callable[[float, int], None]) -> None:
+        super().__init__(inner)
+        self._put_s, self._get_s, self._wait = put_s, get_s, wait
+
+    def send(self, messages: Sequence[Message], ttl: float) -> None:
+        """Wait for one request and all its bytes, then send."""
+        self._wait(self._put_s, sum(len(message.value) for message in messages))
+        self._inner.send(messages, ttl)
+
+    def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
+        """Wait half a request, then for messages, then half a request and the bytes: one delay, however long the wait.
+
+        So a message that is there takes a request, one that is waited for the way back.
+        """
+        self._wait(self._get_s / 2, 0)
+        received = self._inner.receive(inbox, after, timeout_s)
+        self._wait(self._get_s / 2, sum(len(message.value) for message in received))
+        return received
 
 
 def delayed(

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from serfer.core.errors import StoreUnavailableError, UsageError
 from storage.coordination import Coordination, InterceptedCoordination
+from storage.exchange import Exchange, Message, Received
 from storage.store import Bytes, Range, Store
-from storage.wrapping import WrapperStore, unwrapped, wrapped_url
+from storage.wrapping import WrapperExchange, WrapperStore, unwrapped, wrapped_url
 
 _NO_SEED = -1.0
 _OPTIONS = {"fail": 0.0, "hang": 0.0, "hang_s": 1.0, "seed": _NO_SEED}
@@ -62,6 +63,9 @@ class FailingStore(WrapperStore):
         """Coordinate, or fail, by the same shares."""
         return InterceptedCoordination(self._inner.coordination(), self._maybe_fail)
 
+    def _wrapped(self, inner: Exchange) -> Exchange:
+        return _FailingExchange(inner, self._maybe_fail)
+
     def _maybe_fail(self, operation: str) -> None:
         number = self._draw()
         if number < self._fail:
@@ -69,6 +73,22 @@ class FailingStore(WrapperStore):
         if number < self._fail + self._hang:
             self._sleep(self._hang_s)
             raise StoreUnavailableError(f"{operation} hung on purpose for {self._hang_s:g} s, as --store fail:// says")
+
+
+class _FailingExchange(WrapperExchange):
+    def __init__(self, inner: Exchange, maybe_fail: Callable[[str], None]) -> None:
+        super().__init__(inner)
+        self._maybe_fail = maybe_fail
+
+    def send(self, messages: Sequence[Message], ttl: float) -> None:
+        """Send all the messages, or fail and send none."""
+        self._maybe_fail("send")
+        self._inner.send(messages, ttl)
+
+    def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
+        """Receive, or fail before the wait."""
+        self._maybe_fail("receive")
+        return self._inner.receive(inbox, after, timeout_s)
 
 
 def failing(store: str, *, fail: float = 0, hang: float = 0, hang_s: float = 1, seed: int | None = None) -> str:

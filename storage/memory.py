@@ -1,13 +1,18 @@
 """A store in the memory of one process."""
 
 import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
-from threading import Lock
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from threading import Condition, Lock
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from storage.coordination import Coordination
+from storage.exchange import START, Exchange, Message, Received
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 from storage.versions import VERSION_BYTES, LocalCoordination
 
@@ -22,6 +27,7 @@ class MemoryStore(Store):
         self._clock = clock
         self._lock = Lock()
         self._values: dict[str, tuple[bytes, float]] = {}
+        self._exchange = _MemoryExchange(clock)
         self._next_sweep = clock() + _SWEEP_EVERY_S
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
@@ -36,6 +42,7 @@ class MemoryStore(Store):
         with self._lock:
             if now >= self._next_sweep:
                 self._values = {k: entry for k, entry in self._values.items() if entry[1] > now}
+                self._exchange.sweep()
                 self._next_sweep = now + _SWEEP_EVERY_S
             there, expiry = self._values.get(key, _NOTHING)
             if not condition(there[:VERSION_BYTES] if expiry > now else b""):
@@ -58,6 +65,7 @@ class MemoryStore(Store):
     def delete(self, keys: Sequence[str]) -> None:
         """Forget the keys."""
         check_keys(keys)
+        self._exchange.delete(keys)
         with self._lock:
             for key in keys:
                 self._values.pop(key, None)
@@ -65,6 +73,10 @@ class MemoryStore(Store):
     def coordination(self) -> Coordination:
         """Coordinate by the same dict."""
         return LocalCoordination(self)
+
+    def exchange(self) -> Exchange:
+        """Exchange messages within this process."""
+        return self._exchange
 
     def close(self) -> None:
         """Do nothing: others may hold the same named store."""
@@ -76,6 +88,70 @@ class MemoryStore(Store):
                 self._values.pop(span.key, None)
                 raise missing(span)
             return value
+
+
+class _Inbox(NamedTuple):
+    messages: list[tuple[int, bytes]]
+    expiry: float
+
+
+class _MemoryExchange(Exchange):
+    """Inboxes in a dict, numbered messages in each; expired ones are removed by a sweep in a send or a put."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._sent = Condition(Lock())
+        self._inboxes: dict[str, _Inbox] = {}
+        self._numbers = itertools.count(1)  # of all inboxes together: an inbox that is made anew has greater ones
+        self._next_sweep = clock() + _SWEEP_EVERY_S
+
+    def send(self, messages: Sequence[Message], ttl: float) -> None:
+        """Append references to the messages."""
+        check_keys(message.inbox for message in messages)
+        check_ttl(ttl)
+        now = self._clock()
+        if now >= self._next_sweep:
+            self.sweep()
+        with self._sent:
+            for inbox, value in messages:
+                there = self._live(inbox)
+                self._inboxes[inbox] = _Inbox(there, now + ttl)
+                there.append((next(self._numbers), bytes(value)))
+            self._sent.notify_all()
+
+    def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
+        """Wait for the condition that a send notifies."""
+        check_keys((inbox,))
+        read = int(after) if after != START else 0
+
+        def unread() -> list[tuple[int, bytes]]:
+            messages = self._live(inbox)
+            return messages[bisect_right(messages, read, key=itemgetter(0)) :]
+
+        with self._sent:
+            found = self._sent.wait_for(unread, timeout_s)
+        return [Received(str(number), value) for number, value in found]
+
+    def delete(self, inboxes: Iterable[str]) -> None:
+        """Forget inboxes; those who wait for a message wait on."""
+        with self._sent:
+            for inbox in inboxes:
+                self._inboxes.pop(inbox, None)
+
+    def sweep(self) -> None:
+        """Forget expired inboxes."""
+        now = self._clock()
+        with self._sent:
+            self._next_sweep = now + _SWEEP_EVERY_S
+            self._inboxes = {key: inbox for key, inbox in self._inboxes.items() if inbox.expiry > now}
+
+    def close(self) -> None:
+        """Do nothing: others may hold the same named store."""
+
+    def _live(self, key: str) -> list[tuple[int, bytes]]:
+        """Return an inbox's messages, a new list where there is none; the lock must be held."""
+        inbox = self._inboxes.get(key)
+        return inbox.messages if inbox and inbox.expiry > self._clock() else []
 
 
 def open_memory(url: str) -> MemoryStore:

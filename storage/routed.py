@@ -21,7 +21,8 @@ _Value = TypeVar("_Value")
 class RoutedStore(WrapperStore):
     """Keeps what lies under the keys that `apart` chooses in `objects`, all else in `main`; closing it closes both.
 
-    What concerns both is sent to both at once; where both fail, main's error is raised. Drivers coordinate in main.
+    What concerns both is sent to both at once; where both fail, main's error is raised. Drivers coordinate in main,
+    and the inboxes are main's: `apart` must not choose an inbox, or `delete` does not find it.
     """
 
     def __init__(self, main: Store, objects: Store, apart: Callable[[str], bool]) -> None:

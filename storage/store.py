@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from serfer.core.errors import MissingKeyError, UsageError
 from storage.coordination import Coordination, NoCoordination
+from storage.exchange import Exchange
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -66,6 +67,13 @@ class Store(Protocol):
         Where a store does not override this, each call to what it returns raises StoreError.
         """
         return NoCoordination(type(self).__name__)
+
+    def exchange(self) -> Exchange | None:
+        """Return the inboxes that running functions hand one another messages through; None where there are none.
+
+        Its owner closes it; it is not closed with the store.
+        """
+        return None
 
     def close(self) -> None:
         """Give back connections and the like; values stay until their time to live has passed."""

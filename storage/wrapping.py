@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from serfer.core.errors import UsageError
 from storage.coordination import Coordination
+from storage.exchange import Exchange, Message, Received
 from storage.store import Bytes, Range, Store
 
 
@@ -34,6 +35,34 @@ class WrapperStore(Store):
     def coordination(self) -> Coordination:
         """Coordinate by `inner`."""
         return self._inner.coordination()
+
+    def exchange(self) -> Exchange | None:
+        """Exchange by `inner`, through `_wrapped`, where it can."""
+        inner = self._inner.exchange()
+        return None if inner is None else self._wrapped(inner)
+
+    def close(self) -> None:
+        """Close `inner`."""
+        self._inner.close()
+
+    def _wrapped(self, inner: Exchange) -> Exchange:
+        """Return the inboxes of `inner` with what differs; here nothing does."""
+        return inner
+
+
+class WrapperExchange(Exchange):
+    """Passes every call to `inner`: derive from it and override what differs."""
+
+    def __init__(self, inner: Exchange) -> None:
+        self._inner = inner
+
+    def send(self, messages: Sequence[Message], ttl: float) -> None:
+        """Send by `inner`."""
+        self._inner.send(messages, ttl)
+
+    def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
+        """Receive from `inner`."""
+        return self._inner.receive(inbox, after, timeout_s)
 
     def close(self) -> None:
         """Close `inner`."""

@@ -1,13 +1,31 @@
+import functools
+import gc
 import os
 import signal
+import sys
 
+import botocore.session
+import httpx
 from hypothesis import is_hypothesis_test, settings
 
 # What tests start writes into pipes as it does for users: what it does not flush, nobody sees.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+# Where nothing may be cached, each process compiles the project anew, and each pytest rewrites all assertions anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# What collection makes stays to the end: the collector need not look at its millions of objects, then or in tests.
+gc.disable()
+
 # Runs share the cores: torch's threads sleep while they wait for one another, and do not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Most tests of AWS's services make sessions: what a loader has read of botocore's data serves them all.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+
+# Each client of httpx reads all certificates, be its URLs of plain HTTP: what one has read serves them all.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
 # A shell's background job ignores interrupts, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,6 +36,11 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 _TIMES = "SERFER_TEST_EXAMPLES"  # so many times the examples, from the seed of the command line (make properties)
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

@@ -60,6 +60,8 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "local_url": "http://127.0.0.1:9001",
         "local_access": "LOCAL:a-secret-of-the-test",
         "local_port": 4,
+        "prewarm": "never",
+        "local_fetch_rate": 75e6,
     }
     assert set(values) == set(Settings.model_fields)
     for name, value in values.items():
@@ -185,3 +187,10 @@ def test_a_local_driver_has_an_invocation_for_each_core_unless_the_limit_is_set(
     assert [load_settings().local_share(drivers) for drivers in (1, 2, 64)] == [3, 3, 3]
     monkeypatch.setenv("SERFER_LOCAL_CONCURRENCY", "16")
     assert [load_settings().local_share(drivers) for drivers in (1, 2, 3, 64)] == [16, 8, 5, 1]
+
+
+def test_a_local_driver_has_an_invocation_for_each_member_of_a_gang_unless_the_limit_is_set(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert [load_settings().local_share(2, widest) for widest in (0, 2, 4)] == [2, 2, 4]
+    monkeypatch.setenv("SERFER_LOCAL_CONCURRENCY", "2")
+    assert load_settings().local_share(1, 4) == 2

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import ZIP, Plan
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.local.lambda_.access import random_access
 from serfer.local.lambda_.function import FunctionConfig
@@ -34,8 +34,14 @@ T = TypeVar("T")
 
 
 def package(plan: Plan, directory: Path, parts: Sequence[tuple[int, int]], cache: Path) -> Path:
-    """Return a function's package directory: the handlers, and the files of these (stage, number) of the plan."""
-    bases = [function_directory(plan, directory, *part, cache) for part in parts] or [dependencies(cache)]
+    """Return a function's package directory: the handlers, and the files of these (stage, number) of the plan.
+
+    Raises UsageError for a plan whose weights are not in its functions' zips: the handlers read them from the package.
+    """
+    if any(stage.weights_in != ZIP for stage in plan.stages):
+        raise UsageError("baselines have their weights in zips, this plan has not: split with --weights zip")
+    base = dependencies(cache)
+    bases = [function_directory(plan, directory, *part, base) for part in parts] or [base]
     name = "\0".join([plan.digest, code_stamp((_HANDLERS,)), *(base.name for base in bases)])
     target = cache / "functions" / f"baseline-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
     if in_use(target):
@@ -126,6 +132,12 @@ def queries_at_once(chosen: int | None, tasks: int, settings: Settings) -> int:
             f"{most}; raise it, or have fewer in flight"
         )
     return in_flight
+
+
+def check_staged(plan: Plan, name: str) -> None:
+    """Raise UsageError for a plan with gangs, which this system cannot run: its functions hold one stage each."""
+    if plan.gangs:
+        raise UsageError(f"{name} runs stages, this plan has {len(plan.gangs)} gangs: split with --gang never")
 
 
 def check_pixels(plan: Plan, pixels: NDArray[Any]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from botocore.config import Config
 from numpy.typing import NDArray
 
-from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, package, queries_at_once
+from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, check_staged, package, queries_at_once
 from bench.baselines.handlers.payload import from_json, to_json
 from bench.core.system import System
 from serfer.core.errors import TaskFailedError
@@ -31,7 +31,7 @@ from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
-from splitter.planning.planner import WORKER_MB
+from splitter.planning.limits import WORKER_MB
 
 _MB = 1 << 20
 _WEIGHT_COPIES = 2  # of each weight in memory: as in gillis.py
@@ -66,6 +66,7 @@ class ForkJoin(System):
         self, directory: Path, settings: Settings, in_flight: int | None = None, master_mb: int | None = None
     ) -> None:
         self.plan = load_plan(directory)
+        check_staged(self.plan, self.name)
         check_artefacts(self.plan, directory)
         memory_mb = master_mb or max(stage.memory_mb for stage in self.plan.stages)
         self.held = held_groups(self.plan, memory_mb)

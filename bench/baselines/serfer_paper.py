@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, package, queries_at_once
+from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, check_staged, package, queries_at_once
 from bench.baselines.driver_process import Configuration, DriverProcess
 from bench.baselines.handlers.objects import Array
 from bench.baselines.poll_driver import Mechanics
@@ -35,6 +35,7 @@ class SerFerPaper(System):
     def __init__(self, directory: Path, settings: Settings, mechanics: Mechanics, in_flight: int | None = None) -> None:
         self.name = mechanics.name
         self.plan = load_plan(directory)
+        check_staged(self.plan, self.name)
         check_artefacts(self.plan, directory)
         widest = max(stage.grid.tiles for stage in self.plan.stages)
         self.in_flight = queries_at_once(in_flight, widest, settings)

@@ -49,6 +49,7 @@ def reply_of(result: Result) -> Reply:
     """Return a query's reply."""
     answer, overheads = result.answer, result.answer.overheads
     enough = sum(1 / report.shared for stage in answer.stages for report in stage.reports)
+    enough += len(overheads.warm_ups)
     starts = [one.started for tile in answer.stages[0].tiles for one in tile.attempts if one.started is not None]
     budget = InvocationBudget(1, enough, overheads.retries, overheads.hedges, overheads.restarts)
     return Reply(result.logits, budget, answer.ended - min(starts, default=answer.ended))

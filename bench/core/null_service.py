@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.core.null_workers import null_output
+from bench.core.null_workers import last_stage, null_report
 from serfer.core.plan import Plan
-from serfer.core.report import StoreCounts
-from serfer.core.wire import Report, Task, decode_task, encode_report
+from serfer.core.wire import Task, decode_task, encode_report
 from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.plan_directory import load_plan
 
@@ -29,23 +28,21 @@ class NullService:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._answers: dict[tuple[int, int, int, bool], bytes] = {}
+        self._answers: dict[tuple[int, int, int, int, bool], bytes] = {}
 
     def handle(self, exchange: Exchange) -> None:
         """Answer one invocation."""
         task = decode_task(json.loads(exchange.body))
-        if task.stage == len(self._plan.stages) - 1:  # its checksum is the query's own
+        if last_stage(task) == len(self._plan.stages) - 1:  # its checksum is the query's own
             exchange.reply(200, self._answer(task))
             return
-        key = (task.stage, task.tile, task.batch, task.inline)
+        key = (task.stage, last_stage(task), task.tile, task.batch, task.inline)
         if key not in self._answers:
             self._answers[key] = self._answer(task)
         exchange.reply(200, self._answers[key])
 
     def _answer(self, task: Task) -> bytes:
-        output = null_output(self._plan, task) if task.inline else None
-        report = Report("null", 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, StoreCounts(), output)
-        return json.dumps(encode_report(report)).encode()
+        return json.dumps(encode_report(null_report(self._plan, task, 0.0))).encode()
 
 
 @contextmanager

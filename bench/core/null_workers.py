@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from drivers.push import PushDriver
 from serfer.core.checksum import protect
 from serfer.core.keys import output_key
 from serfer.core.plan import Plan
+from serfer.core.plan.borders import Member
 from serfer.core.report import StoreCounts
 from serfer.core.run_machine import Failure
 from serfer.core.units import FLOAT_BYTES
@@ -25,17 +27,35 @@ _MS_PER_S = 1000.0
 _BASE64_SHARE = 0.7  # as in serfer/wiring/open_pipeline.py
 
 
+def last_stage(task: Task) -> int:
+    """Return the last stage that a task runs: a member of a gang runs several."""
+    return task.gang.stop - 1 if task.gang else task.stage
+
+
+def null_report(plan: Plan, task: Task, stage_ms: float) -> Report:
+    """Return the report of a task that computes nothing for `stage_ms` in each of its stages."""
+    gang = plan.gang_of(task.stage) if task.gang else None
+    stages = Member(plan, gang, task.tile).stages if gang else [task.stage]
+    carries = task.inline and stages[-1] == last_stage(task)
+    reports = [
+        Report("null", 0.0, 0.0, stage_ms, 0.0, stage_ms, 1, 1, StoreCounts(), shared=len(stages)) for _ in stages
+    ]
+    reports[-1] = replace(reports[-1], output=null_output(plan, task) if carries else None)
+    return replace(reports[0], later=tuple(reports[1:]))
+
+
 def null_output(plan: Plan, task: Task) -> bytes:
     """Return zeros of the length that a task's tile writes, with a true checksum where the driver reads them."""
-    stage = plan.stages[task.stage]
+    number = last_stage(task)
+    stage = plan.stages[number]
     if stage is not plan.stages[-1]:
         return bytes(stage.written(stage.tiles[task.tile], task.batch))
     zeros = bytes(FLOAT_BYTES * task.batch * stage.outputs[0].channels * stage.tiles[task.tile].outputs[0].area)
-    return protect(zeros, output_key(task.query, task.stage, task.tile))
+    return protect(zeros, output_key(task.query, number, task.tile))
 
 
 class NullInvoker:
-    """Answers every task after `service_s` seconds with zeros of the length that its tile writes.
+    """Answers every task after `service_s` s for each of its stages with zeros of the length that its tile writes.
 
     Outputs that no answer carries are written for the last stage only: no other is read.
     """
@@ -47,12 +67,12 @@ class NullInvoker:
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:  # noqa: ARG002 - a contract
         """Wait, and answer."""
-        await asyncio.sleep(self._service_s)
-        output = null_output(self._plan, task)
-        if not task.inline and task.stage == len(self._plan.stages) - 1:
-            self._store.put(output_key(task.query, task.stage, task.tile), output, task.ttl)
-        ms = self._service_s * _MS_PER_S
-        return Report("null", 0.0, 0.0, ms, 0.0, ms, 1, 1, StoreCounts(), output if task.inline else None)
+        ms, last = self._service_s * _MS_PER_S, len(self._plan.stages) - 1
+        report = null_report(self._plan, task, ms)
+        await asyncio.sleep(self._service_s * len(report.stages))
+        if not task.inline and last_stage(task) == last and task.tile < len(self._plan.stages[last].tiles):
+            self._store.put(output_key(task.query, last, task.tile), null_output(self._plan, task), task.ttl)
+        return report
 
     async def close(self) -> None:
         """Do nothing."""

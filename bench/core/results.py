@@ -104,8 +104,15 @@ def publish(results: Results, *, as_json: bool, as_markdown: bool = False) -> No
         typer.echo(results.text(out.width if out.is_terminal else _UNLIMITED))
 
 
-def publish_rows(rows: Sequence[Row], directory: Path | None, *, as_json: bool) -> Stamp:
-    """Print rows with a stamp, which is returned; write both into a directory if one is given.
+def publish_rows(
+    rows: Sequence[Row],
+    directory: Path | None,
+    *,
+    as_json: bool,
+    table: Table | None = None,
+    notes: Sequence[str] = (),
+) -> Stamp:
+    """Print rows, or a table of them, with notes and a stamp, which is returned; write rows and stamp into a directory.
 
     Raises InputError where that cannot be.
     """
@@ -114,7 +121,7 @@ def publish_rows(rows: Sequence[Row], directory: Path | None, *, as_json: bool) 
         check_directory(directory)
         _write(directory, rows, stamp)
     records = ({**asdict(row), "stamp": unstructure(stamp)} for row in rows)
-    publish(Results(records, [table_of(rows)], stamp.lines), as_json=as_json)
+    publish(Results(records, [table or table_of(rows)], [*notes, *stamp.lines]), as_json=as_json)
     return stamp
 
 

@@ -15,7 +15,7 @@ from statistics import mean, stdev
 from typing import Annotated, Any
 
 import typer
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from bench.core.results import Results, Table, publish
 from bench.load.results import Result, Round, read_result
@@ -99,7 +99,7 @@ def difference(system: str, figure: str, pairs: Sequence[tuple[float, float]], c
     changes = [after - before for before, after in pairs]
     reach = math.inf
     if len(pairs) >= _MIN_PAIRS:
-        quantile = float(student.ppf((1 + confidence) / 2, len(pairs) - 1))
+        quantile = float(stdtrit(len(pairs) - 1, (1 + confidence) / 2))
         reach = quantile * stdev(changes) / math.sqrt(len(pairs))
     befores, afters = zip(*pairs, strict=True)
     middle = mean(changes)

@@ -31,8 +31,9 @@ from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
 from splitter.planning.explanation import unsplit
-from splitter.planning.options import Budget, memory_sizes
-from splitter.planning.planner import Choice, WeightStorage, choices_of, prepare
+from splitter.planning.limits import WeightStorage
+from splitter.planning.options import Budget, exchanges, memory_sizes
+from splitter.planning.planner import Choice, choices_of, prepare, steps_of
 from splitter.planning.search import COST, LATENCY, Chain, Search
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools
@@ -65,9 +66,17 @@ class Network:
 
     @cached_property
     def search(self) -> Search:
-        """Every plan of ours; columns of a layer that is too large for a function may go to several."""
+        """Every plan of ours without gangs; columns of a layer that is too large for a function may go to several."""
+        return self._search("never")
+
+    @cached_property
+    def search_with_gangs(self) -> Search:
+        """The same plans, and those with gangs where the store carries messages."""
+        return self._search("auto" if exchanges(self.budget.store) else "never")
+
+    def _search(self, gang: str) -> Search:
         cuts = cut_points(self.graph, self.budget.limit.room)
-        search = prepare(self.graph, cuts, GridChoice(), None, self.budget, WeightStorage(spread=True))
+        search = prepare(self.graph, cuts, GridChoice(), None, self.budget, WeightStorage(spread=True), gang=gang)
         if search.fastest is None:
             raise ModelError(f"no plan of {self.name} at {self.size} px fits")
         return search
@@ -84,7 +93,7 @@ class Network:
 
         They are priced whether the weights fit a package or not.
         """
-        points = [_alone(one) for one in unsplit(self.graph, self.budget)]
+        points = [_alone(one) for one in unsplit(self.graph, self.budget, WeightStorage())]
         if not points:
             raise ModelError(f"{self.name} at {self.size} px takes more memory than a function can have")
         return points[0] if len(points) > 1 else None, points[-1]
@@ -247,14 +256,14 @@ def _versus(network: Network, which: str, plan: GillisPlan) -> Versus:
 
 def point(chain: Chain) -> Point:
     """Return a chain of ours in words and numbers."""
-    choices = choices_of(chain)
-    stored = any(not choice.inline for choice in choices[:-1])
-    return Point(chain.seconds * _MS_PER_S, chain.usd, written(choices), stored=stored)
+    stored = any(not choice.inline for choice in choices_of(chain)[:-1])
+    return Point(chain.seconds * _MS_PER_S, chain.usd, written([*steps_of(chain)]), stored=stored)
 
 
-def written(choices: Sequence[Choice]) -> str:
-    """Write stages as grid@memory, those that are alike together."""
-    alike = groupby(f"{choice.grid}@{choice.memory_mb}" for choice in choices)
+def written(steps: Sequence[Sequence[Choice]]) -> str:
+    """Write stages as grid@memory, those that are alike together, and gangs with the number of their stages."""
+    gangs = (f"gang of {len(step)} on " if len(step) > 1 else "" for step in steps)
+    alike = groupby(f"{gang}{step[0].grid}@{step[0].memory_mb}" for gang, step in zip(gangs, steps, strict=True))
     return ", ".join(f"{count} x {what}" if (count := len(list(group))) > 1 else what for what, group in alike)
 
 

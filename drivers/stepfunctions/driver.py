@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drivers.clock import LOOP_CLOCK, Clock, timeout_at
+from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.driver import NO_CONTEXT, Answer, Overheads, RequestContext
 from drivers.lifecycle import InFlight
-from drivers.priority_semaphore import PrioritySemaphore
 from drivers.query_store import STRAGGLER_S, QueryStore
 from drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
 from drivers.stepfunctions.output import parse_output

@@ -1,7 +1,8 @@
 """A plan back from the functions that run it: what `serfer package --previous-of STACK` keeps as the previous one.
 
 Where a BUILD directory is made from scratch, as in a pipeline, the generation that the stack serves is only in AWS. Its
-functions' packages hold the plan, their layers the weights and graphs; the plan's digest covers all of it.
+functions' packages hold the plan, their layers the weights and graphs, the stack's bucket the weights that they fetch;
+the plan's digest covers all of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -19,8 +20,8 @@ import urllib3
 
 from lambdas.artefacts import IN_LAYER
 from sam.stacks import DeployedStack
-from serfer.core.errors import InputError, UnavailableError
-from serfer.core.plan import Artefact, Plan
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.plan import CONTAINER, Artefact, Plan
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.plan_directory import load_plan
 
@@ -45,20 +46,24 @@ def fetch_plan(
     functions = session.client("lambda")
     directory.mkdir(parents=True, exist_ok=True)
     first = _function(functions, f"{stack.prefix}-{digest}-0-0")
-    with _downloaded(first["Code"]["Location"]) as package:
+    with _downloaded(_location(stack, digest, first["Code"])) as package:
         (directory / PLAN_FILE).write_bytes(_member(package, PLAN_FILE, _MOST_PLAN_BYTES))
     plan = load_plan(directory)
     if not plan.digest.startswith(digest):
         raise InputError(
             f"{stack.name}: the function {stack.prefix}-{digest}-0-0 holds another plan, {plan.digest[:12]}"
         )
+    if any(stage.weights_in == CONTAINER for stage in plan.stages):
+        _location(stack, digest, {})
     for stage, number in plan.functions:
         name = plan.deployed(stack.prefix, stage, number)
         progress(f"fetching {name}")
         with _downloaded(_weights(functions, name)) as package:
-            part = plan.stages[stage].functions[number]
-            for artefact in (part.weights, *part.graphs):
+            for artefact in plan.packaged(stage, number):
                 _extract(package, artefact, directory)
+    for artefact in {file.path: file for part in plan.functions for file in plan.fetched(*part)}.values():
+        progress(f"fetching {artefact.path} from {stack.weights}")
+        _fetch(session, stack, artefact, directory)
     return plan
 
 
@@ -69,6 +74,16 @@ def _function(functions: Any, name: str) -> Any:  # noqa: ANN401 - same
         raise InputError(
             f"there is no function {name}: the stack has lost its plan; package with --no-previous"
         ) from error
+
+
+def _location(stack: DeployedStack, digest: str, code: Mapping[str, str]) -> str:
+    """Return where a function's package can be downloaded; raises UsageError for a container image."""
+    if "Location" not in code:
+        raise UsageError(
+            f"--previous-of {stack.name}: functions of its plan {digest} are container images, which are not "
+            "downloaded: package again in the BUILD directory that it was deployed from"
+        )
+    return code["Location"]
 
 
 def _weights(functions: Any, name: str) -> str:  # noqa: ANN401 - same
@@ -123,3 +138,18 @@ def _extract(package: zipfile.ZipFile, artefact: Artefact, directory: Path) -> N
     place = directory / artefact.path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(data)
+
+
+def _fetch(session: Any, stack: DeployedStack, artefact: Artefact, directory: Path) -> None:  # noqa: ANN401 - same
+    """Write weights that functions fetch, from the stack's bucket; raises InputError where they are not the plan's."""
+    bucket, _, prefix = stack.weights.removeprefix("s3://").partition("/")
+    place = directory / artefact.path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with place.open("wb") as file:
+        body = session.client("s3").get_object(Bucket=bucket, Key=f"{prefix}/{artefact.sha256}")["Body"]
+        for block in body.iter_chunks(_AT_ONCE):
+            digest.update(block)
+            file.write(block)
+    if digest.hexdigest() != artefact.sha256:
+        raise InputError(f"{artefact.path} of {stack.weights} is not the plan's: its digest does not match plan.json")

@@ -5,6 +5,8 @@ A layer is unpacked under /opt, and Python finds what lies in its `python` direc
     /opt/python/numpy, lambdas, ...                 the worker layer
     /opt/python/serfer_plan/stage-K/...             the layer with one function's weights
     /var/task/plan.json                             the function itself
+
+A container image has the same files in /var/task alone: it has no layers.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lambdas.artefacts import IN_LAYER
+from sam.build import uploader
 from sam.build.pins import GPU, lock_file
-from sam.build.tree import Built, built, link_tree, seal
+from sam.build.tree import Built, built, link_tree, seal, settle
 from sam.build.wheels import unpack, wheels
 from sam.options import Options, digest12, function_id, weights_id
+from sam.weights import Piece
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import Plan
 from serfer.core.plan.layout import PLAN_FILE
@@ -32,7 +36,15 @@ from serfer.packaging.manifest import CONTENTS
 
 WORKER_LAYER, DRIVER_LAYER, GPU_LAYER = "WorkerLayer", "DriverLayer", "GpuRuntime"
 _COMPILE_S = 600
+DOCKERFILE = "Dockerfile"
+_DOCKERFILE = """\
+ARG BASE_IMAGE={base}
+FROM ${{BASE_IMAGE}}
+COPY worker/ ${{LAMBDA_TASK_ROOT}}/
+COPY function/ ${{LAMBDA_TASK_ROOT}}/
+"""
 _TRIES = 2
+_BLOCK = 1 << 20
 _FORMAT = "1"  # of what lies in the cache
 
 
@@ -61,12 +73,14 @@ def gpu_layer(target: Path, options: Options, cache: Path) -> Built:
 
 
 def weights_layer(target: Path, plan: Plan, plan_directory: Path, stage: int, number: int) -> Built:
-    """Write the layer with the weights and graphs of one function, copied: a plan directory is its owner's."""
-    part = plan.stages[stage].functions[number]
-    for file in (part.weights.path, *(graph.path for graph in part.graphs)):
-        place = target / "python" / IN_LAYER / file
+    """Write the layer with the graphs of one function, and its weights unless it fetches them.
+
+    They are copied: a plan directory is its owner's.
+    """
+    for artefact in plan.packaged(stage, number):
+        place = target / "python" / IN_LAYER / artefact.path
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan_directory / file, place)
+        shutil.copyfile(plan_directory / artefact.path, place)
     return seal(target, weights_id(digest12(plan), stage, number))
 
 
@@ -75,6 +89,38 @@ def function_directory(target: Path, plan: Plan, plan_directory: Path, stage: in
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(plan_directory / PLAN_FILE, target / PLAN_FILE)
     return seal(target, function_id(digest12(plan), stage, number))
+
+
+def image_directory(
+    target: Path, plan: Plan, plan_directory: Path, stage: int, number: int, worker: Path, base: str
+) -> Built:
+    """Write what a function's container image is built of: a Dockerfile, the worker layer, the plan and its files.
+
+    The image, built on the image `base`, has all of it in the function's own directory. What is described is what the
+    function has besides the worker layer, which is the directory `worker`.
+    """
+    link_tree(worker / "python", target / "worker")
+    for path in (PLAN_FILE, *(artefact.path for artefact in plan.packaged(stage, number))):
+        place = target / "function" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(plan_directory / path, place)
+    (target / DOCKERFILE).write_text(_DOCKERFILE.format(base=base), encoding="utf-8")
+    settle(target)
+    return built(target / "function")
+
+
+def piece_directory(target: Path, piece: Piece, weights: Path) -> Built:
+    """Write the package of the function that uploads a piece of the weights in a file."""
+    target.mkdir(parents=True)
+    shutil.copyfile(uploader.__file__, target / Path(uploader.__file__).name)
+    with weights.open("rb") as file, (target / uploader.PIECE.name).open("wb") as copy:
+        file.seek(piece.offset)
+        left = piece.bytes
+        while left:
+            block = file.read(min(left, _BLOCK))
+            copy.write(block)
+            left -= len(block)
+    return seal(target, piece.function_id)
 
 
 def check_size(name: str, worker: Built, own: Iterable[Built], limit: int) -> int:

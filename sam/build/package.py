@@ -3,6 +3,7 @@
     plan directory ─┐   ┌ template.yaml        what there will be: the plan's functions, store, drivers, alarms
     pinned wheels ──┼──▶│ layers/, driver/     code: the workers' layer, the drivers' layer, the plans that drivers read
     our own code ───┘   │ plans/DIGEST/        one generation: its functions, their weights, its state machine
+                        │ weights/             what functions fetch, in pieces that a package can hold
                         │ samconfig.toml       settings of SAM CLI; the user's once they altered it
                         └ deployment.json, sbom.cdx.json
 
@@ -22,7 +23,16 @@ from pathlib import Path
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sam.build.fetch import fetch_plan
-from sam.build.layers import check_size, driver_layer, function_directory, gpu_layer, weights_layer, worker_layer
+from sam.build.layers import (
+    check_size,
+    driver_layer,
+    function_directory,
+    gpu_layer,
+    image_directory,
+    piece_directory,
+    weights_layer,
+    worker_layer,
+)
 from sam.build.pins import GPU
 from sam.build.sbom import SBOM, dump_sbom
 from sam.build.tree import Built, combined_digest, link_tree, seal
@@ -35,24 +45,25 @@ from sam.deployment import (
     load_packaged_plan,
     plan_directory,
 )
-from sam.options import RECORD, TEMPLATE, Options, digest12, is_build
+from sam.options import RECORD, TEMPLATE, Options, digest12, images_of, is_build
 from sam.quotas import check_deployable, check_template
 from sam.samconfig import FILE as SAMCONFIG
 from sam.samconfig import read_samconfig, samconfig
 from sam.stacks import our_stack
 from sam.template.functions import state_machine
 from sam.template.template import SCENARIO, dump, make_template
+from sam.weights import Piece, fetched, pieces
 from serfer import __version__
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import CONTAINER, Artefact, Plan
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
 from splitter.plan_dir.output_directory import appearing_whole, place_for
 
 MACHINE = "statemachine.asl.json"
-_GENERATIONS, _DRIVER, _LAYERS = "plans", "driver", "layers"
-_OURS = frozenset({TEMPLATE, SAMCONFIG, RECORD, SBOM, _GENERATIONS, _DRIVER, _LAYERS, ".aws-sam"})
+_GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS = "plans", "driver", "layers", "weights"
+_OURS = frozenset({TEMPLATE, SAMCONFIG, RECORD, SBOM, _GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS, ".aws-sam"})
 _DRIVER_IDS = {"function": "DriverFunction", "fleet": "DriverPlans"}
 
 
@@ -106,7 +117,7 @@ def package(
             earlier = _earlier(place, plan, options) if keep_previous else None
         with appearing_whole(place, check_build_place) as build:
             deployment = _Writer(build, options, settings, profile, progress).write(plan, directory, earlier)
-            (build / SAMCONFIG).write_bytes(_settings_of_sam(place, options))
+            (build / SAMCONFIG).write_bytes(_settings_of_sam(place, deployment))
     return deployment
 
 
@@ -146,7 +157,8 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Earlier | None:
     if deployment.options.name != options.name or not others:
         return None
     plan = load_packaged_plan(place, others[0])
-    if not (place / _GENERATIONS / others[0]).is_dir():
+    kept = [f"{_GENERATIONS}/{others[0]}", *(f"{_WEIGHTS}/{piece.name}" for _, piece in _pieces(plan))]
+    if not all((place / name).is_dir() for name in kept):
         raise InputError(f"{place} has lost its plan {others[0]}: package with --no-previous, or choose another --out")
     return _Earlier(plan, build=place)
 
@@ -176,6 +188,11 @@ def _earlier_of(
     return _Earlier(earlier, directory=scratch)
 
 
+def _pieces(plan: Plan) -> list[tuple[Artefact, Piece]]:
+    """Return the weights that a plan's functions fetch, with each of their pieces."""
+    return [(weights, piece) for weights in fetched([plan]) for piece in pieces(weights)]
+
+
 def _keep_pool(earlier: _Earlier, build: Path) -> bool:
     """Copy what the pool of the plan before is used by, as it was packaged; say whether it had a pool."""
     if earlier.build is None:  # a stack's functions do not have it
@@ -190,16 +207,20 @@ def _keep_pool(earlier: _Earlier, build: Path) -> bool:
     return True
 
 
-def _settings_of_sam(place: Path, options: Options) -> bytes:
+def _settings_of_sam(place: Path, deployment: Deployment) -> bytes:
     """Return SAM CLI's settings: those that `place` has, unless they are what its earlier choices gave."""
-    kept = read_samconfig(place)
+    kept, new = read_samconfig(place), _first_settings(deployment)
     if kept is None:
-        return samconfig(options)
+        return new
     try:
-        unaltered = kept == samconfig(load_deployment(place).options)
+        unaltered = kept == _first_settings(load_deployment(place))
     except InputError:  # of another version
         unaltered = False
-    return samconfig(options) if unaltered else kept
+    return new if unaltered else kept
+
+
+def _first_settings(deployment: Deployment) -> bytes:
+    return samconfig(deployment.options, images=bool(deployment.images))
 
 
 @dataclass(frozen=True)
@@ -231,6 +252,9 @@ class _Writer:
         elif earlier and earlier.build:
             name = digest12(earlier.plan)
             link_tree(earlier.build / _GENERATIONS / name, self.build / _GENERATIONS / name)
+        self._weights(plan, directory)
+        if earlier:
+            self._weights(earlier.plan, earlier.directory, earlier.build)
         pooled = self._drivers(plans, directory, earlier)
         for each in plans:
             self._machine(each)
@@ -241,31 +265,49 @@ class _Writer:
         names = tuple(map(digest12, plans))
         compiled = worker.compiled_by is not None
         digest = combined_digest(self.build, layers)
-        deployment = Deployment(__version__, self.options, names, compiled, sizes, digest)
+        weights = {file.sha256: file.bytes for file in fetched(plans)}
+        images = tuple(image for each in plans for image in images_of(each))
+        deployment = Deployment(__version__, self.options, names, compiled, sizes, digest, weights, images)
         (self.build / RECORD).write_text(dump_deployment(deployment), encoding="utf-8")
         return deployment
 
     def _generation(self, plan: Plan, directory: Path, worker: Built) -> dict[str, int]:
         """Write a plan's functions and their weights; return the bytes of each with its layers, by "STAGE-PART"."""
         place = self.build / _GENERATIONS / digest12(plan)
-        limit = self.settings.facts().functions.package_limit
-        sizes = {}
+        facts, sizes = self.settings.facts().functions, {}
         for stage, number in plan.functions:
             name = f"{stage}-{number}"
+            if plan.stages[stage].weights_in == CONTAINER:
+                layer, base = self.build / _LAYERS / "worker", self.options.builds_on
+                own = [image_directory(place / "images" / name, plan, directory, stage, number, layer, base)]
+                sizes[name] = check_size(name, worker, own, facts.image_limit)
+                continue
             own = [
                 function_directory(place / "functions" / name, plan, directory, stage, number),
                 weights_layer(place / "weights" / name, plan, directory, stage, number),
             ]
-            sizes[name] = check_size(name, worker, own, limit)
+            sizes[name] = check_size(name, worker, own, facts.package_limit)
         return sizes
+
+    def _weights(self, plan: Plan, directory: Path | None, build: Path | None = None) -> None:
+        """Write the pieces of what a plan's functions fetch, of a plan directory or as another BUILD has them."""
+        for weights, piece in _pieces(plan):
+            place = self.build / _WEIGHTS / piece.name
+            if place.exists():  # of the other plan
+                continue
+            if directory:
+                piece_directory(place, piece, directory / weights.path)
+            elif build:
+                link_tree(build / _WEIGHTS / piece.name, place)
 
     def _drivers(self, plans: list[Plan], directory: Path, earlier: _Earlier | None) -> set[str]:
         """Write what drivers read of the plans, everything but weights; return which of them have a pool."""
         for plan in plans:
             place = plan_directory(self.build, digest12(plan))
             place.mkdir(parents=True)
-            source = self.build / _GENERATIONS / digest12(plan) / "functions" / "0-0"
-            shutil.copyfile(source / PLAN_FILE, place / PLAN_FILE)
+            in_image = plan.stages[0].weights_in == CONTAINER
+            first = "images/0-0/function" if in_image else "functions/0-0"
+            shutil.copyfile(self.build / _GENERATIONS / digest12(plan) / first / PLAN_FILE, place / PLAN_FILE)
         pooled = set()
         if self.options.gpu and self.profile:
             pooled.add(digest12(plans[0]))

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 from sam.build.pins import GPU, LAYERS, lock_file
 from sam.build.wheels import Wheel, wheels
-from sam.options import Options, digest12
+from sam.options import Options, digest12, images_of
 from serfer import __version__
 from serfer.core.plan import Plan
 
@@ -37,7 +37,10 @@ def dump_sbom(options: Options, plans: Iterable[Plan], cache: Path) -> str:
     """Return the bill of materials of a deployment's layers and plans, as JSON; raises what `wheels` raises."""
     locks = [lock_file(layer) for layer in (*LAYERS, *([GPU] if options.gpu else []))]
     parts = {wheel for lock in locks for wheel in wheels(lock, options.runtime, options.architecture, cache)}
+    plans = list(plans)
     models = [_model(plan) for plan in plans]
+    if any(map(images_of, plans)):
+        models.append(Component(name=options.builds_on, type=ComponentType.CONTAINER, bom_ref=options.builds_on))
     seed = " ".join(sorted([part.sha256 for part in parts] + [str(model.bom_ref) for model in models]))
     serfer = Component(
         name="serfer",

@@ -192,23 +192,28 @@ def bill(
     loads: Sequence[int] = LOADS,
     cold_share: float | None = None,
     packed_bytes: int = 0,
+    image_bytes: int = 0,
     parameters: Mapping[str, str] | None = None,
 ) -> Bill:
     """Price a deployment, with the template's own parameters unless others are given.
 
     Raises UsageError for loads that cannot be, or parameters that the template has not.
     `cold_share` holds for all months; None takes for each load the share that finds no environment when queries come
-    at random. `packed_bytes` are kept in the bucket that deployments go through.
+    at random. `packed_bytes` are kept in the bucket that deployments go through, `image_bytes` in
+    repositories of container images.
     """
     if burst < 1 or any(not 1 <= load <= _MOST_QUERIES for load in loads):
         raise UsageError(f"--queries-a-month and --burst are 1 to {_MOST_QUERIES:,} queries")
     check_parameters(template.get("Parameters") or {}, parameters or {})
     idle = fixed_costs(template, deployed.facts, parameters, deployed.options.region)
     idle += registry.lines(deployed.options, deployed.facts, template, parameters)
-    if packed_bytes:
-        gigabytes = packed_bytes / _GB
-        usd = gigabytes * deployed.facts.services.price_s3_gb
-        idle.append(Line("packages in S3, if not compressed", gigabytes, "GB", usd, "services.price_s3_gb"))
+    for what, kept, price in (
+        ("packages in S3", packed_bytes, "price_s3_gb"),
+        ("images in ECR", image_bytes, "price_ecr_gb"),
+    ):
+        usd = kept / _GB * getattr(deployed.facts.services, price)
+        if kept:
+            idle.append(Line(f"{what}, if not compressed", kept / _GB, "GB", usd, f"services.{price}"))
     months = tuple(_month(deployed, tuple(idle), load, cold_share) for load in loads)
     alarms = 0.0 if (parameters or {}).get(_EMAIL) else _alarms_usd(deployed, template, parameters or {})
     return Bill(deployed, tuple(idle), query_usage(deployed), query_usage(deployed, 1.0), burst, months, alarms)
@@ -330,6 +335,8 @@ def price_build(
     """
     deployment, template = load_deployment(build), load_template(build)
     plan = load_current_plan(build, deployment)
+    named = {name: f"{deployment.current}-{name}" for name in deployment.bytes}
+    images = sum(size for name, size in deployment.bytes.items() if named[name] in deployment.images)
     try:
         return bill(
             deployed(plan, deployment.options, facts, template),
@@ -337,7 +344,8 @@ def price_build(
             burst=burst,
             loads=loads or LOADS,
             cold_share=cold_share,
-            packed_bytes=sum(deployment.bytes.values()),
+            packed_bytes=sum(deployment.bytes.values()) + sum(deployment.weights.values()) - images,
+            image_bytes=images,
             parameters=parameters,
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -12,13 +12,14 @@ from typing import Any
 
 from sam.data import read_table
 from sam.template.intrinsics import Properties, resources
+from sam.weights import RESOURCE_TYPE as WEIGHTS
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import InputError
 from serfer.core.structure import structure
 
 SECONDS_A_MONTH = HOURS_A_MONTH * 3600
-_MB_PER_GB = 1024
+_MB_PER_GB, _BYTES_PER_GB = 1024, 1e9
 _ZONES = 2  # of an endpoint or a balancer whose subnets are not known
 _ROOT_GB = 8  # of an Amazon Linux image whose disk size was not chosen
 
@@ -183,6 +184,14 @@ def _alarm(stack: _Stack, properties: Properties) -> list[Line]:
     return [stack.service("price_alarm", "alarms", metrics, "metrics")]
 
 
+def _weights(stack: _Stack, properties: Properties) -> list[Line]:
+    """Price an object of the bucket of weights, with its last piece."""
+    if properties.get("Piece") != properties.get("Pieces"):
+        return []
+    gigabytes = float(properties.get("Bytes", 0)) / _BYTES_PER_GB
+    return [stack.service("price_s3_gb", "weights in S3", gigabytes, "GB")]
+
+
 def _each(name: str, item: str, unit: str) -> Callable[[_Stack, Properties], list[Line]]:
     """Return what prices each resource of a type alike."""
     return lambda stack, _properties: [stack.service(name, item, 1, unit)]
@@ -201,6 +210,7 @@ _PRICED: dict[str, Callable[[_Stack, Properties], list[Line]]] = {
     "AWS::Logs::MetricFilter": _each("price_metric", "custom metrics", "metrics"),
     "AWS::Serverless::Function": _function,
     "AWS::WAFv2::WebACL": _acl,
+    WEIGHTS: _weights,
 }
 
 

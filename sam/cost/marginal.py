@@ -5,6 +5,7 @@ A driver waits while workers run, so a driver function is billed for the whole o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,19 +14,23 @@ import numpy as np
 
 from drivers.poll import POLLING
 from drivers.stepfunctions.asl import compile_plan, local_functions
+from lambdas.weights import PART_BYTES
 from sam.cost.fixed import Line
 from sam.options import Options
 from serfer.core.costs.aws import AwsFacts, StoreFacts
 from serfer.core.costs.cost_model import (
+    Floats,
+    GangLoad,
     Platform,
     StageLoad,
     billed_usd,
-    cold_seconds,
+    gang_load,
     plan_load,
+    price_gang,
     stage_price,
     task_seconds,
 )
-from serfer.core.plan import CACHE, Plan, Stage
+from serfer.core.plan import CACHE, FETCHED, Plan, Stage
 from serfer.core.units import FLOAT_BYTES
 
 _BASE64 = 4 / 3
@@ -79,42 +84,77 @@ class Usage:
 
 def query_usage(deployed: Deployed, cold_share: float = 0.0) -> Usage:
     """Return what a query of one image uses, where a share of the environments has to be started for it."""
-    loads = _loads(deployed)
+    steps = _steps(deployed)
     platform = deployed.platform(cold_share)
-    memory = [stage.memory_mb for stage in deployed.plan.stages]
-    seconds = sum(float(stage_price(load, mb, platform)[0]) for load, mb in zip(loads, memory, strict=True)) + _waiting(
-        deployed, loads
-    )
+    seconds = sum(step.seconds(platform) for step in steps) + _waiting(deployed, steps)
     lines = [
-        *_workers(deployed, loads, platform),
-        *_store(deployed, loads),
+        *_workers(deployed, steps, platform),
+        *_store(deployed, steps),
+        *_weights(deployed, steps, cold_share),
         *_engine(deployed, seconds),
-        *_driver(deployed, seconds, cold_share),
-        *_network(deployed, loads),
+        *_driver(deployed, steps, seconds, cold_share),
+        *_network(deployed, steps),
     ]
     return Usage(tuple(line for line in lines if line.quantity), seconds)
 
 
 def serverless_usd(deployed: Deployed) -> float:
     """Return the dollars of a warm query that only functions cost: what lies before them is paid for either way."""
-    loads = _loads(deployed)
-    lines = [*_workers(deployed, loads, deployed.platform(0.0)), *_store(deployed, loads), *_network(deployed, loads)]
+    steps = _steps(deployed)
+    lines = [*_workers(deployed, steps, deployed.platform(0.0)), *_store(deployed, steps), *_network(deployed, steps)]
     return sum(line.usd for line in (*lines, *_engine(deployed, query_usage(deployed).seconds)))
 
 
-def _loads(deployed: Deployed) -> list[StageLoad]:
-    """Return what each stage's tasks do; only the push engine carries outputs, state machines carry no crops either."""
+@dataclass(frozen=True)
+class _Step:
+    """What is invoked together: a stage's tasks, or the members of a gang, whose `load` is what they move around it."""
+
+    memory_mb: int
+    load: StageLoad
+    gang: GangLoad | None = None
+
+    def seconds(self, platform: Platform) -> float:
+        """Return its expected seconds."""
+        if self.gang:
+            return price_gang(self.gang, self.memory_mb, platform).seconds
+        return float(stage_price(self.load, self.memory_mb, platform)[0])
+
+    def tasks_s(self, platform: Platform) -> Floats:
+        """Return what each of its invocations is billed for, cold starts with their share."""
+        if self.gang:
+            price = price_gang(self.gang, self.memory_mb, platform)
+            return np.full(self.load.tasks, price.billed_s / self.load.tasks)
+        cold = platform.cold_share * self.load.cold_start(platform).seconds
+        return np.asarray(task_seconds(self.load, self.memory_mb, platform) + cold)
+
+
+def _steps(deployed: Deployed) -> list[_Step]:
+    """Return what a query invokes; only the push engine carries outputs, state machines carry no crops either."""
     plan, engine = deployed.plan, deployed.options.engine
     if engine != "push":
         plan = replace(plan, stages=tuple(replace(stage, path=CACHE) for stage in plan.stages))
     else:
         plan = replace(plan, stages=tuple(_handed_on(stage) for stage in plan.stages))
-    loads = [plan_load(plan, number) for number in range(len(plan.stages))]
+    gangs = {stage: gang for gang in plan.gangs for stage in gang.stages} if deployed.options.runs_gangs else {}
+    steps = []
+    for number, stage in enumerate(plan.stages):
+        gang = gangs.get(number)
+        if gang is None:
+            steps.append(_Step(stage.memory_mb, plan_load(plan, number)))
+        elif gang.start == number:
+            members = gang_load(plan, gang)
+            steps.append(_Step(stage.memory_mb, members.outer, members))
     if deployed.options.by_state_machine:
-        crops = loads[0].carried_in
-        ones = np.ones(loads[0].tasks)
-        loads[0] = replace(loads[0], bytes_read=crops, ranges=ones, carried_in=np.zeros(loads[0].tasks))
-    return loads
+        first = steps[0].load
+        load = replace(
+            first,
+            bytes_read=first.carried_in,
+            ranges=np.ones(first.tasks),
+            carried_in=np.zeros(first.tasks),
+            crops=0.0,
+        )
+        steps[0] = replace(steps[0], load=load)
+    return steps
 
 
 def _handed_on(stage: Stage) -> Stage:
@@ -122,18 +162,17 @@ def _handed_on(stage: Stage) -> Stage:
     return stage if stage.inline else replace(stage, path=CACHE)
 
 
-def _workers(deployed: Deployed, loads: list[StageLoad], platform: Platform) -> list[Line]:
+def _workers(deployed: Deployed, steps: list[_Step], platform: Platform) -> list[Line]:
     functions, options = platform.functions, deployed.options
-    tasks = sum(load.tasks for load in loads) + options.by_state_machine  # a state machine's is cleaning up
+    tasks = _tasks(steps) + options.by_state_machine  # a state machine's is cleaning up
     usd = seconds = restored = 0.0
-    for stage, load in zip(deployed.plan.stages, loads, strict=True):
-        times = task_seconds(load, stage.memory_mb, platform)
+    for step in steps:
+        times = step.tasks_s(platform)
         if options.engine == "poll":
             times = times + deployed.store.request_latency  # the reply
-        times = times + platform.cold_share * cold_seconds(load.weight_bytes, platform)
-        usd += float(billed_usd(stage.memory_mb, times, functions).sum())
-        seconds += stage.memory_mb / _MB_PER_GB * float(times.sum())
-        restored += platform.cold_share * load.tasks * stage.memory_mb / _MB_PER_GB
+        usd += float(billed_usd(step.memory_mb, times, functions).sum())
+        seconds += step.memory_mb / _MB_PER_GB * float(times.sum())
+        restored += platform.cold_share * step.load.tasks * step.memory_mb / _MB_PER_GB
     price = "price_gb_second_arm" if options.architecture == "arm64" else "price_gb_second"
     lines = [
         Line("workers' invocations", tasks, "requests", tasks * functions.price_request, "lambda.price_request"),
@@ -145,20 +184,29 @@ def _workers(deployed: Deployed, loads: list[StageLoad], platform: Platform) -> 
     return lines
 
 
-def _store(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
+def _tasks(steps: list[_Step]) -> int:
+    """Return the invocations of a query's workers."""
+    return sum(step.load.tasks for step in steps)
+
+
+def _store(deployed: Deployed, steps: list[_Step]) -> list[Line]:
     """Price the requests of workers and driver to the store; deleting costs nothing."""
+    loads = [step.load for step in steps]
     written = sum(float(load.bytes_written.sum()) for load in loads)
     read = sum(float(load.bytes_read.sum()) for load in loads)
     puts = sum(int((load.bytes_written > 0).sum()) for load in loads)
     gets = sum(int(load.ranges.sum()) for load in loads)
-    tasks, last = sum(load.tasks for load in loads), deployed.plan.output.elements * FLOAT_BYTES
+    for exchange in (exchange for step in steps if step.gang for exchange in step.gang.exchanges):
+        written, read = written + float(exchange.bytes_sent.sum()), read + float(exchange.bytes_received.sum())
+        puts, gets = puts + int(exchange.messages.sum()), gets + int((exchange.bytes_received > 0).sum())
+    tasks, last = _tasks(steps), deployed.plan.output.elements * FLOAT_BYTES
     engine = deployed.options.engine
     if engine != "push":  # the driver reads the answer
         gets, read = gets + 1, read + last
     if engine == "poll":  # replies, and the looks for them
         puts, written = puts + tasks, written + tasks * _REPLY_BYTES
         gets, read = gets + tasks, read + tasks * _REPLY_BYTES
-        gets += sum(load.tasks * _polls(_stage_seconds(deployed, load, number)) for number, load in enumerate(loads))
+        gets += sum(step.load.tasks * _polls(step.seconds(deployed.platform(0.0))) for step in steps)
     if deployed.options.by_state_machine:  # the driver writes the crops
         puts, written = puts + loads[0].tasks, written + float(loads[0].bytes_read.sum())
     store, table = deployed.store, deployed.table
@@ -178,9 +226,12 @@ def _store(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
     return [*lines, Line("store: bytes", moved, "bytes", moved * store.price_byte, f"{table}.price_byte")]
 
 
-def _stage_seconds(deployed: Deployed, load: StageLoad, number: int) -> float:
-    memory = deployed.plan.stages[number].memory_mb
-    return float(stage_price(load, memory, deployed.platform(0.0))[0])
+def _weights(deployed: Deployed, steps: list[_Step], cold_share: float) -> list[Line]:
+    """Price the requests by which new environments fetch their weights, whose bytes cost nothing within a region."""
+    loads = [step.load for step in steps if step.load.weights_in == FETCHED]
+    gets = cold_share * sum(load.tasks * math.ceil(load.weight_bytes / PART_BYTES) for load in loads)
+    usd = gets * deployed.facts.s3.price_get
+    return [Line("weights: reads by new environments", gets, "requests", usd, "s3.price_get")]
 
 
 def _polls(seconds: float) -> int:
@@ -192,15 +243,15 @@ def _polls(seconds: float) -> int:
     return looks
 
 
-def _waiting(deployed: Deployed, loads: list[StageLoad]) -> float:
+def _waiting(deployed: Deployed, steps: list[_Step]) -> float:
     """Return the seconds that an engine adds to a query: looks that come late, transitions one after the other."""
     if deployed.options.engine == "poll":
-        late = [POLLING.wait(1 + _polls(_stage_seconds(deployed, load, number))) for number, load in enumerate(loads)]
-        return sum(late) / 2 + len(loads) * 2 * deployed.store.request_latency
+        late = [POLLING.wait(1 + _polls(step.seconds(deployed.platform(0.0)))) for step in steps]
+        return sum(late) / 2 + len(steps) * 2 * deployed.store.request_latency
     if not deployed.options.by_state_machine:
         return 0.0
-    steps = 2 + sum(1 + (stage.grid.tiles > 1) for stage in deployed.plan.stages)
-    return steps * deployed.facts.services.transition_latency + 2 * deployed.store.request_latency
+    entered = 2 + sum(1 + (stage.grid.tiles > 1) for stage in deployed.plan.stages)
+    return entered * deployed.facts.services.transition_latency + 2 * deployed.store.request_latency
 
 
 def _engine(deployed: Deployed, seconds: float) -> list[Line]:
@@ -244,10 +295,10 @@ def _entered(states: Mapping[str, Any], first: str | None, lists: Any) -> int:  
     return count
 
 
-def _driver(deployed: Deployed, seconds: float, cold_share: float) -> list[Line]:
+def _driver(deployed: Deployed, steps: list[_Step], seconds: float, cold_share: float) -> list[Line]:
     """Price what comes between a client and the plan: an API and a function, or a balancer and a web ACL."""
     services, functions = deployed.facts.services, deployed.facts.functions
-    logged = services.log_bytes * (deployed.plan.tasks + 1)
+    logged = services.log_bytes * (_tasks(steps) + 1)
     common = [
         Line("logs taken in", logged, "bytes", logged * services.price_log_byte, _named("log_byte")),
         Line(
@@ -278,10 +329,10 @@ def _driver(deployed: Deployed, seconds: float, cold_share: float) -> list[Line]
     ]
 
 
-def _network(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
+def _network(deployed: Deployed, steps: list[_Step]) -> list[Line]:
     """Price what goes through a VPC's endpoints: payloads and answers of the workers."""
     if not deployed.options.in_vpc:
         return []
-    carried = _BASE64 * sum(float((load.carried_in + load.carried_out).sum()) for load in loads)
+    carried = _BASE64 * sum(float((step.load.carried_in + step.load.carried_out).sum()) for step in steps)
     usd = carried * deployed.facts.services.price_endpoint_byte
     return [Line("through endpoints", carried, "bytes", usd, _named("endpoint_byte"))]

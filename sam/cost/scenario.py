@@ -112,7 +112,8 @@ def make_scenario(plan: Plan, options: Options, facts: AwsFacts, profile: Profil
         latency_ms=_MS_PER_S * warm.seconds,
         cold_ms=_MS_PER_S * (cold.seconds - warm.seconds),
         concurrency=max(1, environments // widest),
-        memory_gb=sum(stage.memory_mb * stage.grid.tiles for stage in plan.stages) / _MB_PER_GB,
+        memory_gb=sum(_environments(plan, *part) * plan.stages[part[0]].memory_mb for part in plan.functions)
+        / _MB_PER_GB,
         keep_alive_s=facts.functions.kept_warm,
     )
     scenario = Scenario(profile.slo_ms, functions, (profile.instance,))
@@ -120,6 +121,11 @@ def make_scenario(plan: Plan, options: Options, facts: AwsFacts, profile: Profil
     again = parse_scenario(tomllib.loads(text))
     assert again == scenario, again  # noqa: S101 - what is written here is read there
     return text
+
+
+def _environments(plan: Plan, stage: int, number: int) -> int:
+    """Return how many environments of a function one query keeps busy: those of a gang serve all of its stages."""
+    return sum(tile.function == number for tile in plan.stages[stage].tiles)
 
 
 def _written(scenario: Scenario, plan: Plan) -> str:

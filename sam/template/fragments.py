@@ -16,13 +16,18 @@ from typing import Any
 
 import yaml
 
+try:
+    from yaml import CSafeLoader as SafeLoader  # eight times as fast, where PyYAML was built with libyaml
+except ImportError:
+    from yaml import SafeLoader  # type: ignore[assignment]
+
 Part = dict[str, Any]
 _DIRECTORY = Path(__file__).parent / "parts"
 _WORD = re.compile(r"@([a-z_]+)@")
 _PLAIN = ("Ref", "Condition")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(SafeLoader):
     """Reads CloudFormation's short forms, `!Ref Name`, as the long ones."""
 
 

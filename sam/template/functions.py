@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan
-from sam.options import LIVE, STACK, Options, digest12, function_id, machine_id, weights_id
+from sam.options import HANDLER, LIVE, STACK, Options, digest12, function_id, machine_id, weights_id
 from sam.template.fragments import Part
 from sam.template.policies import allow
+from sam.weights import URL, uploaded_id
 from serfer import __version__
-from serfer.core.plan import Plan
+from serfer.core.plan import CONTAINER, Plan
+from serfer.core.plan.gang_times import function_timeout_s
 
 _STANDARD_LIMIT_S = 3600
 _EVENT_S = 60  # Lambda takes no less; a driver that polls has given up by then
@@ -24,13 +26,17 @@ def generation(plan: Plan, options: Options, environment: Mapping[str, Any], tim
     digest = digest12(plan)
     resources: dict[str, Any] = {}
     for stage, number in plan.functions:
-        resources[weights_id(digest, stage, number)] = _weights(digest, stage, number, options)
+        in_image = plan.stages[stage].weights_in == CONTAINER
+        if not in_image:
+            resources[weights_id(digest, stage, number)] = _weights(plan, stage, number, options)
         resources[function_id(digest, stage, number)] = {
             "Type": "AWS::Serverless::Function",
-            "Metadata": {"BuildMethod": "makefile"},
+            "Metadata": _docker(digest, stage, number) if in_image else {"BuildMethod": "makefile"},
             "DeletionPolicy": "Delete",  # of versions too: SAM would retain each, and SnapStart bill its snapshot
             "Properties": _function(plan, stage, number, options, environment, timeout_s),
         }
+        if fetched := plan.fetched(stage, number):  # no function is there before its weights are
+            resources[function_id(digest, stage, number)] |= {"DependsOn": sorted({*map(uploaded_id, fetched)})}
     targets = [_target(function_id(digest, *part), options) for part in plan.functions]
     statements = {"DriverRole": [allow(f"Stages{digest}", "lambda:InvokeFunction", targets)]}
     if options.by_state_machine:
@@ -57,7 +63,10 @@ def state_machine(plan: Plan, options: Options, timeout_s: int = 60) -> dict[str
     stages = [range(len(stage.functions)) for stage in plan.stages]
     compiled([[_LONG_ARN for _ in parts] for parts in stages])
     return compiled(
-        [[f"${{{function_id(digest, stage, part)}}}" for part in parts] for stage, parts in enumerate(stages)]
+        [
+            [f"${{{function_id(digest, *plan.home(stage, part))}}}" for part in parts]
+            for stage, parts in enumerate(stages)
+        ]
     )
 
 
@@ -67,14 +76,11 @@ def _function(
     digest = digest12(plan)
     properties: Part = {
         "FunctionName": {"Fn::Sub": plan.deployed(STACK, stage, number)},
-        "Description": f"Stage {stage} of {_plain(plan.model)}, part {number} of its weights",
-        "CodeUri": f"plans/{digest}/functions/{stage}-{number}",
-        "Handler": "lambdas.bootstrap.handler",
-        "Runtime": options.runtime,
+        "Description": f"{_stages(plan, stage)} of {_plain(plan.model)}, part {number} of the weights",
+        **_code(plan, stage, number, options),
         "Architectures": [options.architecture],
         "MemorySize": plan.stages[stage].memory_mb,
-        "Timeout": timeout_s,
-        "Layers": [{"Ref": "WorkerLayer"}, {"Ref": weights_id(digest, stage, number)}],
+        "Timeout": function_timeout_s(plan, stage, timeout_s),
         "Role": {"Fn::GetAtt": ["WorkerRole", "Arn"]},
         "LoggingConfig": {"LogFormat": "JSON", "LogGroup": {"Ref": "WorkersLog"}, "SystemLogLevel": "WARN"},
         # A driver that polls tries failed tasks again itself: Lambda would do so minutes later.
@@ -86,6 +92,8 @@ def _function(
         properties["ReservedConcurrentExecutions"] = options.reserved_concurrency
     if options.store in {"valkey", "redis"}:
         properties["VpcConfig"] = vpc("WorkersGroup")
+    if plan.fetched(stage, number):
+        properties["Environment"]["Variables"]["SERFER_WEIGHTS"] = {"Fn::Sub": URL}
     if options.snapstart:
         properties |= {
             "AutoPublishAlias": LIVE,
@@ -93,6 +101,28 @@ def _function(
             "SnapStart": {"ApplyOn": "PublishedVersions"},
         }
     return properties
+
+
+def _code(plan: Plan, stage: int, number: int, options: Options) -> Part:
+    """Return what a function runs: an image, which has all in itself, or a package and layers."""
+    if plan.stages[stage].weights_in == CONTAINER:
+        return {"PackageType": "Image", "ImageConfig": {"Command": [HANDLER]}}
+    digest = digest12(plan)
+    return {
+        "CodeUri": f"plans/{digest}/functions/{stage}-{number}",
+        "Handler": HANDLER,
+        "Runtime": options.runtime,
+        "Layers": [{"Ref": "WorkerLayer"}, {"Ref": weights_id(digest, stage, number)}],
+    }
+
+
+def _docker(digest: str, stage: int, number: int) -> Part:
+    """Return what SAM CLI builds a function's image of."""
+    return {
+        "DockerContext": f"plans/{digest}/images/{stage}-{number}",
+        "Dockerfile": "Dockerfile",
+        "DockerTag": f"{digest}-{stage}-{number}",
+    }
 
 
 def vpc(group: str) -> Part:
@@ -103,13 +133,14 @@ def vpc(group: str) -> Part:
     }
 
 
-def _weights(digest: str, stage: int, number: int, options: Options) -> Part:
+def _weights(plan: Plan, stage: int, number: int, options: Options) -> Part:
+    digest = digest12(plan)
     return {
         "Type": "AWS::Serverless::LayerVersion",
         "Metadata": {"BuildMethod": "makefile", "BuildArchitecture": options.architecture},
         "Properties": {
             "LayerName": {"Fn::Sub": f"{STACK}-{digest}-{stage}-{number}"},
-            "Description": f"Weights of stage {stage}, part {number}",
+            "Description": f"Weights of {_stages(plan, stage).lower()}, part {number}",
             "ContentUri": f"plans/{digest}/weights/{stage}-{number}",
             "CompatibleRuntimes": [options.runtime],
             "CompatibleArchitectures": [options.architecture],
@@ -151,6 +182,12 @@ def _running(digest: str, options: Options) -> list[Part]:
 def _target(function: str, options: Options) -> Part:
     """Return what is invoked: the function, or the alias that SnapStart wants."""
     return {"Ref": f"{function}.Alias"} if options.snapstart else {"Fn::GetAtt": [function, "Arn"]}
+
+
+def _stages(plan: Plan, stage: int) -> str:
+    """Return the name of a function's stages."""
+    gang = plan.gang_of(stage)
+    return f"Stages {gang.start} to {gang.stop - 1}" if gang else f"Stage {stage}"
 
 
 def _plain(text: str) -> str:

@@ -8,11 +8,18 @@ from typing import Any
 
 import yaml
 
+try:
+    from yaml import CSafeDumper as SafeDumper  # four times as fast, where PyYAML was built with libyaml
+except ImportError:
+    from yaml import SafeDumper  # type: ignore[assignment]
+
 from sam.options import LIVE, GpuPool, Options, digest12, machine_id, pool_name, weights_id
 from sam.template import fragments
 from sam.template.fragments import Part
 from sam.template.functions import generation, vpc
 from sam.template.policies import attach, network_statements
+from sam.template.weights import upload
+from sam.weights import fetched, uploaded_id
 from serfer import __version__
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
@@ -47,11 +54,15 @@ def make_template(
     options that cannot be, PlanError for a plan of too many functions.
     """
     options.check()
+    for plan in plans:
+        options.check_plan(plan)
     if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
     variables = {**_variables(options), "burst": driver_room(plans[0], shipped_aws().functions.concurrency)}
-    parts = [fragments.load(name, variables) for name in _chosen(options)]
+    weights = fetched(plans)
+    parts = [fragments.load(name, variables) for name in _chosen(options, fetches=bool(weights))]
     environment = fragments.merge(parts)["Environment"]
+    parts += [upload(each, options) for each in weights]
     parts += [generation(plan, options, environment, timeout_s) for plan in plans]
     digests = [digest12(plan) for plan in plans]
     with_pool = [digest for digest in digests if options.gpu and (pooled is None or digest in pooled)]
@@ -79,10 +90,10 @@ def driver_room(plan: Plan, environments: int) -> int:
 def dump(template: Part) -> str:
     """Write a template as YAML; the same template gives the same text."""
     written: str = yaml.dump(template, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
-    return _HEAD + written
+    return _HEAD + written.removesuffix("...\n")  # libyaml ends some documents so
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(SafeDumper):
     """Writes every value out, and texts of several lines as such."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - PyYAML's
@@ -90,7 +101,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+def _text(dumper: SafeDumper, value: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
@@ -114,7 +125,7 @@ def _variables(options: Options) -> dict[str, Any]:
     return {**variables, "user_data": fragments.script("user-data.sh", variables)}
 
 
-def _chosen(options: Options) -> list[str]:
+def _chosen(options: Options, *, fetches: bool) -> list[str]:
     """Return the names of the parts that a deployment is made of."""
     fleet, cache = options.drivers == "fleet", options.store in _CACHES
     machine = options.by_state_machine
@@ -122,6 +133,9 @@ def _chosen(options: Options) -> list[str]:
     parts = {
         "base": True,
         "network": options.in_vpc,
+        "weights": fetches,
+        "weights-network": fetches and cache,
+        "endpoint-s3": fleet or (fetches and cache),
         "store-s3": options.store == "s3",
         "store-s3-clean-up": options.store == "s3" and machine,
         "store-s3express": options.store == "s3express",
@@ -206,10 +220,10 @@ def pools(options: Options, plans: Iterable[Plan]) -> list[Part]:
     """Return the parts of a template for the pools of these plans; none where the deployment has no pool."""
     if options.gpu is None:
         return []
-    shared = fragments.load(
-        "gpu", {"gpu_most": options.gpu.most, "architecture": options.architecture, "runtime": options.runtime}
-    )
-    return [shared, *(part for plan in plans for part in _pool(plan, options, options.gpu))]
+    plans = list(plans)
+    known = {"gpu_most": options.gpu.most, "architecture": options.architecture, "runtime": options.runtime}
+    shared = [fragments.load(name, known) for name in ("gpu", *(["gpu-weights"] if fetched(plans) else []))]
+    return [*shared, *(part for plan in plans for part in _pool(plan, options, options.gpu))]
 
 
 def routing(digest: str, *, pooled: bool) -> Part:
@@ -233,5 +247,10 @@ def _pool(plan: Plan, options: Options, pool: GpuPool) -> list[Part]:
         "weights": {"Fn::Join": [" ", layers]},
         "weights_layers": layers,
     }
-    variables["gpu_user_data"] = fragments.script("user-data-gpu.sh", variables)
-    return [fragments.load(name, variables) for name in ("gpu-pool", *(["gpu-warm-pool"] if pool.warm else []))]
+    outside = [file for part in plan.functions for file in plan.fetched(*part)]
+    weights = "\n".join(dict.fromkeys(f"{file.sha256} {file.path}" for file in outside))
+    reading = fragments.script("user-data-weights.sh", {"digest": digest, "files": weights}) if outside else ""
+    variables["gpu_user_data"] = fragments.script("user-data-gpu.sh", {**variables, "fetched": reading.rstrip()})
+    parts = [fragments.load(name, variables) for name in ("gpu-pool", *(["gpu-warm-pool"] if pool.warm else []))]
+    parts[0]["Resources"][f"GpuGroup{digest}"]["DependsOn"] += sorted({*map(uploaded_id, outside)})
+    return parts

@@ -34,7 +34,7 @@ from serfer.wiring.options import workers_of
 if TYPE_CHECKING:
     from serfer.core.exactness import Difference
     from serfer.core.plan import Plan
-    from serfer.core.report import QueryReport
+    from serfer.core.report import QueryReport, StageReport
 
 _QUERIES = 1_000_000
 
@@ -118,7 +118,11 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None) -> 
     if report.target == "gpu":
         out.print(f"{report.latency_ms:.1f} ms, on an instance of the pool: ${report.cost_usd:.8f} of what it costs")
         return
-    table = columns("stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out")
+    gangs = any(stage.gang is not None for stage in report.stages)
+    table = columns(
+        *("stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out"),
+        *(("gang", "exchanged", "waited") if gangs else ()),
+    )
     for stage in report.stages:
         start = "warm" if not stage.cold else f"{stage.cold} cold"
         row = (
@@ -128,19 +132,32 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None) -> 
             start,
             byte_size(stage.bytes_in),
             byte_size(stage.bytes_out),
+            *(_gang_figures(stage) if gangs else ()),
         )
         table.add_row(stage.name, *row)
     out.print(table)
     store = report.store
     out.print(
         f"{report.latency_ms:.0f} ms; store: {byte_size(store.bytes_put)} written, {byte_size(store.bytes_get)} read, "
-        f"{store.exists} polls; {report.retries} retries" + (f", {report.restarts} restarts" if report.restarts else "")
+        f"{store.exists} polls; {report.retries} retries"
+        + (f", {report.restarts} restarts" if report.restarts else "")
+        + (f", {report.disbanded} gangs disbanded" if report.disbanded else "")
+        + (f", {report.warm_ups} environments warmed for later stages" if report.warm_ups else "")
     )
     out.print(
         f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "
         "us-east-1 prices, task times of this machine"
     )
+    if gangs:
+        out.print(f"gangs: members waited {report.wait_gb_s:.4f} GB-seconds for one another")
     if delta is not None:
         same = "same first class" if delta.same_top else "ANOTHER first class"
         out.print(f"difference from the unsplit model: {delta.error:.1e} of the logits' range, {same}")
     out.print()
+
+
+def _gang_figures(stage: StageReport) -> tuple[str, str, str]:
+    """Return a stage's cells of the columns that only gangs have: its first stage, halos, milliseconds waited."""
+    if stage.gang is None:
+        return "", "", ""
+    return f"stage-{stage.gang}", byte_size(stage.bytes_exchanged), f"{stage.wait_ms:.1f} ms"

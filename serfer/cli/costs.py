@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from serfer.cli.explain import print_cold_starts
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import err, out
-from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice
+from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
 from serfer.core.costs.operator_costs import Profiles, dump_profiles
 from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
@@ -142,7 +143,7 @@ def _print_prices(prices: Prices) -> None:
         f"[bold]{plain(plan.model)}[/] over {prices.store}, {prices.cold_share:.1%} of the invocations cold, predicted"
     )
     table = columns("stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried")
-    for number, (stage, one) in enumerate(zip(plan.stages, prices.query.stages, strict=True)):
+    for step, (numbers, one) in enumerate(zip(prices.query.numbers, prices.query.stages, strict=True)):
         moved = (
             byte_size(one.bytes_read),
             str(one.ranges),
@@ -150,10 +151,18 @@ def _print_prices(prices: Prices) -> None:
             byte_size(one.bytes_carried),
         )
         figures = f"{one.seconds * MS_PER_S:.1f}", f"{one.usd * _MILLION:.2f}"
-        table.add_row(f"stage-{number}", str(stage.grid), str(one.tasks), f"{one.memory_mb} MB", *figures, *moved)
+        grid = str(plan.stages[numbers.start].grid)
+        table.add_row(prices.query.name(step), grid, str(one.tasks), f"{one.memory_mb} MB", *figures, *moved)
     out.print(table)
+    for step, one in enumerate(prices.query.stages):
+        if isinstance(one, GangPrice):
+            out.print(
+                f"{prices.query.name(step)} is a gang: {one.exchanges} exchanges, {byte_size(one.bytes_exchanged)} of "
+                f"borders, {one.waiting_gb_s:.3f} GB-seconds of {one.billed_gb_s:.3f} waiting"
+            )
     out.print(f"a query: {_query_price(prices.query)}")
     out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
+    print_cold_starts(plan, prices.cold)
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")
     out.print(
         f"   at once it would keep {burst.environments:,} environments busy; with the {burst.concurrency:,} that an "

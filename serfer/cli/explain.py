@@ -13,9 +13,9 @@ from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.costs.cost_model import latency
+from serfer.core.costs.cost_model import PlanPrice, Platform, gang_load, latency, price_gang, price_plan
 from serfer.core.errors import UsageError
-from serfer.core.plan import Plan, Stage
+from serfer.core.plan import CONTAINER, Plan, Stage
 from serfer.core.structure import unstructure
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import load_plan
@@ -122,36 +122,84 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     for number, stage in enumerate(plan.stages):
         first, last = stage.operators[0], stage.operators[-1]
         out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
+    _print_gangs(plan)
     _print_packages(plan)
     _print_deployment_options(plan)
     _print_changes(plan)
+    print_cold_starts(plan, price_plan(plan, Platform.over(load_settings().facts(), plan.store, cold_share=1.0)))
     out.print(plain(plan.why))
-    spread = latency([(stage.predicted_ms / MS_PER_S, stage.grid.tiles) for stage in plan.stages], facts)
+    tasks = [plan.stages[stage].grid.tiles for stage in sorted({stage for stage, _ in plan.functions})]
+    spread = latency([(ms / MS_PER_S, count) for ms, count in zip(plan.predicted_ms, tasks, strict=True)], facts)
     p50, p95, p99 = (MS_PER_S * spread.quantile(share) for share in (0.5, 0.95, 0.99))
-    usd = sum(stage.predicted_usd for stage in plan.stages)
     out.print(
         f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
-        f"${usd * _MILLION:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
+        f"${plan.predicted_usd * _MILLION:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
+    )
+
+
+def _print_gangs(plan: Plan) -> None:
+    """Print what members of gangs exchange, and what is paid for while they wait, as predicted."""
+    if not plan.gangs:
+        return
+    platform = Platform.over(load_settings().facts(), plan.store)
+    table = columns("gang", "grid", "members", "exchanges", "borders", "GB-s", "of them waiting", "ms", "$ a million")
+    for gang in plan.gangs:
+        first = plan.stages[gang.start]
+        price = price_gang(gang_load(plan, gang), first.memory_mb, platform)
+        table.add_row(
+            f"stages {gang.start} to {gang.stop - 1}",
+            str(first.grid),
+            str(first.grid.tiles),
+            str(price.exchanges),
+            byte_size(price.bytes_exchanged),
+            f"{price.billed_gb_s:.3f}",
+            f"{price.waiting_gb_s:.3f}",
+            f"{gang.predicted_ms:.1f}",
+            f"{gang.predicted_usd * _MILLION:.2f}",
+        )
+    out.print(table)
+    out.print(
+        "a gang is one function, invoked once for each member: tiles stay in memory, borders travel through the store"
     )
 
 
 def _print_packages(plan: Plan) -> None:
     """Print each function's package: S + D against M, in the paper's letters."""
-    limit = plan.limit
-    table = columns("function", "tiles", "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)")
+    limit, most = plan.limit, load_settings().facts().functions.image_limit
+    table = columns(
+        "function", "tiles", "weights in", "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)"
+    )
     for stage, number in plan.functions:
-        size = plan.stages[stage].functions[number].bytes
+        size, place = plan.function_bytes(stage, number), plan.stages[stage].weights_in
         tiles = sum(tile.function == number for tile in plan.stages[stage].tiles)
         total = size + limit.dependencies
         table.add_row(
             f"stage-{stage}/{number}",
             str(tiles),
+            place,
             byte_size(size),
             byte_size(total),
-            f"{total / limit.package:.0%}",
+            f"{total / (most if place == CONTAINER else limit.package):.0%}",
         )
     out.print(table)
     out.print(f"M = {byte_size(limit.package)} unzipped, D = {byte_size(limit.dependencies)} of code and dependencies")
+    fetched = sum(file.bytes for stage, number in plan.functions for file in plan.fetched(stage, number))
+    if fetched:
+        out.print(f"{byte_size(fetched)} of weights are in no package: environments fetch them when they start")
+    if any(stage.weights_in == CONTAINER for stage in plan.stages):
+        out.print(f"a container image may have {byte_size(most)}")
+
+
+def print_cold_starts(plan: Plan, cold: PlanPrice) -> None:
+    """Print the parts of the first answer that finds every environment cold, by step, as predicted."""
+    table = columns("cold start", "weights in", "process, imports", "fetch", "sessions", "first run", "ms")
+    for step, (start, stage) in enumerate(zip(cold.cold_starts, cold.stages, strict=True)):
+        parts = start.process, start.fetching, start.sessions, stage.seconds - start.seconds, stage.seconds
+        figures = [f"{MS_PER_S * seconds:,.0f}" for seconds in parts]
+        table.add_row(cold.name(step), plan.stages[cold.numbers[step].start].weights_in, *figures)
+    total = sum(stage.seconds for stage in cold.stages)
+    out.print(table)
+    out.print(f"the first answer, where every environment is cold, as predicted: {MS_PER_S * total:,.0f} ms")
 
 
 def _print_deployment_options(plan: Plan) -> None:

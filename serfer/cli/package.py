@@ -72,6 +72,12 @@ def package(
     gpu_slo_ms: Annotated[
         float | None, typer.Option(help="The objective that the profile was made for: serfer tune's --slo-ms.")
     ] = None,
+    base_image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE", help="Build container images on this one; by default on AWS's own image of the runtime."
+        ),
+    ] = None,
     previous: Annotated[
         bool,
         typer.Option(
@@ -108,6 +114,7 @@ def package(
         reserved_concurrency=reserved_concurrency,
         zone=zone,
         gpu=_pool(gpu_instance_type, gpu_max, gpu_warm_pool),
+        base_image=base_image,
     )
     options.check()
     profile = None
@@ -161,8 +168,14 @@ def _print_deployment(deployment: Deployment, build: PurePath) -> None:
     options = deployment.options
     table = columns("function", "unzipped, with layers")
     for name, size in deployment.bytes.items():
-        table.add_row(f"stage-{name}", byte_size(size))
+        image = f"{deployment.current}-{name}" in deployment.images
+        table.add_row(f"stage-{name}", byte_size(size) + (", a container image" if image else ""))
     out.print(table)
+    if deployment.weights:
+        whole = byte_size(sum(deployment.weights.values()))
+        out.print(f"{whole} of weights that functions fetch: deploying brings them into the stack's bucket")
+    if deployment.images:
+        out.print(f"container images are built on {plain(options.builds_on)}: sam build needs a container engine")
     kept = f", beside the one before, {deployment.plans[1]}" if len(deployment.plans) > 1 else ""
     out.print(
         f"plan {deployment.current}{kept}: {options.drivers} drivers, engine {options.engine}, store {options.store}, "

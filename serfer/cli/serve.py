@@ -34,6 +34,7 @@ from serfer.cli.shared.service_options import (
     ScenarioOption,
     check_logs,
     served_models,
+    widest_gang,
     with_hosts,
 )
 from serfer.cli.shared.terminal import err
@@ -74,14 +75,15 @@ def serve(
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_hosts(settings, allow_host)
-    if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
-        settings = settings.model_copy(update={"local_concurrency": settings.local_share()})
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
     routing = routing_of(
         settings, route=route, instances=instances, scenario=scenario, max_usd_per_hour=max_usd_per_hour
     )
     models = served_models(model, plan)
+    if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
+        share = settings.local_share(widest_gang=widest_gang(models))
+        settings = settings.model_copy(update={"local_concurrency": share})
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
     opening = Opening(store, workers_of(workers, stack, "local"), driver, object_store, cache_s, stack, routing)
 

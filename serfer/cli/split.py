@@ -20,6 +20,7 @@ from serfer.core.plan import MAX_ELEMENTS
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
+from splitter.planning.options import DEFAULT_WEIGHTS
 
 _RGB = 3  # channels by default
 
@@ -54,13 +55,38 @@ def split(
         float | None, typer.Option(help="Dollars that a warm query may cost, as predicted.")
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="Storage of weights: fp32, fp16, or auto (fp16 where a stage would not fit).")
+        str,
+        typer.Option(
+            help="Storage of weights: fp32, fp16, or auto (fp16 where --max-loss allows it, or a stage would not fit)."
+        ),
     ] = "auto",
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="Where functions have their weights: zip; fetched, from the deployment's bucket; image, in container "
+            "images; or auto: in zips where those hold them, else fetched."
+        ),
+    ] = DEFAULT_WEIGHTS,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(
+            help="What storing weights in fp16 may lose, as a share of the outputs' range, predicted and measured; "
+            "without it, weights stay in fp32 unless nothing else fits."
+        ),
+    ] = None,
     gap: Annotated[
         str,
         typer.Option(
             help="Global average pooling in place of a fully connected head: never, always, or auto (where the head "
             "does not fit even in fp16, and there are --calibration images to fit it to)."
+        ),
+    ] = "auto",
+    gang: Annotated[
+        str,
+        typer.Option(
+            help="Consecutive stages as one function, whose tiles stay and exchange halos while they run: never, "
+            "always, or auto, where that is predicted to win. With --cuts, --stages or several --grids, auto has none "
+            "and always makes one of every run of stages that can be one. Not over S3."
         ),
     ] = "auto",
     calibration: Annotated[Path | None, typer.Option(help="A folder with a folder of images for each class.")] = None,
@@ -110,7 +136,10 @@ def split(
             cuts=_names_in(cuts),
             objective=objective,
             precision=precision,
+            weights=weights,
+            max_loss=max_loss,
             gap=gap,
+            gang=gang,
             calibration=calibration,
             slo_ms=slo_ms,
             max_cost_usd=max_cost_usd,

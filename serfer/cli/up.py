@@ -32,6 +32,7 @@ from serfer.cli.shared.service_options import (
     ScenarioOption,
     check_logs,
     served_models,
+    widest_gang,
     with_hosts,
 )
 from serfer.cli.shared.terminal import err, ignore_signals, out
@@ -97,9 +98,10 @@ def up(
         embedded = None if store else _embedded(parts)
         urls = (embedded.url if embedded else str(store), object_store)
         progress("putting the functions together")
-        most = max(settings.local_concurrency, len(models) * drivers * settings.local_share(drivers))
+        share = settings.local_share(drivers, widest_gang(models))
+        most = max(settings.local_concurrency, len(models) * drivers * share)
         service = _service(models.values(), urls, settings.model_copy(update={"local_concurrency": most}))
-        behind = _Behind(drivers, options, urls, service, embedded, settings)
+        behind = _Behind(drivers, options, urls, service, embedded, settings, share)
         asyncio.run(_run(behind, (host, port), progress, _print_json if as_json else _print_ready))
 
 
@@ -116,7 +118,10 @@ def _given(options: Mapping[str, object]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Behind:
-    """The servers behind the balancer: so many `serfer serve` with options, stores' URLs, service, embedded store."""
+    """The servers behind the balancer: so many `serfer serve` with options, stores' URLs, service, embedded store.
+
+    Each may have `share` local invocations in flight.
+    """
 
     drivers: int
     options: list[str]
@@ -124,6 +129,7 @@ class _Behind:
     service: LambdaService
     embedded: RedisServer | None
     settings: Settings
+    share: int
 
     def order(self, host: str, port: int) -> Order:
         """Return what the stack is to run, once the Lambda service has its address."""
@@ -136,7 +142,7 @@ class _Behind:
             ARGUMENTS: json.dumps([f"--store={store}", *([f"--object-store={objects}"] if objects else [])]),
             "SERFER_LOCAL_URL": self.service.url,
             "SERFER_LOCAL_ACCESS": access_setting(self.service.access).get_secret_value(),
-            "SERFER_LOCAL_CONCURRENCY": str(self.settings.local_share(self.drivers)),
+            "SERFER_LOCAL_CONCURRENCY": str(self.share),
         }
         settings = self.settings
         requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it

@@ -5,6 +5,7 @@
     ├── QueryError                      1      a query ended without an answer
     │   ├── TaskFailedError                    a task failed for good
     │   │   └── BrokenPlanError         3      because of its plan (also a PlanError)
+    │   ├── GangAbortedError                   the driver aborted a gang
     │   ├── NotFiniteError                     the network's answer is NaN or infinite
     │   └── DeadlineError                      the query's time ran out
     ├── UsageError                      2      the request contradicts itself
@@ -16,6 +17,7 @@
     ├── UnavailableError                4      something we need is not there
     │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
+    │   ├── GangStalledError                   a member of a gang waited in vain for another's borders
     │   ├── LambdaUnavailableError
     │   │   └── LambdaThrottledError           the account's concurrency is used up
     │   └── OverloadedError                    an instance has too much to do to answer in time
@@ -54,6 +56,10 @@ class QueryError(SerferError):
 
 class TaskFailedError(QueryError):
     """A task failed for good: its retries are used up, or no retry can help."""
+
+
+class GangAbortedError(QueryError):
+    """The driver aborted a gang: its query has ended, or continues stage by stage."""
 
 
 class NotFiniteError(QueryError):
@@ -110,6 +116,10 @@ class MissingExtraError(UnavailableError, ModuleNotFoundError):
 
 class StoreUnavailableError(UnavailableError):
     """The store does not answer."""
+
+
+class GangStalledError(UnavailableError):
+    """A member of a gang waited in vain for the borders of another."""
 
 
 class LambdaUnavailableError(UnavailableError):

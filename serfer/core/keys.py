@@ -1,6 +1,7 @@
 """Names of what a query leaves in the store; every key belongs to one query.
 
     serfer:QUERY:STAGE:TILE          what a tile wrote; stage -1 is the query's input
+    serfer:QUERY:STAGE:TILE:in       the inbox of member TILE of the gang that begins with STAGE: borders of its tiles
     serfer:QUERY:STAGE:TILE:rN       the result of the N-th event of a task (the poll driver's)
 
 A query's id in braces is a hash tag: a Redis Cluster keeps all keys of such a query on one slot, so that what a task
@@ -47,6 +48,11 @@ def stage_of(key: str) -> int | None:
 def input_key(query: str, tile: int) -> str:
     """Return the key of a first-stage tile's crop, if that is too large for a payload."""
     return output_key(query, INPUT_STAGE, tile)
+
+
+def inbox_key(query: str, stage: int, tile: int) -> str:
+    """Return the key of the inbox of a member of the gang that begins with a stage."""
+    return f"{output_key(query, stage, tile)}:in"
 
 
 def query_keys(query: str, tiles: Sequence[int], stages: Iterable[int], crops: Iterable[int]) -> list[str]:

@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StoreCounts:
-    """Bytes moved and operations that succeeded: `gets` counts ranges read, `exists` keys asked for."""
+    """Bytes moved and operations that succeeded: `gets` counts ranges read, `exists` keys asked for.
+
+    A message sent counts as a put, one received as a range read.
+    """
 
     bytes_put: int = 0
     bytes_get: int = 0
@@ -57,6 +60,10 @@ class StageReport:
     """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time.
 
     `bytes_in` and `bytes_out` count tensors with their checksums, whether through the store or in payloads and answers.
+
+    Where the members of a gang ran it, `gang` is the number of that gang's first stage: `ms` is then measured by the
+    members' own clocks, `bytes_exchanged`, a part of `bytes_in`, are the halos that they received from one another, and
+    `wait_ms` is what they waited for those, all of them together.
     """
 
     name: str
@@ -66,6 +73,9 @@ class StageReport:
     cold: int
     bytes_in: int
     bytes_out: int
+    gang: int | None = None
+    bytes_exchanged: int = 0
+    wait_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,9 @@ class QueryReport:
     """The object that `serfer classify --json` and the HTTP API answer with.
 
     `weights` says in words where the network's weights come from; where they are `untrained`, predictions mean nothing.
-    `cost_usd` prices the measured times as Lambda would: requests, and memory times billed milliseconds.
+    `cost_usd` prices the measured times as Lambda would: requests, and memory times billed milliseconds. Of
+    those GB seconds, members of gangs waited `wait_gb_s` for one another; `disbanded` gangs ran stage by stage.
+    The query has sent `warm_ups` requests to functions of later stages, which `cost_usd` includes.
     """
 
     model: str
@@ -89,6 +101,9 @@ class QueryReport:
     retries: int
     hedges: int
     restarts: int
+    wait_gb_s: float = 0.0
+    disbanded: int = 0
+    warm_ups: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

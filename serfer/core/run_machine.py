@@ -15,10 +15,15 @@ or when it is cancelled. A tile's task (TRANSITIONS; a test compares the two):
     WAITING ── due ──▶ RUNNING
     WAITING ── answered ──▶ DONE     by an attempt that had been given up
 
+Stages of a gang are one invocation of each tile, whose report has their reports; they end together. A gang whose member
+finds no room in Lambda, or waits in vain for another, is aborted, and its stages run one by one: members that wait for
+those that do not run would keep room from others, perhaps for ever. A member that is late waits for a slower one, as a
+rule, so only those are duplicated that are behind the others (Probe, Progress).
+
 The push driver, the simulator and the tests drive the same machine. Whatever happens, a run ends exactly once, with
 Finish; its keys are then the driver's to delete. Decided elsewhere: the restart of a query whose data the store has
 lost (drivers/lifecycle.py), the deadline and retries of a state machine (drivers/stepfunctions), which tasks share an
-invocation, and in which order they get a slot (drivers/dispatch.py), when a task is late (serfer/core/hedging.py).
+invocation, and in which order they get a slot (drivers/dispatching), when a task is late (serfer/core/hedging.py).
 
 Every event names the attempt that it is about. An attempt may end late or twice, since one that was given up may still
 run: events about attempts of a stage that is over, of a tile that is done, or that ended before, are accepted and
@@ -31,8 +36,9 @@ from __future__ import annotations
 import enum
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from serfer.core.backoff import Backoff
@@ -40,6 +46,7 @@ from serfer.core.errors import (
     AlteredPieceError,
     BrokenPlanError,
     DeadlineError,
+    GangStalledError,
     LambdaThrottledError,
     LambdaUnavailableError,
     MissingKeyError,
@@ -49,11 +56,13 @@ from serfer.core.errors import (
     StoreUnavailableError,
     TaskFailedError,
 )
+from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
 
 LOST = (MissingKeyError, AlteredPieceError)
 """Failures that a restart of the query cures: a value that a task reads is missing from the store, or altered."""
 _BACKOFF = Backoff(base=0.05, longest=2.0)  # s
+_EARLY_S = 0.1  # by which a timer may fire too early
 _LOST = {kind.__name__: kind for kind in LOST}  # a function's error arrives by its type's name
 
 
@@ -116,20 +125,42 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """The answer to a Probe: the stage that each member of the gang is at, the first whose borders it has not sent."""
+
+    stage: int
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The caller no longer waits for the answer."""
 
 
-Event = TaskStarted | TaskDone | TaskFailed | TimePassed | Cancelled
+Event = TaskStarted | TaskDone | TaskFailed | TimePassed | Progress | Cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class Invoke:
-    """Start the task of a tile, for the `attempt`-th time from 0."""
+    """Start the task of a tile, for the `attempt`-th time from 0; a gang's, where its StageRun says so."""
 
     stage: int
     tile: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Tell the members of the gang that begins with a stage to stop."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Send Progress: how far the members of the gang that begins with a stage are."""
+
+    stage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +186,7 @@ class Finish:
     error: SerferError | None
 
 
-Action = Invoke | Drop | WakeAt | Finish
+Action = Invoke | Drop | Abort | Probe | WakeAt | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +274,8 @@ TRANSITIONS = {
 class TileRun:
     """The state of one tile's task: its attempts, and the report of the one that answered first.
 
-    `due` is the time of its retry while it is WAITING.
+    `due` is the time of its retry while it is WAITING. The first `void` attempts were members of a gang that was
+    aborted: whatever becomes of them changes nothing.
     """
 
     attempts: list[Attempt]
@@ -254,6 +286,7 @@ class TileRun:
     throttles: int = 0  # those of them for which Lambda had no room
     due: float = math.inf
     hedged: bool = False
+    void: int = 0
 
     def move(self, change: Change) -> None:
         """Take a transition; a KeyError is a bug of the machine's."""
@@ -262,7 +295,7 @@ class TileRun:
     @property
     def open(self) -> list[Attempt]:
         """The attempts that may still answer."""
-        return [attempt for attempt in self.attempts if attempt.ended is None]
+        return [attempt for attempt in self.attempts[self.void :] if attempt.ended is None]
 
     @property
     def alone(self) -> bool:
@@ -279,17 +312,32 @@ class TileRun:
 
 @dataclass(slots=True)
 class StageRun:
-    """The state of one stage of a run: when it was released and ended, and its tiles' tasks."""
+    """The state of one stage of a run: when it was released and ended, and its tiles' tasks.
+
+    Where a gang begins with it, its tasks run all stages before `gang_stop`.
+    """
 
     started: float
     tiles: list[TileRun] = field(repr=False)
     ended: float | None = None
     waiting: int = 0  # tiles without a report
+    gang_stop: int | None = None
 
     @property
     def reports(self) -> list[Report]:
         """Reports so far, in tile order."""
         return [tile.report for tile in self.tiles if tile.report]
+
+
+def gang_starts(stages: Sequence[StageRun]) -> list[int | None]:
+    """Return for each stage the first stage of the gang whose members ran it; None where it was run by itself."""
+    starts: list[int | None] = []
+    stop = 0
+    for number, stage in enumerate(stages):
+        if stage.gang_stop:
+            start, stop = number, stage.gang_stop
+        starts.append(start if number < stop else None)
+    return starts
 
 
 class ImpossibleEventError(RuntimeError):
@@ -300,7 +348,8 @@ class Run:
     """One query on its way through a plan whose stages have `tiles[k]` tiles.
 
     `deadline` is the latest time to answer at, on the driver's clock. `seed` fixes the jitter of retries. Without
-    `hedging` no task is tried a second time before the first one failed.
+    `hedging` no task is tried a second time before the first one failed. `gangs` has, by its first stage, where each
+    gang stops.
     """
 
     def __init__(
@@ -310,8 +359,10 @@ class Run:
         seed: int,
         retry: Retry | None = None,
         hedging: Hedging | None = None,
+        gangs: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._tiles = tuple(tiles)
+        self._gangs = dict(gangs)
         self._deadline = deadline
         self._started = deadline
         self._retry = retry or Retry()
@@ -340,33 +391,39 @@ class Run:
         self._check(event)
         match event:
             case TaskStarted(stage, tile, attempt):
-                return self._started_attempt(stage, tile, attempt, now)
+                actions = self._started_attempt(stage, tile, attempt, now)
             case TaskDone(stage, tile, attempt, report):
-                return self._answered(stage, tile, attempt, report, now)
+                actions = self._answered(stage, tile, attempt, report, now)
             case TaskFailed(stage, tile, attempt, failure):
-                return self._failed(stage, tile, attempt, failure, now)
+                actions = self._failed(stage, tile, attempt, failure, now)
             case TimePassed():
-                return self._time_passed(now)
+                actions = self._time_passed(now)
+            case Progress(stage, stages):
+                actions = self._hedge_those_behind(stage, stages, now)
             case Cancelled():
-                return self._finish(QueryError("the query was cancelled"))
+                actions = self._finish(QueryError("the query was cancelled"))
+        return actions
 
     def _check(self, event: Event) -> None:
         """Refuse an event that no driver can have seen; cancelling is possible at any time."""
         match event:
-            case Cancelled():
-                return
-            case TimePassed():
-                known = bool(self.stages)
             case TaskStarted(stage, tile, attempt) | TaskDone(stage, tile, attempt) | TaskFailed(stage, tile, attempt):
                 tiles = self.stages[stage].tiles if 0 <= stage < len(self.stages) else []
                 known = 0 <= tile < len(tiles) and 0 <= attempt < len(tiles[tile].attempts)
+            case TimePassed():
+                known = bool(self.stages)
+            case Progress(stage, stages):
+                known = 0 <= stage < len(self.stages) and len(stages) == len(self.stages[stage].tiles)
+            case Cancelled():
+                return
         if not known:
             raise ImpossibleEventError(f"{event!r:.200} in stage {len(self.stages) - 1}, about what was never invoked")
 
     def _release(self, now: float) -> list[Action]:
         """Start the next stage, all its tiles together."""
         number, count = len(self.stages), self._tiles[len(self.stages)]
-        self.stages.append(StageRun(now, [TileRun([Attempt(0, now)]) for _ in range(count)], waiting=count))
+        tiles = [TileRun([Attempt(0, now)]) for _ in range(count)]
+        self.stages.append(StageRun(now, tiles, waiting=count, gang_stop=self._gangs.get(number)))
         return [Invoke(number, tile, 0) for tile in range(count)]
 
     def _again(self, stage: int, number: int, now: float) -> Invoke:
@@ -374,13 +431,14 @@ class Run:
         tile.attempts.append(Attempt(len(tile.attempts), now))
         return Invoke(stage, number, tile.attempts[-1].number)
 
-    def _open_tile(self, stage: int, tile: int) -> TileRun | None:
-        """Return the tile that an event is about, or None if its answer is known: the event is a late duplicate."""
+    def _open_tile(self, stage: int, tile: int, attempt: int) -> TileRun | None:
+        """Return the tile that an event is about, or None if the event came too late: it has an answer, or is void."""
         current = self.stages[stage].tiles[tile]
-        return None if stage != len(self.stages) - 1 or current.state is TileState.DONE else current
+        over = stage != len(self.stages) - 1 or current.state is TileState.DONE or attempt < current.void
+        return None if over else current
 
     def _started_attempt(self, stage: int, tile: int, attempt: int, now: float) -> list[Action]:
-        run = self._open_tile(stage, tile)
+        run = self._open_tile(stage, tile, attempt)
         if run is None or run.attempts[attempt].ended is not None:
             return []
         if run.attempts[attempt].started is not None:
@@ -396,24 +454,56 @@ class Run:
         return self._hedging.late_after(stage) if self._hedging else None
 
     def _answered(self, stage: int, tile: int, attempt: int, report: Report, now: float) -> list[Action]:
-        run = self._open_tile(stage, tile)
+        run = self._open_tile(stage, tile, attempt)
         if run is None:
             return []
         run.move(Change.ANSWERED)
         done = run.attempts[attempt]
         run.report, done.ended, done.result = report, now, report
         drops = [Drop(stage, tile, other.number) for other in run.open]
-        self.stages[stage].waiting -= 1
-        if self.stages[stage].waiting:
+        current = self.stages[stage]
+        current.waiting -= 1
+        if current.waiting:
             return [*drops]
-        self.stages[stage].ended = now
-        return [*drops, *(self._release(now) if stage + 1 < len(self._tiles) else self._finish(None))]
+        current.ended = now
+        actions: list[Action] = [*drops]
+        if current.gang_stop:
+            actions += [Abort(stage)] if any(each.open for each in current.tiles) else []
+            self._add_later_stages(stage, current.gang_stop, now)
+        return [*actions, *(self._release(now) if len(self.stages) < len(self._tiles) else self._finish(None))]
+
+    def _add_later_stages(self, first: int, stop: int, now: float) -> None:
+        """Add the stages that a gang ran after its first one, with what its members reported on them.
+
+        A stage ends when its slowest member has ended it, by the members' own clocks, counted back from the gang's end.
+        """
+        gang = self.stages[first]
+        members = [
+            dict(zip(self._stages_of(number, first, stop), (report, *report.later), strict=True))
+            for number, report in enumerate(gang.reports)
+        ]
+        left = _seconds_left(members, range(first, stop))
+        gang.ended = max(gang.started, now - left[first])
+        for number in range(first + 1, stop):
+            tiles = [
+                TileRun([_answered_attempt(tile)], member[number], TileState.DONE)
+                for tile, member in zip(gang.tiles, members, strict=True)
+                if number in member
+            ]
+            began = self.stages[-1].ended or now
+            self.stages.append(StageRun(began, tiles, max(began, now - left[number])))
+
+    def _stages_of(self, member: int, first: int, stop: int) -> list[int]:
+        """Return the stages of a gang in which a member has a tile."""
+        return [number for number in range(first, stop) if member < self._tiles[number]]
 
     def _failed(self, stage: int, tile: int, attempt: int, failure: Failure, now: float) -> list[Action]:
-        run = self._open_tile(stage, tile)
+        run = self._open_tile(stage, tile, attempt)
         if run is None or run.attempts[attempt].ended is not None:
             return []
         run.attempts[attempt].ended, run.attempts[attempt].result = now, failure
+        if self.stages[stage].gang_stop and _breaks_gang(failure):
+            return self._disband(stage, failure, now)
         run.throttles += failure.kind is FailureKind.THROTTLED
         if failure.unavailable:
             run.unavailable += 1
@@ -429,6 +519,33 @@ class Run:
         run.move(Change.ATTEMPT_FAILED)
         run.due = now + self._retry.backoff.wait(run.failures + run.unavailable, self._random.random())
         return [WakeAt(run.due)]
+
+    def _disband(self, stage: int, failure: Failure, now: float) -> list[Action]:
+        """Abort the gang that begins with a stage, and run its stages one by one, after a while if there is no room."""
+        del self._gangs[stage]
+        gang = self.stages[stage]
+        drops = [Drop(stage, number, attempt.number) for number, tile in enumerate(gang.tiles) for attempt in tile.open]
+        wait = self._retry.backoff.wait(1, self._random.random()) if failure.kind is FailureKind.THROTTLED else 0.0
+        tiles = [
+            TileRun(tile.attempts, state=TileState.WAITING, due=now + wait, void=len(tile.attempts))
+            for tile in gang.tiles
+        ]
+        self.stages[stage] = StageRun(gang.started, tiles, waiting=len(tiles))
+        self._late_at = math.inf
+        return [*drops, Abort(stage), WakeAt(now + wait)]
+
+    def _hedge_those_behind(self, stage: int, stages: Sequence[int], now: float) -> list[Action]:
+        """Duplicate the members of a gang that are behind, if those are fewer; those that have answered are not."""
+        if stage != len(self.stages) - 1 or not self.stages[stage].gang_stop or not self._hedging:
+            return []
+        tiles = self.stages[stage].tiles
+        open_at = {number: at for number, at in enumerate(stages) if tiles[number].state is not TileState.DONE}
+        behind = [number for number, at in open_at.items() if at == min(open_at.values())]
+        actions: list[Action] = []
+        for number in behind if 2 * len(behind) <= len(tiles) else ():
+            if tiles[number].state is TileState.RUNNING and not tiles[number].hedged:
+                actions += self._duplicate(stage, number, now)
+        return actions
 
     def _retries_used_up(self, run: TileRun) -> bool:
         return (
@@ -450,16 +567,35 @@ class Run:
                 tile.move(Change.DUE)
                 self.retries += 1
                 actions.append(self._again(stage, number, now))
-            elif self._hedging and tile.late_at(late_after) <= now and self._hedging.spend():
-                tile.move(Change.LATE)
-                tile.hedged = True
-                self.hedges += 1
-                actions.append(self._again(stage, number, now))
-        late = (tile.late_at(late_after) for tile in self.stages[stage].tiles)
-        self._late_at = min((time for time in late if time > now), default=math.inf)
-        if not actions:
-            return [WakeAt(self._next_time())]
-        return actions if self._late_at == math.inf else [*actions, WakeAt(self._late_at)]
+            elif self._hedging and tile.late_at(late_after) <= now and not self.stages[stage].gang_stop:
+                actions += self._duplicate(stage, number, now)
+        late_at = self._late_at
+        actions += self._look_for_lateness(stage, late_after, now)
+        if self._late_at not in (late_at, math.inf):
+            actions.append(WakeAt(self._late_at))
+        next_time = self._next_time()
+        return [*actions, WakeAt(next_time)] if next_time - now < _EARLY_S else actions
+
+    def _duplicate(self, stage: int, number: int, now: float) -> list[Action]:
+        """Invoke the task of a late tile a second time, if the budget has a duplicate left."""
+        tile = self.stages[stage].tiles[number]
+        if not (self._hedging and self._hedging.spend()):
+            return []
+        tile.move(Change.LATE)
+        tile.hedged = True
+        self.hedges += 1
+        return [self._again(stage, number, now)]
+
+    def _look_for_lateness(self, stage: int, late_after: float | None, now: float) -> list[Action]:
+        """Set the time at which a task may be late next; where that time has come for a gang, probe it."""
+        times = [tile.late_at(late_after) for tile in self.stages[stage].tiles]
+        later = min((time for time in times if time > now), default=math.inf)
+        if not (late_after and self.stages[stage].gang_stop and min(times) <= now):
+            self._late_at = later
+            return []
+        due = self._late_at <= now
+        self._late_at = min(later, now + late_after if due else self._late_at)
+        return [Probe(stage)] if due else []
 
     def _next_time(self) -> float:
         """Return when there is something to do if no event comes: a timer that fired too early is set again."""
@@ -468,7 +604,30 @@ class Run:
 
     def _finish(self, error: SerferError | None) -> list[Action]:
         self.finished = True
+        if error is not None and self.stages and self.stages[-1].gang_stop:
+            return [Abort(len(self.stages) - 1), Finish(error)]
         return [Finish(error)]
+
+
+def _breaks_gang(failure: Failure) -> bool:
+    """Return whether a member's failure says that its gang is not going to run as a whole."""
+    return failure.kind is FailureKind.THROTTLED or failure.error_type == GangStalledError.__name__
+
+
+def _seconds_left(members: Sequence[Mapping[int, Report]], stages: range) -> dict[int, float]:
+    """Return how many seconds before the end of a gang its slowest member ended each of its stages."""
+    ends = dict.fromkeys(stages, 0.0)
+    for reports in members:
+        elapsed = 0.0
+        for stage, report in reports.items():
+            elapsed += report.init_ms + report.total_ms
+            ends[stage] = max(ends[stage], elapsed / MS_PER_S)
+    return {stage: max(ends.values()) - end for stage, end in ends.items()}
+
+
+def _answered_attempt(member: TileRun) -> Attempt:
+    """Return the attempt of a tile that answered."""
+    return next(attempt for attempt in member.attempts if attempt.result is member.report)
 
 
 def query_error(failure: Failure, where: str) -> SerferError:

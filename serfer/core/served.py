@@ -13,6 +13,10 @@ class TaskTime:
     """One try of a task, in ms since its request was admitted; None for what is not known of it.
 
     `outcome` is "answered", "given up" or the kind of failure; `cost_usd` is what Lambda charges for it.
+
+    A member of a gang that answered has an entry for each of its stages, with that stage's part of its one invocation
+    and of its cost: `gang` is the first stage of its gang, `wait_ms`, a part of `read_ms`, what it waited for halos.
+    The parts follow one another; half of what is left of the invocation is in the first, half in the last.
     """
 
     stage: int
@@ -29,6 +33,8 @@ class TaskTime:
     write_ms: float | None
     environment: str | None
     cost_usd: float | None
+    gang: int | None = None
+    wait_ms: float | None = None
 
 
 @dataclass(frozen=True)

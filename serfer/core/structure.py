@@ -42,6 +42,8 @@ class Bounds:
 
 def unstructure(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     """Turn dataclasses into dicts and tuples into lists, within lists and dicts too."""
+    if type(value) in _KINDS:  # most values by far
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         return {key: unstructure(getattr(value, name)) for key, (name, _) in _fields(type(value)).items()}
     if isinstance(value, tuple | list):

@@ -50,13 +50,23 @@ class Crop:
 
 
 @dataclass(frozen=True, slots=True)
+class Membership:
+    """A task's part in a gang: it runs its tile of every stage before `stop`, and waits `patience_s` s for a border."""
+
+    stop: int
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One invocation: run tile `tile` of stage `stage` for a query of `batch` images; what it writes lives `ttl` s.
 
     An `inline` task answers with what it would have put into the store. `parts` are the ranges that the tile reads, in
     the plan's order, each None where it lies in the store; without any, all of them do. The answer of an event is not
     waited for: `reply` is the number of the reply key (serfer/core/keys.py) under which it is put into the store.
-    `request` is the id of the request that the query came with, for the worker's log.
+    `request` is the id of the request that the query came with, for the worker's log. A member of a `gang` also runs
+    the stages after its own; `inline` is then said of the gang's last stage, `parts` of all that it reads of stages
+    before the gang.
     """
 
     plan: str
@@ -70,6 +80,7 @@ class Task:
     parts: tuple[Buffer | None, ...] = ()
     reply: int | None = None
     request: str = ""
+    gang: Membership | None = None
 
     @property
     def payload_bytes(self) -> int:
@@ -85,6 +96,9 @@ class Report:
     `environment` names the worker; `weight_loads` and `sessions` count, over its life, how often it read its weights
     file and built an inference session. `output` is what an inline task wrote: its tile's cells, float32. Where
     `shared` tasks were one invocation, its times are divided among them by their images, so that sums stay true.
+
+    The invocation of a gang's member reports on each of its stages: on the first, with the reports on the others in
+    `later`, in their order. They share the invocation; `wait_ms`, a part of `read_ms`, was spent waiting for borders.
     """
 
     environment: str
@@ -98,11 +112,23 @@ class Report:
     counts: StoreCounts
     output: Buffer | None = None
     shared: int = 1
+    wait_ms: float = 0.0
+    later: tuple[Report, ...] = ()
 
     @property
     def billed_ms(self) -> float:
         """The billed duration: the time of the handler and, where there was one, of the cold start."""
         return self.init_ms + self.total_ms
+
+    @property
+    def stages(self) -> tuple[Report, ...]:
+        """The reports of an invocation: itself, and those on the later stages of a gang's member."""
+        return (self, *self.later)
+
+    @property
+    def invocation_ms(self) -> float:
+        """The billed duration of the invocation, with that of a member's later stages."""
+        return sum(report.billed_ms for report in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +152,8 @@ def encode_tasks(tasks: Sequence[Task]) -> bytes:
 def _task_to_plain(task: Task) -> tuple[Any, ...]:
     crop = (task.crop.dtype, task.crop.data) if task.crop else None
     place = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl))
-    return (*place, crop, task.inline, task.parts, task.reply, task.request)
+    gang = (task.gang.stop, float(task.gang.patience_s)) if task.gang else None
+    return (*place, crop, task.inline, task.parts, task.reply, task.request, gang)
 
 
 def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
@@ -145,7 +172,7 @@ def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
         }:
             crop = (dtype, None) if stage == 0 else None
             lives = float(ttl) if abs(ttl) <= MAX_TTL else math.inf  # an int may be too large for a float
-            return _plain_to_task([plan, query, stage, tile, batch, lives, crop, False, [], None, ""])
+            return _plain_to_task([plan, query, stage, tile, batch, lives, crop, False, [], None, "", None])
     return _plain_to_task(_unpack(event, "task"))
 
 
@@ -162,6 +189,8 @@ def decode_tasks(event: Any) -> list[Task]:  # noqa: ANN401 - whatever an invoke
     tasks = [_plain_to_task(value) for value in plain]
     if len({(task.plan, task.stage) for task in tasks}) > 1:
         raise InputError("the payload's tasks are not all of one stage")
+    if any(task.gang for task in tasks):
+        raise InputError("a member of a gang shares no invocation")
     if sum(task.batch for task in tasks) > MAX_BATCH:
         raise InputError(f"the payload's tasks have more than {MAX_BATCH} images")
     return tasks
@@ -190,6 +219,7 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
             [*parts],
             reply,
             str(request),
+            gang,
         ]:
             counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
             if not (reply is None or (type(reply) is int and 0 <= reply < _MAX_REPLIES)):
@@ -201,7 +231,8 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
             if not _REQUEST.fullmatch(request):
                 raise InputError("the task's request id is malformed")
             name = check_query_id(query)
-            return Task(plan, name, stage, tile, batch, ttl, _decode_crop(crop), inline, tuple(parts), reply, request)
+            work = _decode_crop(crop), inline, tuple(parts), reply, request, _decode_membership(gang, stage)
+            return Task(plan, name, stage, tile, batch, ttl, *work)
     raise InputError("the payload is not a task")
 
 
@@ -217,6 +248,15 @@ def _decode_crop(value: Any) -> Crop | None:  # noqa: ANN401 - any plain value
     raise InputError("the task's crop is malformed")
 
 
+def _decode_membership(value: Any, stage: int) -> Membership | None:  # noqa: ANN401 - any plain value
+    match value:
+        case None:
+            return None
+        case [int(stop), float(patience_s)] if stop > stage and 0 < patience_s <= MAX_TTL:
+            return Membership(stop, patience_s)
+    raise InputError("the task's gang is malformed")
+
+
 @dataclass(frozen=True, slots=True)
 class CleanUp:
     """A request to delete what a query of a plan left in the store; its answer too, unless `keep_answer`."""
@@ -230,13 +270,15 @@ class CleanUp:
 class WarmUp:
     """A request to get ready for tasks of a stage's function `part`, and to stay busy for `hold_s` seconds.
 
-    Requests that are held at the same time find environments of their own, so as many as are sent become warm.
+    Requests that are held at the same time find environments of their own, so as many as are sent become warm. They get
+    ready for one `tile`, or for all of the function's.
     """
 
     plan: str
     stage: int
     part: int
     hold_s: float
+    tile: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +309,9 @@ def decode_warm_up(event: Any) -> WarmUp | None:  # noqa: ANN401 - whatever an i
     """Return the warm-up request that a payload is, if it is one; raises InputError for a malformed one."""
     match event:
         case {"warm": {"plan": str(plan), "stage": int(stage), "part": int(part), "hold_s": int() | float() as hold}}:
-            if stage >= 0 and part >= 0 and 0 <= hold <= _LONGEST_HOLD_S:
-                return WarmUp(plan, stage, part, float(hold))
+            tile = event["warm"].get("tile")
+            if min(stage, part) >= 0 and (tile is None or type(tile) is int) and 0 <= hold <= _LONGEST_HOLD_S:
+                return WarmUp(plan, stage, part, float(hold), tile)
             raise InputError("the warm-up request is out of bounds")
         case {"warm": _}:
             raise InputError("the warm-up request is malformed")
@@ -319,7 +362,8 @@ def _result_to_plain(result: Report | TaskError) -> Any:  # noqa: ANN401 - any p
 
 def _report_to_plain(report: Report) -> dict[str, Any]:
     plain = {name: getattr(report, name) for name in report.__slots__}
-    return {**plain, "counts": asdict(report.counts)}
+    later = [_report_to_plain(each) for each in report.later]
+    return {**plain, "counts": asdict(report.counts), "later": later}
 
 
 def decode_report(payload: Any) -> Report:  # noqa: ANN401 - whatever a function answered
@@ -342,9 +386,10 @@ def _plain_to_result(value: Any) -> Report | TaskError:  # noqa: ANN401 - any pl
     return _plain_to_report(value)
 
 
-def _plain_to_report(plain: Any) -> Report:  # noqa: ANN401 - any plain value
+def _plain_to_report(plain: Any, *, nested: bool = False) -> Report:  # noqa: ANN401 - any plain value
     try:
-        report = Report(**{**plain, "counts": StoreCounts(**plain["counts"])})
+        later = tuple(_plain_to_report(each, nested=True) for each in plain["later"]) if not nested else ()
+        report = Report(**{**plain, "counts": StoreCounts(**plain["counts"]), "later": later})
     except (TypeError, KeyError) as error:
         raise InputError("the function's answer is not a report; is it a function of this plan?") from error
     if not _is_sound(report):
@@ -354,7 +399,7 @@ def _plain_to_report(plain: Any) -> Report:  # noqa: ANN401 - any plain value
 
 def _is_sound(report: Report) -> bool:
     """Return whether every field has its type, every time is finite and no number is negative."""
-    times = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms, report.total_ms)
+    times = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms, report.total_ms, report.wait_ms)
     counts = report.counts
     numbers = (report.weight_loads, report.sessions, *(getattr(counts, name) for name in _COUNTS))
     return (

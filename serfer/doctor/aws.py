@@ -23,6 +23,7 @@ from sam.options import RUNTIMES, Options
 from sam.quotas import check_deployable, check_region, check_template, find_sam, memory_note
 from sam.samconfig import StackSettings, stacks
 from sam.stacks import TAG, check_update, find_stack
+from sam.teardown import REPOSITORY
 from sam.template.intrinsics import Properties, resources
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import SerferError, UnavailableError, UsageError
@@ -86,7 +87,8 @@ class Build:
     @property
     def types(self) -> set[str]:
         """The types of all resources that may be made, whatever the parameters."""
-        return {resource["Type"] for resource in self.template["Resources"].values()}
+        beside = {REPOSITORY} if self.deployment.images else set()  # SAM CLI makes it, in a stack of its own
+        return {resource["Type"] for resource in self.template["Resources"].values()} | beside
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ def _memory(account: Account, build: Build | None) -> Check:
 def _storage(account: Account, build: Build | None) -> Check:
     settings = account.client("lambda").get_account_settings()
     most, used = settings["AccountLimit"]["TotalCodeSize"], settings["AccountUsage"]["TotalCodeSize"]
-    needed = sum(build.deployment.bytes.values()) if build else 0
+    needed = sum((*build.deployment.bytes.values(), *build.deployment.weights.values())) if build else 0
     usage = f"{used / _GB:.1f} of {most / _GB:.0f} GB used, {needed / _GB:.1f} GB come"
     return Check("code storage", used + needed <= most, usage, f"delete functions and layers, or {_MORE}")
 

@@ -1,4 +1,4 @@
-"""Directories of the cache: built once, published whole by a rename, removed after a week without use."""
+"""Entries of the cache: built once, published whole by a rename, removed after a week without use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNUSED_S = 7 * 24 * 3600
 
 
 def in_use(target: Path) -> bool:
-    """Return whether a directory exists, and mark it as used now."""
+    """Return whether an entry exists, and mark it as used now."""
     try:
         os.utime(target)
     except FileNotFoundError:
@@ -23,11 +23,11 @@ def in_use(target: Path) -> bool:
 
 
 def forget_unused(parent: Path) -> None:
-    """Remove the directories that were not used in a week, so that a cache stays bounded."""
-    for directory in parent.iterdir():
+    """Remove the files and directories that were not used in a week, so that a cache stays bounded."""
+    for entry in parent.iterdir():
         with suppress(OSError):
-            if directory.stat().st_mtime < time.time() - _UNUSED_S:
-                shutil.rmtree(directory, ignore_errors=True)
+            if entry.stat().st_mtime < time.time() - _UNUSED_S:
+                entry.unlink() if entry.is_file() else shutil.rmtree(entry, ignore_errors=True)
 
 
 @contextmanager

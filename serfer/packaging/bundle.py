@@ -2,7 +2,7 @@
 
     DIR/lambdas, storage, serfer/core     our code
     DIR/numpy, onnxruntime, redis, ...    what it imports, without what a worker never uses
-    DIR/plan.json, stage-K/               the plan and this stage's artefacts
+    DIR/plan.json, stage-K/               the plan and this stage's artefacts, but no weights that it fetches
 
 The same files work unpacked under /var/task of the python3.11 runtime. torch is never among them.
 """
@@ -13,18 +13,20 @@ import hashlib
 import importlib.metadata
 import os
 import shutil
+import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
 from serfer.core.plan.layout import PLAN_FILE
-from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.build_cache import assembled, forget_unused, in_use
 from serfer.packaging.compiling import compile_directory
 from serfer.packaging.manifest import WORKER, files_of
+from serfer.plan_directory import file_sha256
 
 DEPENDENCY_ALLOWANCE = 94_000_000
 """Bytes of a function's package that plans reserve for code and dependencies.
@@ -33,23 +35,20 @@ Every layer that `serfer package` builds from its locks fits in it (tested). Wha
 workers run with it, and `serfer split` then reserves what it takes.
 """
 
+WEIGHTS = "weights"
+"""The directory of the cache with the weights that local functions fetch."""
 HANDLER = "lambdas.bootstrap.handler"
 _ALWAYS = frozenset(map(canonicalize_name, WORKER.distributions))
 
 
-def function_directory(
-    plan: Plan, plan_directory: Path, stage: int, number: int, cache: Path, plugin: str | None = None
-) -> Path:
-    """Return the package directory of function `number` of a stage, assembled in `cache` unless it exists.
+def function_directory(plan: Plan, plan_directory: Path, stage: int, number: int, base: Path) -> Path:
+    """Return the package directory of function `number` of a stage, assembled in the cache unless it exists.
 
-    `plugin` is an installed distribution that it needs besides, with its requirements: that of a plugged-in store.
-    Raises InputError for a plugin that cannot be packed. Sizes are not checked: a machine has no limit of its own, and
-    what goes to AWS is measured where it is packaged.
+    `base` is what `dependencies` returned, in the same cache. Sizes are not checked: a machine has no limit of its own,
+    and what goes to AWS is measured where it is packaged.
     """
-    base = dependencies(cache, plugin)
-    target = cache / "functions" / f"{plan.function(stage, number)}-{base.name}"
-    part = plan.stages[stage].functions[number]
-    files = [PLAN_FILE, part.weights.path, *(graph.path for graph in part.graphs)]
+    target = base.parents[1] / "functions" / f"{plan.function(stage, number)}-{base.name}"
+    files = [PLAN_FILE, *(file.path for file in plan.packaged(stage, number))]
     if in_use(target):
         if all(_same(target / file, plan_directory / file) for file in files):
             return target
@@ -62,6 +61,29 @@ def function_directory(
     return target
 
 
+def keep_weights(plan: Plan, plan_directory: Path, cache: Path) -> None:
+    """Have the weights that a plan's functions fetch in the cache's directory of weights, each named by its SHA-256.
+
+    They are copied when first needed, or where a copy was altered; other processes may do the same at once.
+    Raises PlanError where the plan's own file was.
+    """
+    target = cache / WEIGHTS
+    target.mkdir(parents=True, exist_ok=True)
+    forget_unused(target)
+    for artefact in {file.sha256: file for place in plan.functions for file in plan.fetched(*place)}.values():
+        entry = target / artefact.sha256
+        if in_use(entry) and entry.stat().st_size == artefact.bytes and file_sha256(entry) == artefact.sha256:
+            continue
+        copy = target / f".{artefact.sha256}.{uuid.uuid4().hex}"
+        try:
+            shutil.copyfile(plan_directory / artefact.path, copy)  # never linked: a plan directory is its owner's
+            if file_sha256(copy) != artefact.sha256:
+                raise PlanError(f"{plan_directory / artefact.path} was altered: split the model again")
+            copy.replace(entry)
+        finally:
+            copy.unlink(missing_ok=True)
+
+
 def _same(one: Path, other: Path) -> bool:
     """Compare size and time of change: the plan's own file has just been hashed, and a copy keeps its time."""
     if not one.is_file():
@@ -71,7 +93,11 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def dependencies(cache: Path, plugin: str | None = None) -> Path:
-    """Return a directory with a worker's code and pruned dependencies, built in `cache` when anything in it changed."""
+    """Return a directory with a worker's code and pruned dependencies, built in `cache` when anything in it changed.
+
+    `plugin` is an installed distribution that it needs besides, with its requirements: that of a plugged-in store.
+    Looks at some 2,000 files. Raises InputError for a plugin that cannot be packed.
+    """
     plugged_in = _required(plugin) if plugin else set()
     sources = sorted(WORKER.our_files() | _dependency_files({*WORKER.distributions} | plugged_in))
     stamp = _stamp(sources)

@@ -6,12 +6,12 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from serfer.core.structure import structure
 
-_PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD"})
-_PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"})
+_PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD", ".."})
+_PRUNED_SUFFIXES = (".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md")
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Contents:
 
     def keeps(self, name: str) -> bool:
         """Return whether a file belongs to the package, by its path inside site-packages."""
-        path = PurePosixPath(name)
-        if _PRUNED_PARTS & set(path.parts) or path.suffix in _PRUNED_SUFFIXES or ".." in path.parts:
+        if not _PRUNED_PARTS.isdisjoint(name.split("/")) or name.endswith(_PRUNED_SUFFIXES):
             return False
         return name.startswith(self.needed) or not name.startswith(self.pruned)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from serfer.core.costs.cost_model import gang_load
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import IMAGE, Plan, Shape, Stage, Tile
 from serfer.core.units import FLOAT_BYTES
@@ -74,6 +75,28 @@ def halo(stage: Stage) -> float:
     whole = sum(source.shape.elements for source in stage.inputs)
     parts = (shape.channels * rect.area for tile in stage.tiles for shape, rect in _sources(stage, tile))
     return sum(parts) / whole - 1
+
+
+def in_one_gang(plan: Plan, number: int) -> bool:
+    """Return whether a stage and the one before it belong to one gang: between them only borders travel."""
+    gang = plan.gang_of(number)
+    return gang is not None and number > gang.start
+
+
+def handed_on(plan: Plan, number: int) -> str:
+    """Write the bytes that travel between a stage and the one before it."""
+    if not in_one_gang(plan, number):
+        return f"{count_bytes(written(plan.stages[number - 1]))} written, {count_bytes(read(plan.stages[number]))} read"
+    gang = plan.gang_of(number)
+    assert gang is not None  # noqa: S101 - in_one_gang has it
+    exchange = gang_load(plan, gang).exchanges[number - gang.start - 1]
+    return f"{count_bytes(int(exchange.bytes_sent.sum()))} of borders exchanged, the rest stays"
+
+
+def stage_title(plan: Plan, number: int) -> str:
+    """Name a stage, and the gang that it belongs to."""
+    gang = plan.gang_of(number)
+    return f"stage {number}" + (f" (gang of {gang.start} to {gang.stop - 1})" if gang else "")
 
 
 def spread(stage: Stage) -> bool:

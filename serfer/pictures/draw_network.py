@@ -12,12 +12,12 @@ from serfer.pictures.anatomy import (
     count_bytes,
     count_macs,
     halo,
+    handed_on,
     pixel_bytes,
     plural,
-    read,
     spread,
+    stage_title,
     tensors,
-    written,
 )
 from serfer.pictures.layout import BOX_HEIGHT, BOX_WIDTH, CONTINUED, GUTTER, MARGIN, ROW, Layout, arrange
 from serfer.pictures.network import Box, fold, read_steps
@@ -82,8 +82,7 @@ def _cut(plan: Plan, number: int) -> list[str]:
     lines = [_crossing(tensor, number) for tensor in crossing[:_MOST_TENSORS]]
     if len(crossing) > _MOST_TENSORS:
         lines.append(f"and {len(crossing) - _MOST_TENSORS} more tensors")
-    traffic = f"{count_bytes(written(plan.stages[number - 1]))} written, {count_bytes(read(plan.stages[number]))} read"
-    return [*lines, traffic]
+    return [*lines, handed_on(plan, number)]
 
 
 def _crossing(tensor: Tensor, number: int) -> str:
@@ -111,7 +110,13 @@ def _band(plan: Plan, number: int, cut: Sequence[str], layout: Layout) -> Iterat
     room = width - 0.75
     tasks = plural(stage.grid.tiles, "task")
     yield Text(
-        left + 0.1, top + height + 0.14, f"stage {number}:  {stage.grid}  ({tasks})", 10, WHITE, bold=True, width=room
+        left + 0.1,
+        top + height + 0.14,
+        f"{stage_title(plan, number)}:  {stage.grid}  ({tasks})",
+        10,
+        WHITE,
+        bold=True,
+        width=room,
     )
     yield Text(left + 0.1, top + height + 0.32, _facts(stage), 7.5, WHITE, width=room)
     yield from _grid(stage, left + width - 0.55, top + height + 0.06)

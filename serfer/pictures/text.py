@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serfer.core.plan import Plan
-from serfer.pictures.anatomy import Tensor, count_bytes, halo, pixel_bytes, plural, read, spread, tensors, written
+from serfer.pictures.anatomy import (
+    Tensor,
+    count_bytes,
+    halo,
+    handed_on,
+    pixel_bytes,
+    plural,
+    spread,
+    stage_title,
+    tensors,
+)
 
 WIDTH = 100
 _INNER = 66
@@ -70,7 +80,7 @@ class _Margin:
 def _box(plan: Plan, number: int) -> list[str]:
     stage = plan.stages[number]
     first, last = stage.operators[0].kind, stage.operators[-1].kind
-    title = f"stage {number}  ·  {stage.grid}  ·  {plural(stage.grid.tiles, 'task')}"
+    title = f"{stage_title(plan, number)}  ·  {stage.grid}  ·  {plural(stage.grid.tiles, 'task')}"
     kinds = f"{plural(len(stage.operators), 'operator')}, {first} to {last}"
     extra = f", halo +{halo(stage):.0%}" if spread(stage) else ""
     weights = sum(function.weights.bytes for function in stage.functions)
@@ -107,5 +117,4 @@ def _handed_on(plan: Plan, number: int, margin: _Margin) -> list[str]:
     arrived = [tensor for tensor in margin.passing if max(tensor.readers) == number + 1]
     arrived.sort(key=lambda tensor: -margin.lanes[tensor])
     lines += [f"{margin.ends(tensor)} {tensor.shape} from stage {tensor.stage} joins" for tensor in arrived]
-    total = f"{count_bytes(written(plan.stages[number]))} written, {count_bytes(read(following))} read"
-    return [*lines, f"{margin.beside()}  │ {total} by {plural(following.grid.tiles, 'task')}"]
+    return [*lines, f"{margin.beside()}  │ {handed_on(plan, number + 1)} by {plural(following.grid.tiles, 'task')}"]

@@ -12,7 +12,11 @@ from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.plan import Plan, Stage
 from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport, StoreCounts
-from serfer.core.run_machine import StageRun
+from serfer.core.run_machine import StageRun, gang_starts
+from serfer.core.units import MS_PER_S
+from serfer.core.wire import Report
+
+_MB_PER_GB = 1024
 
 
 def make_report(
@@ -20,7 +24,11 @@ def make_report(
 ) -> QueryReport:
     """Put a query's report together."""
     reports = [report for run in answer.stages for report in run.reports]
+    gangs = gang_starts(answer.stages)
     pairs = list(zip(plan.stages, answer.stages, strict=True))
+    stages = tuple(
+        _stage_report(number, stage, run, answer, gangs[number]) for number, (stage, run) in enumerate(pairs)
+    )
     return QueryReport(
         model=plan.model,
         weights=plan.weights,
@@ -28,20 +36,32 @@ def make_report(
         images=tuple(images),
         latency_ms=round(latency_s * 1000, 3),
         cost_usd=sum(
-            invocation_usd(stage.memory_mb, report.billed_ms, facts, report.shared)
-            for stage, run in pairs
+            task_usd(stage.memory_mb, report, facts)
+            for number, (stage, run) in enumerate(pairs)
+            if gangs[number] in (None, number)
             for report in run.reports
-        ),
+        )
+        + sum(invocation_usd(each.memory_mb, each.ms, facts) for each in answer.overheads.warm_ups),
         plan=plan.digest,
         target="serverless",
-        stages=tuple(
-            _stage_report(number, stage, run, answer.payload_bytes[number]) for number, (stage, run) in enumerate(pairs)
-        ),
+        stages=stages,
         store=sum((report.counts for report in reports), answer.overheads.counts),
         retries=answer.overheads.retries,
         hedges=answer.overheads.hedges,
         restarts=answer.overheads.restarts,
+        wait_gb_s=sum(
+            stage.memory_mb / _MB_PER_GB * each.wait_ms / MS_PER_S
+            for stage, each in zip(plan.stages, stages, strict=True)
+        ),
+        disbanded=sum(any(tile.void for tile in run.tiles) for run in answer.stages),
+        warm_ups=len(answer.overheads.warm_ups),
     )
+
+
+def task_usd(memory_mb: int, report: Report, facts: LambdaFacts) -> float:
+    """Price a task's invocation, with all of its stages where a member of a gang was invoked, or its share of one."""
+    shared = 1 if report.later else report.shared
+    return invocation_usd(memory_mb, report.invocation_ms, facts, shared)
 
 
 def cached_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, counts: StoreCounts) -> QueryReport:
@@ -74,16 +94,21 @@ def _without_stages(
     )
 
 
-def _stage_report(number: int, stage: Stage, run: StageRun, carried: int) -> StageReport:
+def _stage_report(number: int, stage: Stage, run: StageRun, answer: Answer, gang: int | None) -> StageReport:
+    received = sum(report.counts.bytes_get for report in run.reports)
     ended = run.started if run.ended is None else run.ended
     return StageReport(
         name=f"stage-{number}",
         grid=str(stage.grid),
         tasks=stage.grid.tiles,
         ms=round((ended - run.started) * 1000, 3),
-        cold=sum(report.init_ms > 0 for report in run.reports),
-        bytes_in=carried + sum(report.counts.bytes_get for report in run.reports),
+        cold=sum(report.init_ms > 0 for report in run.reports)
+        + sum(each.cold for each in answer.overheads.warm_ups if each.stage == number),
+        bytes_in=answer.payload_bytes[number] + received,
         bytes_out=sum(report.counts.bytes_put + len(report.output or b"") for report in run.reports),
+        gang=gang,
+        bytes_exchanged=received if gang is not None and gang < number else 0,
+        wait_ms=round(sum(report.wait_ms for report in run.reports), 3),
     )
 
 

@@ -14,16 +14,19 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Self
 
-from drivers.driver import Answer
+from drivers.driver import Answer, WarmUpRecord
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
-from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun
+from serfer.core.plan.borders import Member
+from serfer.core.report import StoreCounts
+from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
+from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
 from serfer.files import check_place, write_whole
 from serfer.pipeline.result import Result
@@ -116,10 +119,27 @@ class _Spans:
 
     def __iter__(self) -> Iterator[tuple[Row, Span]]:
         yield _QUERIES, self._whole()
-        for number, stage in enumerate(self.query.answer.stages):
+        stages = self.query.answer.stages
+        for number, (stage, gang) in enumerate(zip(stages, gang_starts(stages), strict=True)):
+            if gang not in (None, number):
+                continue  # in the members' invocations
             for tile, run in enumerate(stage.tiles):
                 for attempt in run.attempts:
                     yield from self._attempt(number, tile, run, attempt)
+        for record in self.query.answer.overheads.warm_ups:
+            yield self._warm_up(record)
+
+    def _warm_up(self, record: WarmUpRecord) -> tuple[Row, Span]:
+        """Return a warm-up request in its environment's row; one without a response is the driver's."""
+        gang, result = self.plan.gang_of(record.stage), record.result
+        where = gang.name if gang else f"stage-{record.stage}"
+        start, end = record.started, record.started + record.ms / MS_PER_S
+        if result is None:
+            return _INVOCATIONS, self._span(f"{where} warm-up", "warm-up", start, end)
+        init = min(end, start + result.init_ms / MS_PER_S)
+        cold = [self._span("cold start", "cold start", start, init, {"ms": result.init_ms})] if record.cold else []
+        row = f"{where} workers", _text(f"environment {result.environment}")
+        return row, self._span("warm-up", "warm-up", start, end, children=cold)
 
     def _whole(self) -> Span:
         """Return the query as its driver saw it, from before the image was decoded until its answer was complete."""
@@ -130,8 +150,10 @@ class _Spans:
         parts = [self._span("split", "split", query.submitted, query.cut)]
         if answer.overheads.counts.puts:
             parts.append(self._span("store crops", "split", answer.started, first.started))
+        gangs = gang_starts(answer.stages)
         for number, (stage, run) in enumerate(zip(self.plan.stages, answer.stages, strict=True)):
             args = {"grid": str(stage.grid), "tasks": stage.grid.tiles, "memory_mb": stage.memory_mb}
+            args |= {} if gangs[number] is None else {"gang": gangs[number]}
             parts.append(self._span(f"stage-{number}", "stage", run.started, _end(run, answer), args))
         parts.append(self._span("merge", "merge", _end(last, answer), query.answered))
         args = {"query": answer.query, "retries": answer.overheads.retries, "hedges": answer.overheads.hedges}
@@ -141,7 +163,10 @@ class _Spans:
         """Yield an attempt as the driver saw it and, if it answered, its worker's part; one given up ends with it."""
         ended = _attempt_end(run, attempt, self.query.answer)
         sent = ended if attempt.started is None else attempt.started
-        name = f"stage-{stage} tile {tile}{_again(run, attempt)}"
+        member = self.query.answer.stages[stage].gang_stop or attempt.number < run.void
+        gang = self.plan.gang_of(stage) if member else None
+        where = gang.name if gang else f"stage-{stage}"
+        name = f"{where} tile {tile}{_again(run, attempt)}"
         function = self.plan.function(stage, self.plan.stages[stage].tiles[tile].function)
         args = {"name": _text(self.query.name), "query": self.query.answer.query, "function": function}
         parts = [self._span("queue", "queue", attempt.requested, sent)]
@@ -150,11 +175,12 @@ class _Spans:
         invoke = self._span("invoke", "invoke", sent, ended, arrow=("s", number) if report else None)
         if attempt.started is not None:
             parts.append(invoke)
-        outcome = {**args, "outcome": _outcome(attempt)}
+        outcome = {**args, "outcome": _outcome(run, attempt)}
         yield _INVOCATIONS, self._span(name, "task", attempt.requested, ended, outcome, parts)
         if report:
-            row = f"stage-{stage} workers", _text(f"environment {report.environment}")
-            yield row, _work(name, report, invoke, args, number)
+            row = f"{where} workers", _text(f"environment {report.environment}")
+            stages = Member(self.plan, gang, tile).stages if gang else [stage]
+            yield row, _work(name, dict(zip(stages, report.stages, strict=True)), invoke, args, number)
 
     def _span(
         self,
@@ -171,35 +197,57 @@ class _Spans:
         return Span(name, kind, begun, ended, args or {}, children, arrow)
 
 
-def _work(name: str, report: Report, invoke: Span, args: dict[str, Any], arrow: int) -> Span:
-    """Return a worker's part in the middle of its invocation, cut short where it does not fit.
+def _work(name: str, reports: Mapping[int, Report], invoke: Span, args: dict[str, Any], arrow: int) -> Span:
+    """Return a worker's part in the middle of its invocation, cut short where it does not fit; `reports` are by stage.
 
     A cold start gives way first: an environment may have started before it was invoked. A report has its query's share
-    of a shared invocation's time; the span shows all of it, exactly where all queries have as many images.
+    of a shared invocation's time; the span shows all of it, exactly where all queries have as many images. A member of
+    a gang has a span for each of its stages.
     """
+    first, *later = reports.values()
+    shared = 1 if later else first.shared
+    total_ms = sum(report.total_ms for report in reports.values())
     room = invoke.end - invoke.start
-    total = min(_us(report.total_ms * report.shared), room)
-    init = min(_us(report.init_ms * report.shared), room - total)
+    total = min(_us(total_ms * shared), room)
+    init = min(_us(first.init_ms * shared), room - total)
     start = invoke.start + (room - init - total) // 2
     end = start + init + total
-    steps = {"read": report.read_ms, "compute": report.compute_ms, "write": report.write_ms}
-    done = itertools.accumulate(steps.values(), initial=0.0)
-    marks = [min(start + init + _us(ms * report.shared), end) for ms in done]
-    parts = [Span("cold start", "cold start", start, start + init, {"ms": report.init_ms})] if report.init_ms else []
-    for (step, ms), (begun, ended) in zip(steps.items(), itertools.pairwise(marks), strict=True):
-        parts.append(Span(step, step, begun, ended, {"ms": ms}))
+    parts = [Span("cold start", "cold start", start, start + init, {"ms": first.init_ms})] if first.init_ms else []
+    elapsed_ms = 0.0
+    for stage, report in reports.items():
+        steps = _steps(report, start + init, end, elapsed_ms, shared)
+        elapsed_ms += report.total_ms
+        if later:
+            stage_args = {"wait_ms": report.wait_ms, **asdict(report.counts)}
+            parts.append(Span(f"stage-{stage}", "member stage", steps[0].start, steps[-1].end, stage_args, steps))
+        else:
+            parts.extend(steps)
+    last = later[-1] if later else first
     figures = {
-        "environment": _text(report.environment),
-        "init_ms": report.init_ms,
-        "total_ms": report.total_ms,
-        "shared": report.shared,
+        "environment": _text(first.environment),
+        "init_ms": first.init_ms,
+        "total_ms": total_ms,
+        "shared": shared,
         "network_and_service_ms": (room - init - total) / 1000,
         "placed": "in the middle of its invocation",
-        "sessions": report.sessions,
-        "weight_loads": report.weight_loads,
-        **asdict(report.counts),
+        "sessions": last.sessions,
+        "weight_loads": last.weight_loads,
+        **asdict(sum((report.counts for report in reports.values()), StoreCounts())),
     }
     return Span(name, "work", start, end, {**args, **figures}, parts, ("f", arrow))
+
+
+def _steps(report: Report, start: int, end: int, elapsed_ms: float, shared: int) -> list[Span]:
+    """Return a stage's steps, of a worker that began its work at `start` and had spent `elapsed_ms` before."""
+    waited = {"wait": report.wait_ms} if report.wait_ms else {}
+    read_ms = report.read_ms - report.wait_ms
+    steps = {**waited, "read": read_ms, "compute": report.compute_ms, "write": report.write_ms}
+    done = itertools.accumulate(steps.values(), initial=elapsed_ms)
+    marks = [min(start + _us(ms * shared), end) for ms in done]
+    return [
+        Span(step, step, begun, ended, {"ms": ms})
+        for (step, ms), (begun, ended) in zip(steps.items(), itertools.pairwise(marks), strict=True)
+    ]
 
 
 def _rows(placed: Sequence[tuple[Row, Span]]) -> dict[Row, list[Span]]:
@@ -268,19 +316,21 @@ def _attempt_end(run: TileRun, attempt: Attempt, answer: Answer) -> float:
 
 def _again(run: TileRun, attempt: Attempt) -> str:
     """Return why there are several attempts: a hedge begins while another may answer, a retry when all have failed."""
-    before = run.attempts[: attempt.number]
-    if not before:
+    if not attempt.number:
         return ""
+    before = run.attempts[run.void : attempt.number]  # all of an aborted gang were given up
     hedge = any(other.ended is None or other.ended > attempt.requested for other in before)
     return f" ({'hedge' if hedge else 'retry'} {attempt.number})"
 
 
-def _outcome(attempt: Attempt) -> str:
+def _outcome(run: TileRun, attempt: Attempt) -> str:
     match attempt.result:
         case Report():
             return "answered"
         case Failure(kind, _, message):
             return f"{kind.value}: {_text(message)}"
+    if attempt.number < run.void:
+        return "given up: its gang was aborted"
     return "given up: another attempt answered first"
 
 

@@ -7,7 +7,6 @@ at once need that many times over. A warm-up request also builds the sessions, s
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -58,14 +57,13 @@ async def warm(plan: Plan, warmer: Warmer, queries: int, hold_s: float = HOLD_S)
     sent: one that comes when another has ended finds the same environment.
     """
     warmths = []
-    for stage, each in enumerate(plan.stages):
-        tiles = Counter(tile.function for tile in each.tiles)
-        for part in range(len(each.functions)):
-            count = min(tiles[part] * queries, MOST_AT_ONCE)
-            request = WarmUp(plan.digest, stage, part, hold_s)
-            name = plan.function(stage, part)
-            answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(count)))
-            warmths.append(_warmth(warmer.called(name), answers))
+    for stage, part in plan.functions:
+        tiles = sum(tile.function == part for tile in plan.stages[stage].tiles)
+        count = min(tiles * queries, MOST_AT_ONCE)
+        request = WarmUp(plan.digest, stage, part, hold_s)
+        name = plan.function(stage, part)
+        answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(count)))
+        warmths.append(_warmth(warmer.called(name), answers))
     return warmths
 
 

@@ -18,10 +18,19 @@ from numpy.typing import NDArray
 
 from drivers.driver import Answer
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.cost_model import CARRY_RATE, DISPATCH_SECONDS, Platform, cold_seconds, plan_load, task_seconds
+from serfer.core.costs.cost_model import (
+    CARRY_RATE,
+    DISPATCH_SECONDS,
+    TASK_SECONDS,
+    GangLoad,
+    Platform,
+    gang_load,
+    moving_seconds,
+    plan_load,
+    task_seconds,
+)
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
-from serfer.core.run_machine import Attempt
 from serfer.core.structure import structure, unstructure
 from serfer.core.wire import Report
 from serfer.files import read_text, write_whole
@@ -47,6 +56,9 @@ class Calibration:
     A row has the tasks of all stages in order; `driver_ms` is what the query takes besides its stages. `functions` are
     the numbers of the functions that each stage's tiles run in, `cold_ms` what cold starts add. `tag` is M for measured
     values, or those that aws.toml gives for the published ones.
+
+    `gangs` are the plan's, as (start, stop). Their stages' service_ms is what a member does in that stage, its waits
+    for others apart; overhead_ms is that of its invocation in each of them, and counts once.
     """
 
     format: int
@@ -62,6 +74,7 @@ class Calibration:
     overhead_ms: tuple[tuple[float, ...], ...]
     driver_ms: tuple[float, ...]
     cold_ms: tuple[float, ...]
+    gangs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         tasks = sum(map(len, self.functions))
@@ -79,6 +92,16 @@ class Calibration:
             raise InputError(f"a calibration's times are 0 to {_LONGEST_MS:g} ms")
         if any(not 0 <= number < _MAX_TASKS for stage in self.functions for number in stage):
             raise InputError(f"a calibration's functions are numbers from 0 to {_MAX_TASKS - 1:,}")
+        self._check_gangs()
+
+    def _check_gangs(self) -> None:
+        end = 0
+        for start, stop in self.gangs:
+            if not (end <= start < stop - 1 < len(self.functions)):
+                raise InputError("a calibration's gangs are two stages or more each, in order")
+            if max(self.tiles[start:stop]) > self.tiles[start] or len(set(self.memory_mb[start:stop])) > 1:
+                raise InputError("a calibration's gangs have the most tasks in their first stage, and one memory")
+            end = stop
 
     @property
     def tiles(self) -> tuple[int, ...]:
@@ -98,9 +121,31 @@ class Calibration:
     @property
     def latencies_s(self) -> Floats:
         """Seconds that each query took: of every stage its slowest task, and the driver: (queries,)."""
-        ends = np.cumsum(self.tiles)
-        stages = [self.tasks_s[:, end - count : end].max(axis=1) for count, end in zip(self.tiles, ends, strict=True)]
-        return np.asarray(np.sum(stages, axis=0) + np.array(self.driver_ms) / _MS)
+        later = {stage for start, stop in self.gangs for stage in range(start + 1, stop)}
+        gangs = dict(self.gangs)
+        total = np.array(self.driver_ms) / _MS
+        for stage in range(len(self.tiles)):
+            if stage in gangs:
+                total = total + self.overhead_s(stage).max(axis=1) + self.inside_s(stage, gangs[stage])
+            elif stage not in later:
+                total = total + (self.service_s(stage) + self.overhead_s(stage)).max(axis=1)
+        return np.asarray(total)
+
+    def service_s(self, stage: int) -> Floats:
+        """Seconds that Lambda bills for each task of a stage, in warm environments: (queries, tasks)."""
+        return self._of_stage(self.service_ms, stage)
+
+    def overhead_s(self, stage: int) -> Floats:
+        """Seconds that the invocations of a stage's tasks take besides: (queries, tasks)."""
+        return self._of_stage(self.overhead_ms, stage)
+
+    def inside_s(self, start: int, stop: int) -> Floats:
+        """Seconds that a gang takes once all members run, each stage as long as its slowest: (queries,)."""
+        return np.asarray(np.sum([self.service_s(stage).max(axis=1) for stage in range(start, stop)], axis=0))
+
+    def _of_stage(self, rows: tuple[tuple[float, ...], ...], stage: int) -> Floats:
+        first = sum(self.tiles[:stage])
+        return np.array(rows)[:, first : first + self.tiles[stage]] / _MS
 
     @property
     def cold(self) -> Quantiles:
@@ -187,37 +232,52 @@ class LocalRun:
         return self._pipeline.last
 
 
-def _attempts(answer: Answer) -> Iterator[tuple[int, Attempt, Report]]:
-    """Yield each task's number, its attempt that answered, and that one's report."""
+@dataclass(frozen=True)
+class _Measured:
+    """A task as it was measured: its number, what its worker did, waits for other members apart, and all else, in ms.
+
+    `took_ms` is that of its whole invocation, `init_ms` of a cold start.
+    """
+
+    number: int
+    service_ms: float
+    overhead_ms: float
+    took_ms: float
+    init_ms: float
+
+
+def _measured(answer: Answer) -> Iterator[_Measured]:
+    """Yield a query's tasks in the order of the stages, each by the attempt that answered."""
     tiles = [tile for stage in answer.stages for tile in stage.tiles]
     for number, tile in enumerate(tiles):
         for attempt in tile.attempts:
-            if attempt.result is tile.report and tile.report is not None:
-                yield number, attempt, tile.report
+            invocation = attempt.result
+            reports = invocation.stages if isinstance(invocation, Report) else ()
+            for report in (one for one in reports if one is tile.report):
+                took_ms = ((attempt.ended or attempt.requested) - attempt.requested) * _MS
+                left_ms = max(0.0, took_ms - sum(one.total_ms for one in reports))
+                yield _Measured(number, report.total_ms - report.wait_ms, left_ms, took_ms, report.init_ms)
 
 
 def _is_cold(result: Result) -> bool:
-    return any(report.init_ms for _, _, report in _attempts(result.answer))
-
-
-def _took_ms(attempt: Attempt) -> float:
-    return ((attempt.ended or attempt.requested) - attempt.requested) * _MS
+    return any(task.init_ms for task in _measured(result.answer))
 
 
 def _calibration(plan: Plan, colds: Sequence[Result], warm: Sequence[Result], machine: str, date: str) -> Calibration:
-    service, overhead, driver = [], [], []
+    service, overhead, took, driver = [], [], [], []
     for result in warm:
-        rows = [(report.total_ms, _took_ms(attempt)) for _, attempt, report in _attempts(result.answer)]
-        service.append(tuple(round(total, 3) for total, _ in rows))
-        overhead.append(tuple(round(max(0.0, took - total), 3) for total, took in rows))
+        tasks = [*_measured(result.answer)]
+        service.append(tuple(round(task.service_ms, 3) for task in tasks))
+        overhead.append(tuple(round(task.overhead_ms, 3) for task in tasks))
+        took.append([task.took_ms for task in tasks])
         stages = sum((stage.ended or stage.started) - stage.started for stage in result.answer.stages)
         driver.append(round((result.answered - result.split[0] - stages) * _MS, 3))
-    usual = np.median(np.array(service) + np.array(overhead), axis=0)
+    usual = np.median(np.array(took), axis=0)
     starts = [
-        round(max(0.0, _took_ms(attempt) - float(usual[number])), 3)
+        round(max(0.0, task.took_ms - float(usual[task.number])), 3)
         for result in colds
-        for number, attempt, report in _attempts(result.answer)
-        if report.init_ms
+        for task in _measured(result.answer)
+        if task.init_ms
     ]
     return Calibration(
         format=FORMAT,
@@ -233,7 +293,12 @@ def _calibration(plan: Plan, colds: Sequence[Result], warm: Sequence[Result], ma
         overhead_ms=tuple(overhead),
         driver_ms=tuple(driver),
         cold_ms=tuple(starts) or (0.0,),
+        gangs=_gangs_that_ran(warm[0].answer),
     )
+
+
+def _gangs_that_ran(answer: Answer) -> tuple[tuple[int, int], ...]:
+    return tuple((number, stage.gang_stop) for number, stage in enumerate(answer.stages) if stage.gang_stop)
 
 
 def _functions(plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -243,15 +308,23 @@ def _functions(plan: Plan) -> tuple[tuple[int, ...], ...]:
 def published_calibration(plan: Plan, facts: AwsFacts, store: str = "redis", seed: int = 0) -> Calibration:
     """Return what the cost model predicts of a plan on AWS, invocations drawn as aws.toml has them."""
     platform, rng = Platform.over(facts, store), np.random.default_rng(seed)
-    loads = [plan_load(plan, number) for number in range(len(plan.stages))]
-    plan_s = [task_seconds(load, stage.memory_mb, platform) for load, stage in zip(loads, plan.stages, strict=True)]
-    service = np.tile(np.concatenate([np.atleast_1d(each) for each in plan_s]) * _MS, (_PUBLISHED_ROWS, 1))
+    gangs = {gang.start: gang_load(plan, gang) for gang in plan.gangs}
+    loads = {stage: gangs[stage].outer if stage in gangs else plan_load(plan, stage) for stage, _ in plan.functions}
+    plan_s: list[Floats] = []
+    for stage, load in loads.items():
+        memory_mb = plan.stages[stage].memory_mb
+        if stage in gangs:
+            tiles = [len(plan.stages[number].tiles) for number in range(stage, stage + len(gangs[stage].serial_s))]
+            plan_s += _member_seconds(gangs[stage], tiles, memory_mb, platform)
+        else:
+            plan_s.append(np.atleast_1d(task_seconds(load, memory_mb, platform)))
+    service = np.tile(np.concatenate(plan_s) * _MS, (_PUBLISHED_ROWS, 1))
     functions = platform.functions
     tails = rng.exponential(functions.invoke_tail, service.shape)
     overhead = (functions.invoke_floor + tails) * _MS
-    colds = [cold_seconds(load.weight_bytes, platform) * _MS for load in loads]
-    carried = sum(float((load.carried_in + load.carried_out).sum()) for load in loads)
-    driver_s = DISPATCH_SECONDS * service.shape[1] + carried / CARRY_RATE
+    colds = [load.cold_start(platform).seconds * _MS for load in loads.values()]
+    carried = sum(float((load.carried_in + load.carried_out).sum()) for load in loads.values())
+    driver_s = DISPATCH_SECONDS * sum(load.tasks for load in loads.values()) + carried / CARRY_RATE
     sources = [facts.sources[f"lambda.{name}"] for name in ("invoke_floor", "invoke_tail", "init", "bandwidth")]
     return Calibration(
         format=FORMAT,
@@ -267,7 +340,21 @@ def published_calibration(plan: Plan, facts: AwsFacts, store: str = "redis", see
         overhead_ms=_rows(overhead),
         driver_ms=(driver_s * _MS,) * _PUBLISHED_ROWS,
         cold_ms=tuple(colds),
+        gangs=tuple((gang.start, gang.stop) for gang in plan.gangs),
     )
+
+
+def _member_seconds(load: GangLoad, tiles: Sequence[int], memory_mb: int, platform: Platform) -> list[Floats]:
+    """Return what the members of a gang, `tiles` of them in each stage, do there: halos received and sent count too."""
+    seconds = load.compute(memory_mb, platform)
+    reading, writing = moving_seconds(load.outer, platform)
+    seconds[0] += TASK_SECONDS + reading
+    seconds[-1] += writing
+    for stage, exchange in enumerate(load.exchanges, 1):
+        sending, receiving = exchange.own_seconds(platform)
+        seconds[stage - 1] += sending.max()  # what is received has been sent by the slowest
+        seconds[stage] += receiving
+    return [row[:count] for row, count in zip(seconds, tiles, strict=True)]
 
 
 def _rows(values: Floats) -> tuple[tuple[float, ...], ...]:

@@ -3,6 +3,10 @@
     query ──> Run ──> Invoke ──> an environment of the task's function: warm, or new ──> TaskDone ──> Run ──> ...
                        └──> as many run as the account allows: throttled, and the run machine waits and tries again
 
+A gang is invoked as a whole: a member for which there is no room ends all of it, and its stages run one by one (as fast
+as in the gang: what they would write and read is not simulated). Members start together, do each stage as slowly as the
+slowest of them, and keep their environments until the last one has ended.
+
 Each query draws a row of its calibration: what the tasks of one measured query took. The whole level stands in for the
 drawn times of serfer/sim/queries.py, which in turn come from samples of this one (`service_times`).
 """
@@ -50,18 +54,19 @@ _APART_S: Final = 1e7  # between sampled queries, which do not meet
 _UNBOUNDED: Final = 1_000_000_000
 _BLOCK: Final = 4096  # draws at once
 _WARM_REPORT: Final = Report("simulated", 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, StoreCounts())
+_ABORTED_S: Final = 0.1  # until the members of a gang have seen that it was aborted
+_ABORTED: Final = Failure(FailureKind.FAILED_IN_CODE, "GangAbortedError", "the driver aborted the gang")
 _THROTTLED: Final = Failure(FailureKind.THROTTLED, "TooManyRequestsException", "the account's concurrency is used up")
 _TIME: Final = TimePassed()
 
 
 @dataclass(slots=True, eq=False)
 class _Query:
-    """A query on Lambda: when it came, its run, what each task takes in seconds, and what the driver takes."""
+    """A query on Lambda: when it came, its run, and the row of the calibration that says what it takes."""
 
     came: float
     run: Run
-    takes: Sequence[float]
-    driver_s: float
+    row: int
 
 
 @dataclass(slots=True, eq=False)
@@ -86,10 +91,13 @@ class LambdaSimulator:
         self._target, self._deadline_s = target, deadline_s
         self._tiles = calibration.tiles
         self._first = [sum(self._tiles[:stage]) for stage in range(len(self._tiles))]  # the number of its first task
-        self._rows, self._driver = calibration.tasks_s.tolist(), [ms / 1000 for ms in calibration.driver_ms]
+        self._takes, self._driver = calibration.tasks_s.tolist(), [ms / 1000 for ms in calibration.driver_ms]
+        self._gangs = dict(calibration.gangs)
+        self._starting = {start: calibration.overhead_s(start).tolist() for start in self._gangs}
+        self._inside = {start: calibration.inside_s(start, stop).tolist() for start, stop in calibration.gangs}
         self._functions = _functions(calibration)
         self._cold = calibration.cold.samples(rng)
-        self._chosen, self._seeds = _turns(rng, len(self._rows)), _numbers(rng, 2**32)
+        self._chosen, self._seeds = _turns(rng, len(self._takes)), _numbers(rng, 2**32)
         self._events: list[tuple[float, int, _Query, Event | None, _Function | None]] = []
         self._number = self._running = self._in_flight = 0
         self.count_from(0.0)
@@ -108,9 +116,8 @@ class LambdaSimulator:
 
     def start(self, now: float) -> None:
         """Start a query; the simulation must have been advanced to `now`."""
-        row = next(self._chosen)
-        run = Run(self._tiles, now + self._deadline_s, next(self._seeds))
-        query = _Query(now, run, self._rows[row], self._driver[row])
+        run = Run(self._tiles, now + self._deadline_s, next(self._seeds), gangs=self._gangs)
+        query = _Query(now, run, next(self._chosen))
         self._in_flight += 1
         self._carry_out(query, run.start(now), now)
 
@@ -135,16 +142,20 @@ class LambdaSimulator:
                 self._was_idle(function, since, min(end, since + self._target.keep_alive_s))
 
     def _carry_out(self, query: _Query, actions: Sequence[Action], now: float) -> None:
+        invoked = [action for action in actions if isinstance(action, Invoke)]
+        if invoked and query.run.stages[invoked[0].stage].gang_stop:
+            self._invoke_gang(query, invoked, now)
+            invoked = []
+        for request in invoked:
+            self._invoke(query, request, now)
         for action in actions:
             match action:
-                case Invoke():
-                    self._invoke(query, action, now)
                 case WakeAt(time):
                     self._later(time, query, _TIME)
                 case Finish(error):
                     self.retries += query.run.retries
                     if error is None:
-                        self._later(now + query.driver_s, query, None)
+                        self._later(now + self._driver[query.row], query, None)
                     else:
                         self._failed(query, error)
                 case _:  # abandoned tasks run to their end
@@ -157,14 +168,43 @@ class LambdaSimulator:
         if self._running >= self._target.concurrency:
             self._later(now, query, TaskFailed(*place, _THROTTLED))
             return
-        function = self._functions[request.stage, request.tile]
-        takes = query.takes[self._first[request.stage] + request.tile]
+        takes = self._takes[query.row][self._first[request.stage] + request.tile]
+        function, cold_s = self._environment(request, now)
+        self._later(now + takes + cold_s, query, TaskDone(*place, _WARM_REPORT), function)
+
+    def _invoke_gang(self, query: _Query, requests: Sequence[Invoke], now: float) -> None:
+        """Start all members of a gang, or as many as there is room for, until they are aborted."""
+        start = requests[0].stage
+        room = max(0, self._target.concurrency - self._running)
+        places = [(request.stage, request.tile, request.attempt) for request in requests]
+        for place in places:
+            query.run.handle(TaskStarted(*place), now)
+        for place in places[room:]:
+            self._later(now, query, TaskFailed(*place, _THROTTLED))
+        started = [self._environment(request, now) for request in requests[:room]]
+        if len(started) < len(requests):
+            for place, (function, cold_s) in zip(places, started, strict=False):
+                self._later(now + cold_s + _ABORTED_S, query, TaskFailed(*place, _ABORTED), function)
+            return
+        overheads = self._starting[start][query.row]
+        ready = max(overheads[request.tile] + cold_s for request, (_, cold_s) in zip(requests, started, strict=True))
+        end = now + ready + self._inside[start][query.row]
+        for place, (function, _) in zip(places, started, strict=True):
+            self._later(end, query, TaskDone(*place, self._member_report(start, place[1])), function)
+
+    def _member_report(self, start: int, tile: int) -> Report:
+        stages = sum(tile < tiles for tiles in self._tiles[start : self._gangs[start]])
+        return replace(_WARM_REPORT, later=(_WARM_REPORT,) * (stages - 1))
+
+    def _environment(self, request: Invoke, now: float) -> tuple[_Function, float]:
+        """Take an environment for a task, and return its function and what starting it takes, where none was warm."""
+        function, cold_s = self._functions[request.stage, request.tile], 0.0
         if not (function.idle and self._reuse(function, now)):
-            takes += next(self._cold)
+            cold_s = next(self._cold)
             self.colds += 1
         self.tasks += 1
         self._running += 1
-        self._later(now + takes, query, TaskDone(*place, _WARM_REPORT), function)
+        return function, cold_s
 
     def _later(self, time: float, query: _Query, event: Event | None, function: _Function | None = None) -> None:
         self._number += 1
@@ -174,7 +214,7 @@ class LambdaSimulator:
         self._in_flight -= 1
         if query.came >= self.since:
             ended = query.run.stages[-1].ended or query.came
-            self.latencies_s.append(ended + query.driver_s - query.came)
+            self.latencies_s.append(ended + self._driver[query.row] - query.came)
 
     def _failed(self, query: _Query, error: SerferError) -> None:
         self._in_flight -= 1
@@ -199,12 +239,15 @@ class LambdaSimulator:
 
 
 def _functions(calibration: Calibration) -> dict[tuple[int, int], _Function]:
-    """Return the function of each stage's tiles."""
+    """Return the function of each stage's tiles; a gang has one for all of its stages."""
     made: dict[tuple[int, int], _Function] = {}
     functions: dict[tuple[int, int], _Function] = {}
+    home = {stage: start for start, stop in calibration.gangs for stage in range(start, stop)}
     for stage, (numbers, memory_mb) in enumerate(zip(calibration.functions, calibration.memory_mb, strict=True)):
         for tile, number in enumerate(numbers):
-            functions[stage, tile] = made.setdefault((stage, number), _Function(memory_mb / _MB_PER_GB))
+            functions[stage, tile] = made.setdefault(
+                (home.get(stage, stage), number), _Function(memory_mb / _MB_PER_GB)
+            )
     return functions
 
 

@@ -20,7 +20,8 @@ from drivers.lambda_http import LambdaInvoker
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
 from drivers.stepfunctions.client import Client, connect
 from serfer.core.errors import PlanError, UnavailableError, UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import CONTAINER, Plan
+from serfer.core.plan.gang_times import function_timeout_s
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.function import REGION, FunctionConfig
@@ -30,7 +31,15 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.packaging.build_cache import forget_unused, in_use
-from serfer.packaging.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
+from serfer.packaging.bundle import (
+    HANDLER,
+    WEIGHTS,
+    code_stamp,
+    dependencies,
+    directory_bytes,
+    function_directory,
+    keep_weights,
+)
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, aws_access
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices
@@ -50,9 +59,10 @@ class LocalLambda:
 
 
 def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> Path:
-    """Return the plan directory of a zoo model, in the grids that the zoo shows it in, splitting it when first asked.
+    """Return the plan directory of a zoo model, in the grids that the zoo shows it in, its weights in zips.
 
-    It is split again whenever the splitter's own code changes, or its files did. Raises ModelError for an unknown name.
+    It is split when it is first needed, and again whenever the splitter's own code changes, or its files did. Raises
+    ModelError for an unknown name.
     """
     entry = zoo.find(name)
     target = settings.cache_dir / "plans" / f"{name}-{code_stamp(('splitter', 'serfer.core'))}"
@@ -60,7 +70,7 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
         from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
         progress(f"splitting {name}, once: the plan stays in {target.parent}")
-        split(name, out=target, grids=list(entry.grids) or "auto", progress=progress)
+        split(name, out=target, grids=list(entry.grids) or "auto", weights="zip", progress=progress)
         forget_unused(target.parent)
     return target
 
@@ -88,28 +98,33 @@ def local_service(
     objects: str | None = None,
     faults: Faults | None = None,
     on_log: Callable[[str], None] | None = None,
+    wrapper: Path | None = None,
 ) -> LambdaService:
     """Return a local Lambda service, not started yet, with the functions of several plans in their directories.
 
     All of them use the store at the URL `store`, and the second one at `objects` if there is one. `on_log` gets every
-    line that a worker writes.
+    line that a worker writes; `wrapper` is run around each worker's bootstrap (FunctionConfig).
     """
     cache, urls = settings.cache_dir, f"{store} {objects or ''}"
     variables = {"SERFER_STORE": store, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(urls)}
     if objects:
         variables["SERFER_OBJECT_STORE"] = objects
+    by_digest = {plan.digest: (plan, directory) for plan, directory in plans}
     with _cache_in_use(cache):
-        plugin = distribution(urls)
+        base = dependencies(cache, distribution(urls))
+        fetching = {"SERFER_WEIGHTS": _weights_url([*by_digest.values()], settings)}
         functions = [
             FunctionConfig(
                 name=plan.function(*part),
-                directory=function_directory(plan, directory, *part, cache, plugin),
+                directory=function_directory(plan, directory, *part, base),
                 handler=HANDLER,
                 memory_mb=plan.stages[part[0]].memory_mb,
-                timeout_s=TASK_TIMEOUT_S,
-                environment=variables,
+                timeout_s=function_timeout_s(plan, part[0], TASK_TIMEOUT_S),
+                environment=variables | (fetching if plan.fetched(*part) else {}),
+                image=plan.stages[part[0]].weights_in == CONTAINER,
+                wrapper=wrapper,
             )
-            for plan, directory in {plan.digest: (plan, directory) for plan, directory in plans}.values()
+            for plan, directory in by_digest.values()
             for part in plan.functions
         ]
         runtime = runtime_directory(cache / "runtime")
@@ -123,6 +138,16 @@ def local_service(
         on_log=on_log,
         faults=faults,
     )
+
+
+def _weights_url(plans: Sequence[tuple[Plan, Path]], settings: Settings) -> str:
+    """Return the URL of the weights that functions of plans fetch, which are put there."""
+    rate = settings.local_fetch_rate
+    for plan, directory in plans:
+        if any(stage.fetches for stage in plan.stages):
+            keep_weights(plan, directory, settings.cache_dir)
+    url = (settings.cache_dir / WEIGHTS).as_uri()
+    return f"{url}?bytes_per_s={rate:.0f}" if rate else url
 
 
 async def start_service(service: LambdaService) -> None:
@@ -178,7 +203,8 @@ def local_machine(plan: Plan, kind: str, at: LocalLambda) -> tuple[StepFunctions
         task_timeout_s=TASK_TIMEOUT_S,
         timeout_s=_EXECUTION_S[kind],
     )
-    server = StepFunctionsServer(kind, itertools.chain(*functions), at.url, definition, at.access)
+    names = dict.fromkeys(itertools.chain(*functions))  # the stages of a gang have one function
+    server = StepFunctionsServer(kind, names, at.url, definition, at.access)
     return server, connect(REGION, endpoint=server.endpoint, credentials=Credentials("unused", "unused"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivers.batching import plan_batching
+from drivers.dispatching.prewarming import Prewarming
 from drivers.driver import Driver
 from drivers.inprocess import InProcessInvoker
 from drivers.lambda_http import LambdaInvoker
@@ -20,6 +21,7 @@ from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
+from serfer.core.inline import CROP_BYTES
 from serfer.core.plan import CACHE, INLINE, Plan
 from serfer.core.run_machine import Retry
 from serfer.fleet.open_pool import Routing, open_pool
@@ -31,7 +33,7 @@ from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
-from storage import Store
+from storage import Store, schemes
 from storage.routed import open_routed
 
 if TYPE_CHECKING:
@@ -51,8 +53,10 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     object_store: str | None = None,
     stack: str | None = None,
     inline: str = "planned",
+    gangs: str = "planned",
     share: bool = True,
     hedge: bool = True,
+    prewarm: str | None = None,
     cache_s: float = 0.0,
     routing: Routing | None = None,
     faults: Faults | None = None,
@@ -70,11 +74,14 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     without it they use the first. `driver` is "push", "poll", "stepfunctions" or "stepfunctions-express"
     (docs/reference/engines.md).
 
-    `inline` is "planned" (what the plan says rides along does), "always" (whatever payloads can carry) or "never". With
-    `share`, queries that wait for the same tile of a fully connected stage may be one invocation (drivers/batching.py);
-    with `hedge`, a task that is late gets a duplicate. Answers are kept, and given again to the same question, for
-    `cache_s` seconds. `routing` sends queries to a pool of instances too (docs/how-to/routing.md). `faults` are what
-    the local Lambda service does wrong on purpose.
+    `inline` is "planned" (what the plan says rides along does), "always" (whatever payloads can carry) or "never".
+    `gangs` is "planned" (the plan's gangs run as such where the store has inboxes) or "never" (their stages run one by
+    one). With `share`, queries that wait for the same tile of a fully connected stage may be one invocation
+    (drivers/batching.py); with `hedge`, a task that is late gets a duplicate. `prewarm` is "auto" (the first
+    query, and one after a time without any, warms the functions of later stages while its first stage runs; only the
+    push driver does) or "never"; by default it is what SERFER_PREWARM says. Answers are kept, and given again to the
+    same question, for `cache_s` seconds. `routing` sends queries to a pool of instances too (docs/how-to/routing.md).
+    `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
     PlanError for a directory that is not whole or a plan that is not deployed, UsageError for a pair that cannot work,
@@ -82,7 +89,17 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     """
     workers = workers_of(workers, stack)
     choices = Choices(
-        store, workers, driver, object_store, inline, share=share, hedge=hedge, cache_s=cache_s, stack=stack
+        store,
+        workers,
+        driver,
+        object_store,
+        inline,
+        gangs,
+        share=share,
+        hedge=hedge,
+        prewarm=prewarm,
+        cache_s=cache_s,
+        stack=stack,
     )
     choices.check()
     path = Path(directory)
@@ -204,7 +221,7 @@ class _Assembly:
             self.parts.push_async_callback(invoker.close)
             driver: Driver = self._state_machine(running, store)
         else:
-            driver = self._driver(invoker, store)
+            driver = self._driver(invoker, store, url)
         if service is not None:
             # Stopped first: what is in flight ends, and with it what could still write.
             self.parts.push_async_callback(service.stop)
@@ -217,9 +234,9 @@ class _Assembly:
         cores, tiles = len(os.sched_getaffinity(0)), max(len(stage.tiles) for stage in plan.stages)
         threads = max(1, cores // tiles)  # of a session: a stage's tiles run at the same time, and share the cores
         worker = Worker(plan, self.opening.directory, store, "inprocess", threads, init_ms=0.0)
-        return InProcessInvoker(worker.run, cores, worker.run_shared, worker.reply)
+        return InProcessInvoker(worker.run, max(cores, plan.widest_gang), worker.run_shared, worker.reply)
 
-    def _driver(self, invoker: InProcessInvoker | LambdaInvoker, store: Store) -> Driver:
+    def _driver(self, invoker: InProcessInvoker | LambdaInvoker, store: Store, url: str) -> Driver:
         """Return a driver that invokes tasks itself; it is closed before its invoker."""
         choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
         plan = _with_inline(self.opening.plan, choices.inline)
@@ -228,19 +245,24 @@ class _Assembly:
         tasks = PollInvoker(invoker, store) if polls else invoker
         limit = facts.async_payload_limit if polls else facts.sync_payload_limit
         shares = choices.share and not polls
+        self.parts.push_async_callback(tasks.close)  # also where the driver refuses the plan
         driver = PushDriver(
             plan,
             tasks,
             store,
             inline_limit=int(limit * _BASE64_SHARE),
             answer_limit=0 if polls else None,
+            crop_limit=None if choices.workers == "inprocess" or "s3" in schemes(url) else CROP_BYTES,
             timeout_s=TASK_TIMEOUT_S,
             retry=Retry(throttled_attempts=settings.throttled_attempts),
             concurrency=concurrency,
             hedge=choices.hedge,
+            gangs=choices.gangs == "planned" and not polls,
             batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,
+            prewarming=Prewarming(facts.kept_warm, facts.init_limit)
+            if (choices.prewarm or settings.prewarm) == "auto"
+            else None,
         )
-        self.parts.push_async_callback(tasks.close)
         self.parts.push_async_callback(driver.close)
         return driver
 

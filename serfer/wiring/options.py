@@ -9,6 +9,8 @@ from serfer.core.wire import MAX_TTL
 from storage import check_known, schemes
 
 INLINE = ("planned", "always", "never")
+GANGS = ("planned", "never")
+PREWARM = ("auto", "never")
 WORKERS = ("inprocess", "local", "aws")
 TASK_TIMEOUT_S = 60.0
 """The time limit of a stage's function for a task."""
@@ -20,7 +22,8 @@ class Choices:
     """A store's URL (None for one that is started), workers, a driver, and how it behaves.
 
     `objects` is the URL of a second store, for the stages that the plan sends there. `inline` says which stages' output
-    rides along: those that the plan says, as many as payloads can carry, or none. `stack` is a deployment's.
+    rides along: those that the plan says, as many as payloads can carry, or none; `gangs`, whether the plan's run as
+    such; `prewarm`, whether functions of later stages are warmed, None as the settings say. `stack` is a deployment's.
     """
 
     store: str | None
@@ -28,19 +31,24 @@ class Choices:
     driver: str
     objects: str | None = None
     inline: str = "planned"
+    gangs: str = "planned"
     share: bool = True
     hedge: bool = True
+    prewarm: str | None = None
     cache_s: float = 0.0
     stack: str | None = None
 
     def check(self) -> None:
         """Refuse what does not exist or does not go together; raises UsageError that names both halves."""
-        if self.workers not in WORKERS:
-            raise UsageError(f"workers are {_either(WORKERS)}, not {self.workers!r}")
-        if self.driver not in DRIVERS:
-            raise UsageError(f"the driver is {_either(DRIVERS)}, not {self.driver!r}")
-        if self.inline not in INLINE:
-            raise UsageError(f"inline is {_either(INLINE)}, not {self.inline!r}")
+        for name, chosen, known in (
+            ("workers are", self.workers, WORKERS),
+            ("the driver is", self.driver, DRIVERS),
+            ("inline is", self.inline, INLINE),
+            ("gangs is", self.gangs, GANGS),
+            ("prewarm is", self.prewarm or "auto", PREWARM),
+        ):
+            if chosen not in known:
+                raise UsageError(f"{name} {_either(known)}, not {chosen!r}")
         if not 0 <= self.cache_s <= MAX_TTL:
             raise UsageError(f"answers are kept for 0 to {MAX_TTL:.0f} seconds, not {self.cache_s:g}")
         for option, url in (("--store", self.store), ("--object-store", self.objects)):

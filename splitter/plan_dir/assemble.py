@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from serfer.core.costs.cost_model import GangPrice, Platform, gang_load, plan_load, price_gang, stage_price
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
-from serfer.core.geometry import Rect
+from serfer.core.geometry import Grid, Rect
 from serfer.core.plan import (
     FORMAT,
     IMAGE,
+    ZIP,
     Alternative,
     Artefact,
     DeploymentOption,
     Function,
+    Gang,
     Input,
     ModelChange,
     Operator,
-    PackageLimit,
     Padding,
     Piece,
     Plan,
@@ -34,19 +36,21 @@ from serfer.core.plan import (
     sealed,
 )
 from serfer.core.plan.layout import ORIGINAL, PLAN_FILE, UNSPLIT, stage_directory, weights_file
-from serfer.core.units import MS_PER_S
+from serfer.core.units import MIB, MS_PER_S
 from serfer.plan_directory import file_sha256
 from splitter.network.graph import Graph, Node, Weights
 from splitter.network.source import Progress, Source
 from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
 from splitter.plan_dir.weights import WeightsFile
+from splitter.planning.limits import room_in
 from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import tile_works
-from splitter.planning.planner import Choice, tile_rects
+from splitter.planning.planner import Choice
 from splitter.tiling import operators
 from splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
 from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
+from splitter.tiling.parts import tile_rects
 from splitter.tiling.regions import Regions, infer_regions, input_paddings, tile_macs, whole_regions
 
 _NO_PADDING = Padding(0, 0, 0, 0)
@@ -54,7 +58,10 @@ _NO_PADDING = Padding(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Decision:
-    """The input of `assemble`: the network as it will be computed, its stages, and the changes made for them."""
+    """The input of `assemble`: the network as it will be computed, its stages, and the changes made for them.
+
+    `gangs` are the numbers of stages that become gangs.
+    """
 
     graph: Graph
     cuts: Sequence[Cut]
@@ -63,6 +70,7 @@ class Decision:
     ways: tuple[DeploymentOption, ...] = ()
     why: str = ""
     alternatives: tuple[Alternative, ...] = ()
+    gangs: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,13 +122,14 @@ class _StagePart:
         )
 
     def functions(self, room: int) -> list[list[int]]:
-        """Group the tiles into functions: all in one, unless its columns' weights are too large for that."""
+        """Group the tiles into functions: all in one, unless its columns' weights are too large for its zip."""
         groups: list[list[int]] = [[]]
         held: Weights = {}
         half = _half(self, range(len(self.tiles)))
+        spread = self.choice.grid.columns and self.choice.weights_in == ZIP
         for number, tile in enumerate(self.tiles):
             held = {**held, **tile.graph.weights}
-            if self.choice.grid.columns and groups[-1] and WeightsFile("", held, half).bytes > room:
+            if spread and groups[-1] and WeightsFile("", held, half).bytes > room:
                 groups.append([])
                 held = dict(tile.graph.weights)
             groups[-1].append(number)
@@ -180,35 +189,66 @@ def assemble(
                 ),
                 functions=written.functions,
                 path=part.choice.path,
+                weights_in=part.choice.weights_in,
             )
         )
-    _check_packages(stages, limit)
+    _check_packages(stages, decision.gangs, budget)
     (directory / UNSPLIT).write_bytes(in_one_piece(graph).model(files).SerializeToString())
     plan = sealed(
-        Plan(
-            format=FORMAT,
-            model=source.name,
-            weights=source.weights,
-            input=graph.shape(graph.input),
-            output=graph.shape(graph.output),
-            activation=source.activation,
-            preprocess=source.preprocess,
-            labels=source.labels,
-            limit=limit,
-            memory_per_vcpu=float(budget.facts.functions.memory_per_vcpu),
-            stages=tuple(stages),
-            unsplit=_artefact(directory / UNSPLIT, directory),
-            original=_write_original(original, directory) if decision.changes else (),
-            changes=decision.changes,
-            ways=decision.ways,
-            store=budget.store,
-            why=decision.why,
-            alternatives=decision.alternatives,
-            digest="",
+        with_gangs(
+            Plan(
+                format=FORMAT,
+                model=source.name,
+                weights=source.weights,
+                input=graph.shape(graph.input),
+                output=graph.shape(graph.output),
+                activation=source.activation,
+                preprocess=source.preprocess,
+                labels=source.labels,
+                limit=limit,
+                memory_per_vcpu=float(budget.facts.functions.memory_per_vcpu),
+                stages=tuple(stages),
+                unsplit=_artefact(directory / UNSPLIT, directory),
+                original=_write_original(original, directory) if decision.changes else (),
+                changes=decision.changes,
+                ways=decision.ways,
+                store=budget.store,
+                why=decision.why,
+                alternatives=decision.alternatives,
+                digest="",
+            ),
+            decision.gangs,
+            budget.platform,
         )
     )
     (directory / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
     return plan
+
+
+def with_gangs(plan: Plan, gangs: Sequence[range], platform: Platform) -> Plan:
+    """Return a plan whose stages of some numbers are gangs; predictions are for what the plan has them move."""
+    stages = [*plan.stages]
+    for number in (number for numbers in gangs for number in numbers):
+        seconds, usd = stage_price(plan_load(plan, number), stages[number].memory_mb, platform)
+        stages[number] = replace(
+            stages[number], predicted_ms=round(float(seconds) * MS_PER_S, 3), predicted_usd=float(usd)
+        )
+    plan = replace(plan, stages=tuple(stages))
+    priced = []
+    for numbers in gangs:
+        load = gang_load(plan, Gang(numbers.start, numbers.stop, 0.0, 0.0))
+        price = price_gang(load, plan.stages[numbers.start].memory_mb, platform)
+        priced.append((Gang(numbers.start, numbers.stop, round(price.seconds * MS_PER_S, 3), price.usd), price))
+    why = " ".join([plan.why, *(_in_words(gang, plan.stages[gang.start].grid, price) for gang, price in priced)])
+    return replace(plan, gangs=tuple(gang for gang, _ in priced), why=why)
+
+
+def _in_words(gang: Gang, grid: Grid, price: GangPrice) -> str:
+    return (
+        f"Stages {gang.start} to {gang.stop - 1} are a gang on {grid}: {price.exchanges} exchanges, "
+        f"{price.bytes_exchanged / MIB:.2f} MB of borders, {price.waiting_gb_s:.3f} of {price.billed_gb_s:.3f} "
+        "GB-seconds waiting."
+    )
 
 
 def tile_macs_of(decision: Decision, choice: Choice) -> tuple[int, int]:
@@ -235,16 +275,25 @@ class PackageOverflowError(ModelError):
         self.excess = excess
 
 
-def _check_packages(stages: Sequence[Stage], limit: PackageLimit) -> None:
+def _check_packages(stages: Sequence[Stage], gangs: Sequence[range], budget: Budget) -> None:
     """Refuse functions that cannot be deployed: graphs count as well, and only the written files are exact."""
-    for number, stage in enumerate(stages):
-        for index, function in enumerate(stage.functions):
-            if function.bytes > limit.room:
-                raise PackageOverflowError(
-                    f"function {index} of stage {number} has {function.bytes:,} bytes of weights and graphs, "
-                    f"{function.bytes - limit.room:,} more than its package has room for; allow more stages or columns",
-                    function.bytes - limit.room,
-                )
+    functions = {
+        f"function {index} of stage {number}": ([function], stage)
+        for number, stage in enumerate(stages)
+        for index, function in enumerate(stage.functions)
+    }
+    for numbers in gangs:
+        held = [function for number in numbers for function in stages[number].functions]
+        functions[f"the gang of stages {numbers.start} to {numbers[-1]}"] = held, stages[numbers.start]
+    for what, (held, stage) in functions.items():
+        files = [file for each in held for file in (each.graphs if stage.fetches else each.files)]
+        room = room_in(ZIP if stage.fetches else stage.weights_in, budget)
+        if (size := sum(file.bytes for file in files)) > room:
+            raise PackageOverflowError(
+                f"{what} has {size:,} bytes of {'graphs' if stage.fetches else 'weights and graphs'}, {size - room:,} "
+                "more than its package has room for; allow more stages or columns",
+                size - room,
+            )
 
 
 def _stage_parts(decision: Decision) -> list[_StagePart]:

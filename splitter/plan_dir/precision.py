@@ -6,6 +6,7 @@ that it hurts most, because their values leave fp16's range, keep fp32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -27,6 +28,31 @@ def storable(graph: Graph, nodes: Iterable[Node]) -> frozenset[str]:
         for name, value in weights.items()
         if value.dtype == np.float32 and value.nbytes > INLINE_BYTES and rounding(value) <= _WORST_ROUNDING
     )
+
+
+def predicted_loss(graph: Graph, names: Iterable[str]) -> float:
+    """Predict the loss of storing weights in fp16, relative to the outputs' range, from how much each is rounded.
+
+    Errors of layers are independent and pass through the others as they are: the root of the sum of their squares.
+    """
+    return math.hypot(*(rounding(graph.weights[name]) for name in names))
+
+
+def storable_within(graph: Graph, max_loss: float) -> frozenset[str]:
+    """Return the weights that fp16 holds well whose predicted loss is at most `max_loss`, the largest first."""
+    chosen: list[str] = []
+    lost = 0.0
+    for name in sorted(storable(graph, graph.nodes), key=lambda name: (-graph.weights[name].nbytes, name)):
+        more = math.hypot(lost, rounding(graph.weights[name]))
+        if more <= max_loss:
+            chosen, lost = [*chosen, name], more
+    return frozenset(chosen)
+
+
+def rounded_up(loss: float) -> float:
+    """Round a loss up to one digit."""
+    unit = 10.0 ** math.floor(math.log10(loss)) if loss else 1.0
+    return math.ceil(round(loss / unit, 9)) * unit
 
 
 def rounding(value: NDArray[np.float32]) -> float:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
+from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
-from serfer.core.plan import OBJECTS, Alternative, PackageLimit
-from serfer.core.units import MS_PER_S
-from splitter.network.graph import Graph
+from serfer.core.plan import CONTAINER, FETCHED, OBJECTS, ZIP, Alternative, PackageLimit
+from serfer.core.units import MIB, MS_PER_S
+from splitter.network.graph import Graph, Node
+from splitter.planning.limits import FunctionLimits, WeightStorage, memory_needed, room_in
 from splitter.planning.options import Budget
-from splitter.planning.planner import Choice, choices_of, prepare
+from splitter.planning.planner import MAX_GANG_STAGES, Choice, choices_of, prepare, steps_of
 from splitter.planning.search import COST, LATENCY, Chain, Goal, Search
+from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import ONE, GridChoice
 
@@ -23,6 +27,8 @@ _MEANINGS = {
     "balanced": "the least product of latency and dollars",
     "work": "the fewest multiply-accumulates, and of those the least latency",
 }
+IN_PLACE = {ZIP: "in zips", FETCHED: "fetched", CONTAINER: "in an image"}
+"""Places of weights in words, after "weights"."""
 _LEAST_SHOWN = 0.01  # times as much: below it two decimals show nothing
 _ENDLESS = PackageLimit(1 << 62, 0)
 _MILLION = 1_000_000
@@ -63,6 +69,45 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
     )
 
 
+def why_nothing_fits(
+    graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: WeightStorage
+) -> str:
+    """Explain in one line which bound the request violates, and by how much."""
+    facts = budget.facts.functions
+    endless = replace(budget, limit=PackageLimit(sys.maxsize, 0), memory_mb=(facts.memory_max,))
+    chain = prepare(graph, cuts, grids, stages, endless, most_stages=MAX_GANG_STAGES).fastest
+    if chain is None:
+        return _why_no_chain(graph, cuts, grids, stages, budget)
+    spans = [(choice.start, choice.stop) for choice in choices_of(chain)]
+    free = stages is None and not grids.per_stage
+    if free:  # only indivisible parts count: the others could still be cut
+        spans = [(left.position, right.position) for left, right in pairwise(cuts)]
+    place, full = storage.places[-1], [weight_bytes(graph, *span) for span in spans]
+    needs = [
+        memory_needed(graph, *span, size, ZIP if size <= budget.limit.room else place)
+        for span, size in zip(spans, full, strict=True)
+    ]
+    if max(needs) > max(budget.memory_mb):
+        return (
+            f"a stage needs about {max(needs):,} MB of memory, --memory allows {max(budget.memory_mb):,}: allow more, "
+            "or more stages"
+        )
+    sizes = [weight_bytes(graph, *span, storage.half) for span in spans]
+    size = max(sizes)
+    worst = sizes.index(size)
+    room, limit = room_in(place, budget), budget.limit
+    package = room + limit.dependencies
+    nodes = graph.nodes[slice(*spans[worst])]
+    heaviest = max(nodes, key=lambda node: sum(graph.weights[name].nbytes for name in graph.constants(node)))
+    what = "a part that no cut divides" if free else f"stage {worst} of {len(spans)}"
+    return (
+        f"{what}, with operator {heaviest.name!r} ({heaviest.kind}), cannot be deployed: it has {size:,} bytes of "
+        f"weights{' in fp16' if storage.half else ''}, a function has room for {room:,} ({package:,} less "
+        f"{limit.dependencies:,} of dependencies), {size - room:,} too few ({(size - room) / MIB:.1f} MB); "
+        f"{_advice(graph, heaviest, storage, free=free)}"
+    )
+
+
 def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) -> tuple[Alternative, ...]:
     """Return a plan's alternatives, the fastest first: the frontier's hull, itself, and the network unsplit."""
     chains = {(chain.seconds, chain.usd): chain for chain in (*search.convex_hull, chosen)}
@@ -72,17 +117,22 @@ def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) 
     return tuple(sorted([*listed, *(each for each in unsplit if each.stages not in known)], key=lambda each: each.ms))
 
 
-def unsplit(graph: Graph, budget: Budget) -> list[Alternative]:
-    """Price the whole network as one function: one vCPU, and one large function with all that Lambda gives."""
+def unsplit(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Alternative]:
+    """Price the whole network as one function: one vCPU, and one large function with all that Lambda gives.
+
+    In fp32, except where fp16 was requested or allowed. One that does not fit has its weights in zips, too many.
+    """
     whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), (graph.output,))]
-    fits = weight_bytes(graph, 0, len(graph.nodes)) <= budget.limit.room
+    storage = storage if storage.always or storage.allowed else WeightStorage(places=storage.places)
     facts = budget.facts.functions
     priced = []
     for memory in (facts.memory_per_vcpu, facts.memory_max):
-        endless = replace(budget, limit=_ENDLESS, memory_mb=(memory,))
-        chain = prepare(graph, whole, GridChoice((ONE,)), None, endless).fastest
-        if chain:
-            priced.append(replace(_alternative(chain, chosen=False), fits=fits))
+        within = replace(budget, memory_mb=(memory,))
+        for limits in (within, replace(within, limit=_ENDLESS)):
+            chain = prepare(graph, whole, GridChoice((ONE,)), None, limits, storage).fastest
+            if chain:
+                priced.append(replace(_alternative(chain, chosen=False), fits=limits is within))
+                break
     return priced
 
 
@@ -105,7 +155,7 @@ def why(
     among = "of all plans that fit"
     if constraints.fixed:
         among = f"of the plans that fit with what was given ({'; '.join(constraints.fixed)})"
-    first = f"{_stages(choices_of(chosen))} has {wanted} {among}: {mine}, predicted, warm."
+    first = f"{describe(chosen)} has {wanted} {among}: {mine}, predicted, warm."
     left = [f"The planner chose {_listed(constraints.chosen)}."] if constraints.fixed else []
     whole = [other for other in others if other.tasks == 1 and not other.chosen]
     beaten = [_compared(chosen, other) for other in whole]
@@ -130,14 +180,21 @@ def _listed(names: Sequence[str]) -> str:
 
 def _beats(other: Alternative, chosen: Chain) -> bool:
     """Describe another plan that fits and is predicted to be faster and cheaper, if there is one."""
-    return other.fits and other.ms < chosen.seconds * MS_PER_S and other.usd < chosen.usd
+    return other.fits and _is_better(other, chosen)
+
+
+def _is_better(other: Alternative, chosen: Chain) -> bool:
+    return other.ms < chosen.seconds * MS_PER_S and other.usd < chosen.usd
 
 
 def _compared(chosen: Chain, other: Alternative) -> str:
     seconds, usd = other.ms / MS_PER_S, other.usd
     times, dollars = _times(seconds / chosen.seconds), _times(usd / chosen.usd)
     verdict = f"takes {times} times as long and costs {dollars} times as much ({_price(seconds, usd)})"
-    return f"Unsplit, {other.stages} {verdict}" + ("." if other.fits else ", and does not fit a function's package.")
+    if other.fits:
+        return f"Unsplit, {other.stages} {verdict}."
+    ruled_out = "--weights zip rules it out" if _is_better(other, chosen) else "with --weights fetched it could be had"
+    return f"Unsplit, {other.stages} {verdict}, and does not fit a function's package: {ruled_out}."
 
 
 def _times(ratio: float) -> str:
@@ -145,10 +202,9 @@ def _times(ratio: float) -> str:
 
 
 def _alternative(chain: Chain, *, chosen: bool) -> Alternative:
-    choices = choices_of(chain)
     return Alternative(
-        _stages(choices),
-        tasks=sum(choice.grid.tiles for choice in choices),
+        describe(chain),
+        tasks=sum(step[0].grid.tiles for step in steps_of(chain)),
         ms=round(chain.seconds * MS_PER_S, 3),
         usd=chain.usd,
         fits=True,
@@ -156,19 +212,59 @@ def _alternative(chain: Chain, *, chosen: bool) -> Alternative:
     )
 
 
-def _stages(choices: Sequence[Choice]) -> str:
-    """Write stages in short form: "2x2 (2 stages) at 1769 MB, then 1 at 3538 MB"."""
-    if len(choices) == 1 and choices[0].grid == ONE:
-        return f"one function of {choices[0].memory_mb} MB"
+def describe(chain: Chain) -> str:
+    """Write stages in short form: "2x2 (2 stages) at 1769 MB, then 1 at 3538 MB", or "a gang of 9 stages on 2x1"."""
+    steps = [*steps_of(chain)]
+    if [len(step) for step in steps] == [1] and steps[0][0].grid == ONE:
+        return f"one function of {steps[0][0].memory_mb} MB{_weights(steps[0][0].half, steps[0][0].weights_in)}"
     parts = []
-    for (grid, memory), group in groupby(choices, key=lambda each: (str(each.grid), each.memory_mb)):
+    for (grid, memory, stages, half, place), group in groupby(
+        steps,
+        key=lambda step: (str(step[0].grid), step[0].memory_mb, len(step), step[0].half, step[0].weights_in),
+    ):
         count = len(list(group))
-        parts.append(f"{grid}{f' ({count} stages)' if count > 1 else ''} at {memory} MB")
+        what = f"{grid}{f' ({count} stages)' if count > 1 else ''}"
+        if stages > 1:
+            what = f"{'a gang' if count == 1 else f'{count} gangs'} of {stages} stages on {grid}"
+        parts.append(f"{what} at {memory} MB{_weights(half, place)}")
     return ", then ".join(parts)
 
 
+def _weights(half: bool, place: str) -> str:  # noqa: FBT001 - what a function's weights are
+    """Describe weights that are not in fp32 in a zip."""
+    if place == ZIP:
+        return ", fp16 weights" if half else ""
+    return f",{' fp16' if half else ''} weights {IN_PLACE[place]}"
+
+
+def in_half(chosen: Chain, other: Chain, option: str) -> str:
+    """Name a plan in fp16 where it is faster or cheaper than the chosen one, and the option that would allow it."""
+    if other.seconds >= chosen.seconds and other.usd >= chosen.usd:
+        return ""
+    return f" Weights stay in fp32 by default: with fp16 allowed ({option}) it would be {_predicted(other)}."
+
+
+def colder_than_in_half(graph: Graph, chain: Chain, storage: WeightStorage, budget: Budget, option: str) -> str:
+    """Name what the chosen plan would save in cold starts with weights in fp16, where it fetches any; else empty."""
+    limits, now, then = FunctionLimits(graph, budget, storage), 0.0, 0.0
+    for step in steps_of(chain):
+        if step[0].weights_in == ZIP:
+            continue
+        start, stop = step[0].start, step[-1].stop
+        fit = limits.of_gang(start, stop)
+        if fit:
+            now += cold_seconds(weight_bytes(graph, start, stop), step[0].weights_in, budget.facts.functions)
+            then += fit.cold_seconds(budget.platform)
+    if then >= now:
+        return ""
+    return (
+        f" Weights stay in fp32 by default: with fp16 allowed ({option}) cold starts of what is not in zips would take "
+        f"{then:.1f} s, not {now:.1f}."
+    )
+
+
 def _predicted(chain: Chain) -> str:
-    return f"{_price(chain.seconds, chain.usd)} ({_stages(choices_of(chain))})"
+    return f"{_price(chain.seconds, chain.usd)} ({describe(chain)})"
 
 
 def _price(seconds: float, usd: float) -> str:
@@ -177,3 +273,26 @@ def _price(seconds: float, usd: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * MS_PER_S:.4g}"
+
+
+def _advice(graph: Graph, heaviest: Node, storage: WeightStorage, *, free: bool) -> str:
+    """List remedies for a part that is too large: only those that were not tried and apply to it."""
+    remedies = [] if free else ["allow more stages"]
+    if storage.places == (ZIP,):
+        remedies.append("have weights fetched (--weights fetched)")
+    if not storage.half:
+        remedies.append("allow --precision fp16")
+    if operators.is_fully_connected(graph, heaviest):
+        remedies.append("allow columns (col4), or a pooled head (--gap always)")
+    return ", or ".join([*remedies, "raise --limit-mb, for workers on this machine only"])
+
+
+def _why_no_chain(graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget) -> str:
+    too_fine = [grid for grid in grids.per_stage if grid.tiles > (budget.max_tiles or grid.tiles)]
+    if too_fine:
+        return f"the grid {too_fine[0]} has {too_fine[0].tiles} tiles, --max-tiles allows {budget.max_tiles}"
+    blocked = next((node for node in graph.nodes if not operators.tileable(graph, node)), None)
+    parts = f"{stages} stages" if stages else "any number of stages"
+    wanted = ",".join(str(grid) for grid in grids.per_stage) or "any grid"
+    reason = f"; from operator {blocked.name!r} ({blocked.kind}) on, stages have no tiles" if blocked else ""
+    return f"the network has no chain of {parts} with grids {wanted} ({len(cuts) - 2} cuts){reason}"

@@ -9,7 +9,7 @@ from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cost_model import Platform
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import UsageError
-from serfer.core.plan import PackageLimit
+from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP, PackageLimit
 from serfer.core.units import MIB, MS_PER_S
 from splitter.planning.search import BALANCED, COST, LATENCY, Goal
 from splitter.tiling.grids import GridChoice
@@ -17,6 +17,9 @@ from splitter.tiling.grids import GridChoice
 OBJECTIVES = {"latency": LATENCY, "cost": COST, "balanced": BALANCED, "work": LATENCY}
 PRECISIONS = ("auto", "fp32", "fp16")
 GAP_MODES = ("auto", "never", "always")
+GANG_MODES = ("auto", "never", "always")
+WEIGHT_MODES = (*WEIGHT_PLACES, "auto")
+DEFAULT_WEIGHTS = "auto"
 _VCPU_SIZES = 4
 
 
@@ -35,11 +38,20 @@ class SplitOptions:
     max_cost_usd: float | None = None
     precision: str = "auto"
     gap: str = "auto"
+    gang: str = "auto"
+    weights: str = DEFAULT_WEIGHTS
+    max_loss: float | None = None
 
     def __post_init__(self) -> None:
         _check_name("objective", self.objective, tuple(OBJECTIVES))
         _check_name("precision", self.precision, PRECISIONS)
         _check_name("gap", self.gap, GAP_MODES)
+        _check_name("gang", self.gang, GANG_MODES)
+        _check_name("weights", self.weights, WEIGHT_MODES)
+        if self.max_loss is not None and not 0 <= self.max_loss < 1:
+            raise UsageError(f"--max-loss is a share of the outputs' range from 0 to 1, not {self.max_loss:g}")
+        if self.max_loss is not None and self.precision == "fp32":
+            raise UsageError("--precision fp32 loses nothing: leave out --max-loss, or allow fp16 by --precision auto")
         for name, value in (("--slo-ms", self.slo_ms), ("--max-cost-usd", self.max_cost_usd)):
             if value is not None and not value > 0:
                 raise UsageError(f"{name} must be more than 0, not {value:g}")
@@ -54,6 +66,11 @@ class SplitOptions:
             most_seconds=float("inf") if self.slo_ms is None else self.slo_ms / MS_PER_S,
             most_usd=float("inf") if self.max_cost_usd is None else self.max_cost_usd,
         )
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where functions may have their weights, the preferred place first."""
+        return (ZIP, FETCHED) if self.weights == "auto" else (self.weights,)
 
     @property
     def asks_for_columns(self) -> bool:
@@ -78,6 +95,17 @@ class Budget:
     def platform(self) -> Platform:
         """Return where the plan's functions and its stores are."""
         return Platform.over(self.facts, self.store, self.cold_share)
+
+
+def check_gang(gang: str, store: str) -> None:
+    """Refuse gangs over a store that cannot carry messages between functions."""
+    if gang == "always" and not exchanges(store):
+        raise UsageError(f"a gang's functions cannot wait for one another's messages in {store}: use --gang never")
+
+
+def exchanges(store: str) -> bool:
+    """Return whether functions can exchange messages through a kind of store: S3 does not wake who waits."""
+    return not store.startswith("s3")
 
 
 def stage_count(stages: int | str) -> int | None:

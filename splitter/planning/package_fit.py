@@ -1,8 +1,9 @@
 """The paper's two optimisations under S_i + D < M, automatic and in its order (SerFer, section 5).
 
-A network whose parts fit their functions in fp32 stays as it is. Where one does not, its weights are stored in fp16;
-where that is not enough, global average pooling takes the place of its fully connected head, if there is labelled data
-to fit the new head to; and where there is none, the head's columns go to several functions, which is exact.
+A network whose parts fit their functions in fp32 stays as it is, and so does one whose functions may fetch their
+weights. Where a part does not fit, its weights are stored in fp16; where that is not enough, global average pooling
+takes the place of its fully connected head, if there is labelled data to fit the new head to; and where there is none,
+the head's columns go to several functions, which is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
-from serfer.core.plan import DeploymentOption, ModelChange
+from serfer.core.plan import CONTAINER, FETCHED, ZIP, DeploymentOption, ModelChange
 from splitter.head.calibration import Calibration
 from splitter.head.find import find_head
 from splitter.head.gap import HeadFit, replace_head, replace_head_blind
@@ -27,11 +28,24 @@ from splitter.network.source import Progress
 from splitter.plan_dir import precision
 from splitter.plan_dir.assemble import Decision
 from splitter.plan_dir.check import whole_runner
-from splitter.planning.explanation import Constraints, alternatives, out_of_reach, unsplit, why
-from splitter.planning.options import Budget, SplitOptions, memory_sizes
-from splitter.planning.planner import Choice, WeightStorage, choices_of, prepare, why_nothing_fits
-from splitter.planning.search import Search
-from splitter.tiling.cuts import Cut, cut_points, cuts_after, weight_bytes
+from splitter.planning.explanation import (
+    IN_PLACE,
+    Constraints,
+    alternatives,
+    colder_than_in_half,
+    in_half,
+    out_of_reach,
+    unsplit,
+    why,
+    why_nothing_fits,
+)
+from splitter.planning.gang_candidates import exchange_points, gang_grids
+from splitter.planning.gangs import gangs_of_runs
+from splitter.planning.limits import WeightStorage, memory_needed, room_in
+from splitter.planning.options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
+from splitter.planning.planner import MAX_GANG_STAGES, MAX_STAGES, Choice, choices_of, gangs_of, prepare
+from splitter.planning.search import Chain, Search
+from splitter.tiling.cuts import MOST_TENSORS, Cut, all_cuts, cut_points, cuts_after, weight_bytes
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import COLUMNS, ONE
 
@@ -46,11 +60,23 @@ def fit(
 ) -> Decision:
     """Choose stages for a network so that each fits its functions, changing the network only where it must be.
 
-    Warns (PlanWarning) where one grid was requested and no stage can have it.
+    Warns (PlanWarning) where one grid was requested and no stage can have it, or gangs and there can be none, or where
+    fp16 storage loses more than was allowed, so that weights stay in fp32.
 
-    Raises ModelError where nothing fits (the message names the bound), or a GAP head was requested and there is
-    no head to replace; UsageError for options that contradict each other.
+    Raises ModelError where nothing fits (the message names the bound), fp16 was requested and loses more than was
+    allowed, or a GAP head was requested and there is no head to replace; UsageError for options that contradict each
+    other.
     """
+    decision, notes = _decide(original, options, budget, calibration, progress)
+    for note in notes:
+        warnings.warn(note, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
+    return decision
+
+
+def _decide(
+    original: Graph, options: SplitOptions, budget: Budget, calibration: Calibration | None, progress: Progress
+) -> tuple[Decision, tuple[str, ...]]:
+    """Return the stages of `fit`, and what to warn of."""
     progress("choosing cuts and grids")
     changes: tuple[ModelChange, ...] = ()
     given = original
@@ -65,30 +91,88 @@ def fit(
         fitted = _first_that_fits(given, _with_columns(options), budget, _storages(given, options, spread=True))
     if fitted is None:
         raise _nothing_fits(given, options, budget)
-    graph, cuts, search = fitted
+    graph, cuts, search, storage = fitted
     chain = search.best(options.goal)
     if chain is None:
         raise out_of_reach(search, options.goal)
-    choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget))
-    untiled = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
-    if untiled:
-        warnings.warn(untiled, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
-    half = _half_weights(graph, choices)
+    choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget, storage))
+    gangs = gangs_of(chain)
+    if options.gang == "always" and not _searches_gangs(options, budget):
+        choices, gangs = gangs_of_runs(graph, choices, budget, storage.half, storage.places)
+    half = _half_weights(graph, choices) & storage.half
     if half:
-        graph = precision.with_half(graph, half)
+        rounded = precision.with_half(graph, half)
         progress("measuring what fp16 storage loses")
-        changes = (*changes, _measure_half(given, graph, half, calibration))
-    return Decision(
-        graph,
-        cuts,
+        changes = (*changes, _measure_half(given, rounded, half, calibration))
+        if excess := _excess_loss(changes[-1], options):
+            decision, notes = _decide(original, _in_fp32(options), budget, calibration, progress)
+            return decision, (excess, *notes)
+    unmet = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
+    if options.gang == "always" and not gangs:
+        unmet = unmet or _why_no_gang(graph, options, budget, choices)
+    paragraph = why(options.objective, options.goal, chain, others, budget.profiles, _constraints(options, budget))
+    half_note = "" if half else _in_half_instead(graph, cuts, chain, options, budget, storage)
+    decision = Decision(
+        rounded if half else graph,
+        _cuts_of(graph, choices),
         choices,
         changes,
         _deployment_options(original, options, budget, changes),
-        untiled[:1].upper()
-        + untiled[1:]
-        + why(options.objective, options.goal, chain, others, budget.profiles, _constraints(options, budget)),
+        unmet[:1].upper() + unmet[1:] + paragraph + half_note,
         others,
+        gangs,
     )
+    return decision, (unmet,) if unmet else ()
+
+
+def _excess_loss(change: ModelChange, options: SplitOptions) -> str:
+    """Return what to warn of where fp16 storage loses more than is allowed; empty where it does not.
+
+    Raises ModelError where fp16 was requested.
+    """
+    if options.max_loss is None or change.error is None or change.error <= options.max_loss:
+        return ""
+    text = (
+        f"fp16 storage changes the outputs by {change.error:.2g} of their range on {change.samples} "
+        f"{change.measured_on}, --max-loss allows {options.max_loss:g}"
+    )
+    if options.precision == "fp16":
+        raise ModelError(f"{text}: allow more, or use --precision fp32")
+    return f"{text}: weights stay in fp32"
+
+
+def _in_fp32(options: SplitOptions) -> SplitOptions:
+    return replace(options, precision="fp32", max_loss=None)
+
+
+def _in_half_instead(
+    graph: Graph, cuts: Sequence[Cut], chain: Chain, options: SplitOptions, budget: Budget, storage: WeightStorage
+) -> str:
+    """Name the plan in fp16 that a plan in fp32 leaves out by default, where it would save something; else empty.
+
+    That is another plan where weights must be in zips, which hold twice as many in fp16. Elsewhere it is the same plan,
+    whose cold starts have fewer bytes to wait for. Networks that one zip holds have nothing to save.
+    """
+    nodes = len(graph.nodes)
+    full = weight_bytes(graph, 0, nodes)
+    asked = options.precision == "fp32" or options.max_loss is not None
+    names = frozenset() if asked or full <= budget.limit.room else precision.storable(graph, graph.nodes)
+    if not names:
+        return ""
+    with_half = replace(storage, half=names, allowed=True)
+    loss = precision.predicted_loss(graph, names)
+    option = f"--max-loss {precision.rounded_up(loss):g}, as predicted from rounding"
+    if storage.places == (ZIP,):
+        search = _search(graph, cuts, options, budget, with_half, options.gang)
+        other = search.best(options.goal) if search.fastest else None
+        return in_half(chain, other, option) if other else ""
+    return colder_than_in_half(graph, chain, with_half, budget, option)
+
+
+def _cuts_of(graph: Graph, choices: Sequence[Choice]) -> list[Cut]:
+    """Return the cuts between chosen stages, the two ends included; inside a gang any number of tensors may cross."""
+    every = {cut.position: cut for cut in all_cuts(graph, len(graph.nodes))}
+    return [every[0], *(every[choice.stop] for choice in choices)]
 
 
 def _why_untiled(
@@ -108,6 +192,28 @@ def _why_untiled(
     return f"no stage can be spread {wanted}: {what}; ask for another grid. "
 
 
+def _why_no_gang(graph: Graph, options: SplitOptions, budget: Budget, choices: Sequence[Choice]) -> str:
+    """Explain why a plan has no gang."""
+    wanted, most = options.grids.requested, budget.max_tiles
+    if not _searches_gangs(options, budget):
+        tiled = any(choice.grid.tiles > 1 and not choice.grid.columns for choice in choices[:-1])
+        what = (
+            "no function holds two of the consecutive stages, or their grids differ"
+            if tiled
+            else "no stage before the last has tiles of rows and columns"
+        )
+    elif wanted and not gang_grids(wanted):
+        what = f"stages on the grid {wanted} have no neighbours that could exchange halos"
+    elif most is not None and all(grid.tiles > most for grid in gang_grids(wanted)):
+        what = f"at most {most} tiles are allowed"
+    elif not exchange_points(graph):
+        what = "the network has neither windows of several rows nor global pooling, before which tiles exchange"
+    else:
+        grid = f"the grid {wanted}" if wanted else "any grid"
+        what = f"no stages on {grid} have maps that are large enough, or a function that holds them"
+    return f"no stages can be a gang: {what}. "
+
+
 def _count(stages: int) -> str:
     return f"{stages} stage" if stages == 1 else f"{stages} stages"
 
@@ -115,6 +221,7 @@ def _count(stages: int) -> str:
 def _constraints(options: SplitOptions, budget: Budget) -> Constraints:
     """Return what the user fixed of a plan, and what was chosen."""
     grids, memory = options.grids, budget.memory_mb
+    place = IN_PLACE.get(options.weights, "in zips or fetched")
     any_memory = set(memory) == set(memory_sizes(budget.facts.functions))
     fixed = {
         "grids": f"grids {', '.join(map(str, grids.per_stage))}" if grids.per_stage else "",
@@ -124,6 +231,8 @@ def _constraints(options: SplitOptions, budget: Budget) -> Constraints:
         "memory": "" if any_memory else f"{' or '.join(map(str, memory))} MB of memory",
         "tiles": f"at most {budget.max_tiles} tasks a stage" if budget.max_tiles else "",
         "precision": f"weights in {options.precision}" if options.precision != "auto" else "",
+        "weights": "" if options.weights == DEFAULT_WEIGHTS else f"weights {place}",
+        "gangs": "gangs wherever stages can be one" if options.gang == "always" else "",
         "head": {"auto": "", "never": "no pooled head", "always": "a pooled head"}[options.gap],
     }
     free = {
@@ -137,10 +246,15 @@ def _constraints(options: SplitOptions, budget: Budget) -> Constraints:
 
 def _storages(graph: Graph, options: SplitOptions, *, spread: bool) -> Iterator[WeightStorage]:
     """Yield ways to store weights, the most exact first."""
-    if options.precision != "fp16":
-        yield WeightStorage(spread=spread)
-    if options.precision != "fp32":
-        yield WeightStorage(precision.storable(graph, graph.nodes), always=options.precision == "fp16", spread=spread)
+    exact = WeightStorage(spread=spread, places=options.places)
+    if options.precision == "fp16":
+        yield replace(exact, half=precision.storable(graph, graph.nodes), always=True)
+    elif options.max_loss:
+        yield replace(exact, half=precision.storable_within(graph, options.max_loss), allowed=True)
+    else:
+        yield exact
+        if options.precision == "auto" and options.max_loss is None and FETCHED not in options.places:
+            yield replace(exact, half=precision.storable(graph, graph.nodes))
 
 
 def _with_columns(options: SplitOptions) -> SplitOptions:
@@ -148,7 +262,7 @@ def _with_columns(options: SplitOptions) -> SplitOptions:
     return options if options.grids.per_stage else replace(options, grids=replace(options.grids, for_large=COLUMNS))
 
 
-_Fitted = tuple[Graph, Sequence[Cut], Search]
+_Fitted = tuple[Graph, Sequence[Cut], Search, WeightStorage]
 
 
 def _first_that_fits(
@@ -156,16 +270,46 @@ def _first_that_fits(
 ) -> _Fitted | None:
     graph = with_tile_pools(given)
     cuts = _cuts(graph, options, budget)
-    stages = len(cuts) - 1 if options.cuts else options.stages
     for storage in storages:
-        search = prepare(graph, cuts, options.grids, stages, budget, storage, least_work=options.objective == "work")
-        if search.fastest:
-            return graph, cuts, search
+        for gang in _gang_modes(options, budget):
+            search = _search(graph, cuts, options, budget, storage, gang)
+            if search.fastest:
+                return graph, cuts, search, storage
     return None
 
 
+def _search(
+    graph: Graph, cuts: Sequence[Cut], options: SplitOptions, budget: Budget, storage: WeightStorage, gang: str
+) -> Search:
+    return prepare(
+        graph,
+        cuts,
+        options.grids,
+        len(cuts) - 1 if options.cuts else options.stages,
+        budget,
+        storage,
+        least_work=options.objective == "work",
+        most_stages=MAX_STAGES if options.gang != "always" else MAX_GANG_STAGES,
+        gang=gang,
+    )
+
+
+def _gang_modes(options: SplitOptions, budget: Budget) -> Sequence[str]:
+    """Return which gangs to search, in order: where there must be one and cannot be, a plan has none."""
+    if not _searches_gangs(options, budget):
+        return ("never",)
+    return ("always", "never") if options.gang == "always" else (options.gang,)
+
+
+def _searches_gangs(options: SplitOptions, budget: Budget) -> bool:
+    """Return whether gangs are searched: not where the user fixed the stages, and over stores that carry messages."""
+    fixed = options.stages or options.cuts or options.grids.per_stage or options.objective == "work"
+    return not fixed and options.gang != "never" and exchanges(budget.store)
+
+
 def _cuts(graph: Graph, options: SplitOptions, budget: Budget) -> list[Cut]:
-    return cuts_after(graph, options.cuts) if options.cuts else cut_points(graph, budget.limit.room)
+    most_tensors = MOST_TENSORS if options.gang != "always" else len(graph.nodes)
+    return cuts_after(graph, options.cuts, most_tensors) if options.cuts else cut_points(graph, budget.limit.room)
 
 
 def _nothing_fits(given: Graph, options: SplitOptions, budget: Budget) -> ModelError:
@@ -254,6 +398,10 @@ def _deployment_options(
     half = weight_bytes(graph, start, stop, precision.storable(graph, graph.nodes[start:stop]))
     listed = [DeploymentOption("fp32, one function", 1, full, full <= room, exact=True)]
     listed.append(DeploymentOption("fp16 storage, one function", 1, half, half <= room, exact=False))
+    for place in (FETCHED, CONTAINER):
+        needed = memory_needed(graph, start, stop, full, place)
+        fits = full <= room_in(place, budget) and needed <= max(budget.memory_mb)
+        listed.append(DeploymentOption(f"fp32, one function, weights {IN_PLACE[place]}", 1, full, fits, exact=True))
     head = find_head(original)
     if head:
         for what, size, exact in (("fp32", full, True), ("fp16", half, False)):

@@ -37,7 +37,7 @@ class Edge:
     """A stage between two states: `seconds` and `usd` have a row for each memory, a column for each grid before it.
 
     `before` and `after` say how tensors come and go (an index into the paths), `grid` on which grid they are written;
-    `stage` is the caller's.
+    `stage` is the caller's. What is not possible with some memory after some grid takes infinitely long.
     """
 
     start: Vertex
@@ -102,7 +102,8 @@ class Search:
         while vertex not in self._last:
             batch = self._batches[vertex][path]
             rest = np.array([to_go[edge.stop][edge.after, edge.grid] for edge in batch.edges])
-            weighted = per_second * batch.seconds[:, :, grid] + per_usd * batch.usd[:, :, grid] + rest[:, None]
+            each_s, each_usd = batch.seconds[:, :, grid], batch.usd[:, :, grid]
+            weighted = _weighted(per_second, each_s, per_usd, each_usd) + rest[:, None]
             number, memory = map(int, np.unravel_index(weighted.argmin(), weighted.shape))
             edge = batch.edges[number]
             seconds, usd = seconds + edge.seconds[memory, grid], usd + edge.usd[memory, grid]
@@ -121,7 +122,7 @@ class Search:
                 continue
             for path, batch in self._batches.get(vertex, {}).items():
                 rest = np.array([least[edge.stop][edge.after, edge.grid] for edge in batch.edges])
-                weighted = (per_second * batch.seconds + per_usd * batch.usd).min(axis=1) + rest[:, None]
+                weighted = _weighted(per_second, batch.seconds, per_usd, batch.usd).min(axis=1) + rest[:, None]
                 least[vertex][path] = weighted.min(axis=0)
         return least
 
@@ -311,6 +312,13 @@ def _undominated(several: Sequence[_Labels]) -> _Labels:
     usd = merged.usd[order]
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], usd[:-1]]))
     return merged.only(order[usd < least_before])
+
+
+def _weighted(per_second: float, seconds: Floats, per_usd: float, usd: Floats) -> Floats:
+    """Return the weighted sum; what has no weight may be infinite."""
+    if not (per_second and per_usd):
+        return per_second * seconds if per_second else per_usd * usd
+    return per_second * seconds + per_usd * usd
 
 
 def _value(goal: Goal, chain: Chain) -> float:

@@ -6,7 +6,7 @@ for each axis by itself, once for each number of parts, and a grid's tiles are t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, product
@@ -30,6 +30,8 @@ from splitter.tiling import operators
 from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
 from splitter.tiling.grids import ONE
+from splitter.tiling.known_spans import KnownSpans
+from splitter.tiling.parts import can_part
 from splitter.tiling.receptive_field import Spans, spans_of
 from splitter.tiling.regions import AxisNode, AxisWalk, axis_node, input_region
 from splitter.tiling.rule import extent
@@ -129,11 +131,12 @@ class StageEnumerator:
         self._walks: dict[object, _StageAxis] = {}
         self._axis_nodes: dict[object, list[AxisNode]] = {}
         self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
-        self._tiles: dict[tuple[int, bytes, bytes], tuple[Floats, int]] = {}
+        self._tiles: dict[tuple[int, int, int], tuple[Floats, int]] = {}
+        self._known_spans = KnownSpans()
         self._known_layout_costs: dict[object, Floats] = {}
         self._known_signatures: dict[object, int] = {}
         self._signature_numbers: dict[Hashable, int] = {}
-        self._pools: tuple[object, ...] = ()
+        self._pools: tuple[tuple[int, tuple[int, int]], ...] = ()
         self._at_cut = {cut.position: cut for cut in cuts}
 
     def whole(self, left: Cut, right: Cut) -> StageWork:
@@ -168,23 +171,46 @@ class StageEnumerator:
 
         Without `maps`, a stage that is split by columns begins at a vector.
         """
+        for walk in self.walks(grid, least, maps=maps).values():
+            yield from walk
+
+    def walks(
+        self, grid: Grid, least: int = 1, *, maps: bool = True, starts: Callable[[int], Container[int]] | None = None
+    ) -> dict[int, Iterator[StageWork]]:
+        """Return the same stages by where they stop, the shortest first; all are read before those of another grid.
+
+        `starts` says at which cuts the stages to a stop may begin: at all of them without it.
+        """
         graph = with_grid(self._graph, grid)
-        self._pools = tuple(node.attributes["grid"] for node in graph.nodes if node.kind == operators.TILE_POOL)
+        self._pools = tuple(
+            (index, node.attributes["grid"])
+            for index, node in enumerate(graph.nodes)
+            if node.kind == operators.TILE_POOL
+        )
         able = [
             operators.column_splittable(graph, node) if grid.columns else operators.tileable(graph, node)
             for node in graph.nodes
         ]
         if grid.columns and not maps:
             able = [one and graph.shape(node.output).flat for one, node in zip(able, graph.nodes, strict=True)]
+        walks = {}
         for cut in self._cuts[1:]:
             targets = [name for name in cut.tensors if can_part(graph, name, grid, least)]
             if graph.nodes[cut.position - 1].output in targets:
-                yield from self._walk(graph, able, cut, frozenset(targets), grid)
+                begins = starts(cut.position) if starts else self._at_cut
+                walks[cut.position] = self._walk(graph, able, cut, frozenset(targets), grid, begins)
+        return walks
 
     def _walk(
-        self, graph: Graph, able: Sequence[bool], cut: Cut, targets: frozenset[str], grid: Grid
+        self,
+        graph: Graph,
+        able: Sequence[bool],
+        cut: Cut,
+        targets: frozenset[str],
+        grid: Grid,
+        starts: Container[int],
     ) -> Iterator[StageWork]:
-        """Yield the stage from every earlier cut to this one, the nearest first."""
+        """Yield the stage from every earlier cut of `starts` to this one, the nearest first."""
         rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
         cols = self._axis(graph, cut, targets, COL_AXIS, grid)
         costs, written, macs = np.zeros((2, grid.tiles)), np.zeros(grid.tiles), 0
@@ -201,7 +227,7 @@ class StageEnumerator:
             costs, macs = costs + operator_costs, macs + count
             if rows.is_in_parts(node.output):
                 costs += self._layout_costs(graph, _views(rows, cols, node.output))
-            if index in self._at_cut:
+            if index in starts:
                 accesses = self._accesses(graph, index, rows, cols)
                 given = sum(self._layout_costs(graph, _views(rows, cols, one.tensor, index)) for one in accesses)
                 serial, parallel = costs + given
@@ -216,22 +242,27 @@ class StageEnumerator:
 
     def _axis(self, graph: Graph, cut: Cut, targets: frozenset[str], axis: int, grid: Grid) -> _StageAxis:
         parts = grid.rows if axis == ROW_AXIS else grid.cols
-        key = (cut.position, axis, parts, targets, grid.columns, self._pools)
+        key = (cut.position, axis, parts, targets, grid.columns, self._pool_parts(axis, cut.position))
         if key not in self._walks:
             wanted = {name: spans_of(even_parts(extent(graph, name, axis), parts)) for name in targets}
             nodes = self._along(graph, axis)[: cut.position]
-            self._walks[key] = _StageAxis(AxisWalk(nodes, wanted), self._at_cut)
+            walk = AxisWalk(nodes, wanted, known=self._known_spans)
+            self._walks[key] = _StageAxis(walk, self._at_cut, self._known_spans)
         return self._walks[key]
 
+    def _pool_parts(self, axis: int, stop: int) -> tuple[int, ...]:
+        """Return into how many parts each pool before a position has been cut along an axis: all that grids change."""
+        return tuple(grid[axis - ROW_AXIS] for index, grid in self._pools if index < stop)
+
     def _along(self, graph: Graph, axis: int) -> list[AxisNode]:
-        key = axis, self._pools
+        key = axis, self._pool_parts(axis, len(graph.nodes))
         if key not in self._axis_nodes:
             self._axis_nodes[key] = [axis_node(graph, node, axis) for node in graph.nodes]
         return self._axis_nodes[key]
 
     def _tile_costs(self, graph: Graph, index: int, rows: _Sizes, cols: _Sizes) -> tuple[Floats, int]:
         """Return an operator's cost in each tile (see `_operator_cost`), as an array (2, tiles), and all their macs."""
-        key = (self._signature_number(graph, index), rows.tobytes(), cols.tobytes())
+        key = (self._signature_number(graph, index), id(rows), id(cols))
         if key not in self._tiles:
             sizes = product(rows.tolist(), cols.tolist())
             *costs, macs = zip(*(self._operator_cost(graph, index, *size) for size in sizes), strict=True)
@@ -276,8 +307,8 @@ class StageEnumerator:
             self._known_signatures[known],
             views.is_input,
             views.is_output,
-            views.rows.tobytes(),
-            views.cols.tobytes(),
+            id(views.rows),
+            id(views.cols),
         )
         if key not in self._known_layout_costs:
             tiles = product(views.rows, views.cols)
@@ -366,8 +397,8 @@ def _views(rows: _StageAxis, cols: _StageAxis, tensor: str, cut: int | None = No
 class _StageAxis:
     """The backward walk from a cut along one axis, as far as it was needed, and how tiles read what it passed."""
 
-    def __init__(self, walk: AxisWalk, cuts: Mapping[int, Cut]) -> None:
-        self._walk, self._cuts = walk, cuts
+    def __init__(self, walk: AxisWalk, cuts: Mapping[int, Cut], known: KnownSpans) -> None:
+        self._walk, self._cuts, self._known = walk, cuts, known
         self._sizes: dict[int, _Sizes] = {}
         self._at_cut: dict[int, dict[str, Spans]] = {}
         self._known_views: dict[tuple[str, int], _Axis] = {}
@@ -375,9 +406,9 @@ class _StageAxis:
     def sizes(self, index: int) -> _Sizes:
         """Return how many rows of a node's output each part needs."""
         while self._walk.position > index:
-            first, last = self._walk.step()
+            out = self._walk.step()
             at, spans = self._walk.position, self._walk.spans
-            self._sizes[at] = last - first
+            self._sizes[at] = self._known.sizes(out)
             if at in self._cuts:
                 self._at_cut[at] = {name: spans[name] for name in self._cuts[at].tensors if name in spans}
         return self._sizes[index]
@@ -388,9 +419,7 @@ class _StageAxis:
 
     def target(self, tensor: str) -> _Sizes:
         """Return how many rows of one of the stage's outputs each part writes."""
-        first, last = self._walk.targets[tensor]
-        sizes: _Sizes = last - first
-        return sizes
+        return self._known.sizes(self._walk.targets[tensor])
 
     def is_target(self, tensor: str) -> bool:
         """Return whether a tensor is one of the stage's outputs."""
@@ -411,17 +440,5 @@ class _StageAxis:
             have = self._walk.spans[tensor] if cut is None else self._at_cut[cut][tensor]
             needs = [need for reader, need in self._walk.reads.get(tensor, ()) if reader >= (cut or 0)]
             targets = [self._walk.targets[tensor]] if cut is None and self.is_target(tensor) else []
-            edges = np.array([have, *needs, *targets]) - have[0]
-            self._known_views[key] = edges.transpose(2, 0, 1)
+            self._known_views[key] = self._known.views([have, *needs, *targets])
         return self._known_views[key]
-
-
-def can_part(graph: Graph, tensor: str, grid: Grid, least: int = 1) -> bool:
-    """Return whether a tensor can be cut like that: maps into rows and columns (`least` each), vectors into columns.
-
-    What tiles pool of a map is one value each.
-    """
-    shape = graph.shape(tensor)
-    pooled = (shape.height, shape.width) == (grid.rows, grid.cols)
-    side = 1 if grid.columns or pooled else least
-    return shape.flat == grid.columns and shape.height >= side * grid.rows and shape.width >= side * grid.cols

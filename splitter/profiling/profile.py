@@ -32,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sklearn.linear_model import LinearRegression
 
 from serfer.core.costs.operator_costs import COUNTED, Kind, Profile, Profiles, Work, counts
-from serfer.core.costs.sessions import set_threads
+from serfer.core.costs.sessions import set_threads, share_arena
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
 from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
@@ -48,12 +48,12 @@ from splitter.planning.ort_kernels import (
     tile_works,
     with_activation,
 )
-from splitter.planning.planner import tile_rects
 from splitter.profiling.synthetic_models import synthetic_models
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import ONE
+from splitter.tiling.parts import tile_rects
 from splitter.tiling.regions import Regions, infer_regions, whole_regions
 
 NETWORKS = (
@@ -128,6 +128,7 @@ def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None
     """Build a session with a worker's options; `events` is where it reports on operators."""
     options = ort.SessionOptions()
     set_threads(options, threads)
+    share_arena(ort, options)
     if events:
         options.enable_profiling = True
         options.profile_file_prefix = str(events)

@@ -22,8 +22,8 @@ class Cut:
     tensors: tuple[str, ...]
 
 
-def all_cuts(graph: Graph) -> list[Cut]:
-    """Return every cut that a plan could have, the two ends included.
+def all_cuts(graph: Graph, most_tensors: int = MOST_TENSORS) -> list[Cut]:
+    """Return every cut of at most so many tensors that a plan could have, the two ends included.
 
     The image is read by the first stage alone, so there is no cut as long as it is still needed.
     """
@@ -31,7 +31,7 @@ def all_cuts(graph: Graph) -> list[Cut]:
     for index, node in enumerate(graph.nodes[:-1]):
         live = [name for name in (*live, node.output) if graph.last_use(name) > index]
         plain = all(graph.can_cross(name) for name in live)
-        if plain and len(live) <= MOST_TENSORS and graph.input not in live:
+        if plain and len(live) <= most_tensors and graph.input not in live:
             cuts.append(Cut(index + 1, tuple(live)))
     return [*cuts, Cut(len(graph.nodes), (graph.output,))]
 
@@ -66,12 +66,12 @@ def _elements(graph: Graph, cut: Cut) -> int:
     return sum(graph.shape(name).elements for name in cut.tensors)
 
 
-def cuts_after(graph: Graph, names: Sequence[str]) -> list[Cut]:
+def cuts_after(graph: Graph, names: Sequence[str], most_tensors: int = MOST_TENSORS) -> list[Cut]:
     """Return the cuts after the operators called `names`, the two ends included.
 
     Raises UsageError that names an operator which is not there, or after which too much is still needed.
     """
-    cuts = {cut.position: cut for cut in all_cuts(graph)}
+    cuts = {cut.position: cut for cut in all_cuts(graph, most_tensors)}
     positions = {node.name: index + 1 for index, node in enumerate(graph.nodes)}
     chosen = []
     for name in names:
@@ -83,7 +83,7 @@ def cuts_after(graph: Graph, names: Sequence[str]) -> list[Cut]:
             near = min(cuts, key=lambda position: abs(position - positions[name]))
             other = graph.nodes[max(near, 1) - 1].name
             raise UsageError(
-                f"no cut can fall after {name!r}: the image or more than {MOST_TENSORS} tensors would cross it; the "
+                f"no cut can fall after {name!r}: the image or more than {most_tensors} tensors would cross it; the "
                 f"nearest place is after {other!r}"
             )
         chosen.append(cuts[positions[name]])

@@ -59,6 +59,7 @@ def same_rows(out: Spans) -> Spans:
     return out
 
 
+@lru_cache
 def all_rows(size: int) -> ReceptiveField:
     """Return the receptive field of an operator that reads the whole map for every row."""
     whole = np.array([[0], [size]])
@@ -113,13 +114,16 @@ def window(node: Node, axis: int) -> Window:
 
 def _window(attributes: Mapping[str, Any], index: int) -> Window:
     pads = attributes.get("pads") or [0, 0, 0, 0]
-    return Window(
-        kernel=attributes["kernel_shape"][index],
-        stride=(attributes.get("strides") or [1, 1])[index],
-        dilation=(attributes.get("dilations") or [1, 1])[index],
-        pad_before=pads[index],
-        pad_after=pads[index + 2],
+    return _known_window(
+        attributes["kernel_shape"][index],
+        (attributes.get("strides") or [1, 1])[index],
+        (attributes.get("dilations") or [1, 1])[index],
+        pads[index],
+        pads[index + 2],
     )
+
+
+_known_window = lru_cache(maxsize=1 << 12)(Window)  # equal windows are one, and so are their receptive fields
 
 
 def explicit_pads(attributes: Mapping[str, Any], size: Sequence[int]) -> list[int]:

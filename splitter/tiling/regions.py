@@ -13,7 +13,8 @@ from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
 from splitter.tiling import operators
-from splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, hull, spans_of
+from splitter.tiling.known_spans import KnownSpans
+from splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, spans_of
 from splitter.tiling.rule import InputRegion, extent
 
 Regions = dict[str, Rect]
@@ -71,12 +72,20 @@ class AxisWalk:
 
     `spans` holds them, as far as the walk went: where several operators read a tensor, the hull of what they read.
     `reads` holds, for each tensor, its readers (by their positions, the last first) and the rows that each reads, but
-    for those that every tile computes whole. Rows are clipped to the map unless `clip` is false.
+    for those that every tile computes whole. Rows are clipped to the map unless `clip` is false. Walks that share
+    `known` compute equal spans once.
     """
 
-    def __init__(self, nodes: Sequence[AxisNode], targets: Mapping[str, Spans], *, clip: bool = True) -> None:
-        self._nodes, self._clip = nodes, clip
-        self.targets = targets
+    def __init__(
+        self,
+        nodes: Sequence[AxisNode],
+        targets: Mapping[str, Spans],
+        *,
+        clip: bool = True,
+        known: KnownSpans | None = None,
+    ) -> None:
+        self._nodes, self._clip, self._known = nodes, clip, known or KnownSpans()
+        self.targets = {name: self._known.one(rows) for name, rows in targets.items()}
         self.position = len(nodes)
         self.spans: dict[str, Spans] = {}
         self.reads: dict[str, list[tuple[int, Spans]]] = {}
@@ -91,7 +100,7 @@ class AxisWalk:
             self.spans[node.output] = self._whole(node.size)
         out = self.spans[node.output]
         for source, read in node.inputs.items():
-            rows = clipped(read.field(out), read.size) if self._clip else read.field(out)
+            rows = self._known.read(read.field, read.size if self._clip else None, out)
             self._add(source, rows)
             if not node.replicated:
                 self.reads.setdefault(source, []).append((self.position, rows))
@@ -99,11 +108,11 @@ class AxisWalk:
 
     def _whole(self, size: int) -> Spans:
         """Return all rows of a map, for each tile."""
-        return all_rows(size)(next(iter(self.targets.values())))
+        return self._known.read(all_rows(size), None, next(iter(self.targets.values())))
 
     def _add(self, tensor: str, rows: Spans) -> None:
         known = self.spans.get(tensor)
-        self.spans[tensor] = rows if known is None else hull(known, rows)
+        self.spans[tensor] = rows if known is None else self._known.hull(known, rows)
 
 
 def infer_regions(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[str, Rect]]) -> list[Regions]:

@@ -11,11 +11,13 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from serfer.core.errors import SerferError, StoreUnavailableError
+from storage.exchange import Exchange
 from storage.redis.node import Command, RedisNode
 from storage.redis.store import RedisCommands
 from storage.redis.url import cluster_options
 
 _HOPS = 8  # nodes to which a command is sent, one after the other, while its slot moves
+_KEY_AT = {"EVAL": 3, "XREAD": -2}  # behind a script and the number of its keys; before its cursor
 
 Address: TypeAlias = tuple[str, int]
 
@@ -34,12 +36,41 @@ class _Hop:
 class RedisClusterStore(RedisCommands):
     """Values on the nodes of a cluster; a method is one round trip of one pipeline to each node that holds its keys.
 
-    A hash tag, `{...}` in a key, keeps keys on one node. Which node has which slot is looked up when first needed and
-    again when a node says that a slot has moved or does not answer. Replicas are not read: they may lag behind.
+    A hash tag, `{...}` in a key, keeps keys on one node.
     """
 
     def __init__(self, url: str) -> None:
         self._seeds, self._options = cluster_options(url)
+        self._cluster = RedisCluster(self._seeds, self._options)
+
+    def exchange(self) -> Exchange:
+        """Exchange messages by streams: sends share this store's connections, waits have their own."""
+        from storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
+
+        waiting = RedisCluster(self._seeds, self._options, unbounded=True)
+        return RedisExchange(self.execute, waiting, self._options["socket_timeout"])
+
+    def close(self) -> None:
+        """Disconnect; a later call connects again."""
+        self._cluster.close()
+
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
+        """Send each command to the node that has its key."""
+        return self._cluster.execute(commands)
+
+    def _deletion(self, keys: Sequence[str]) -> list[Command]:
+        return [("DEL", key) for key in keys]  # apart, for while a slot moves its keys may be on two nodes
+
+
+class RedisCluster:
+    """Sends commands to the nodes that have their keys.
+
+    Which node has which slot is looked up when first needed and again when a node says that a slot has moved or does
+    not answer. Replicas are not read: they may lag behind. `unbounded` is a RedisNode's.
+    """
+
+    def __init__(self, seeds: Sequence[Address], options: dict[str, Any], *, unbounded: bool = False) -> None:
+        self._seeds, self._options, self._unbounded = seeds, options, unbounded
         self._lock = Lock()
         self._nodes: dict[Address, RedisNode] = {}
         self._owners: Sequence[Address | None] = ()
@@ -49,9 +80,6 @@ class RedisClusterStore(RedisCommands):
         """Disconnect; a later call connects again."""
         for node in tuple(self._nodes.values()):
             node.close()
-
-    def _deletion(self, keys: Sequence[str]) -> list[Command]:
-        return [("DEL", key) for key in keys]  # apart, for while a slot moves its keys may be on two nodes
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Send each command to the node that has its key; follow it where it moves."""
@@ -149,7 +177,8 @@ class RedisClusterStore(RedisCommands):
         """Return the node at an address; a second one that another thread makes meanwhile has no connection yet."""
         if address not in self._nodes:
             host, port = address
-            node = RedisNode({**self._options, "host": host, "port": port}, kind=" (a node of a cluster)")
+            options = {**self._options, "host": host, "port": port}
+            node = RedisNode(options, kind=" (a node of a cluster)", unbounded=self._unbounded)
             self._nodes.setdefault(address, node)
         return self._nodes[address]
 
@@ -162,7 +191,7 @@ class RedisClusterStore(RedisCommands):
 
 
 def _key(command: Command) -> str:
-    key: str = command[3 if command[0] == "EVAL" else 1]  # behind a script and the number of its keys
+    key: str = command[_KEY_AT.get(command[0], 1)]
     return key
 
 

@@ -34,7 +34,10 @@ _LOGIN = (
     "refused the login: correct user and password in --store; with iam=, the user, the cache's name and the permission "
     "elasticache:Connect"
 )
-_FORBIDDEN = "forbids it ({}): give the user in --store +get +getrange +set +exists +del +eval on the keys ~serfer:*"
+_FORBIDDEN = (
+    "forbids it ({}): give the user in --store +get +getrange +set +exists +del +eval +xadd +xread +pexpire on the "
+    "keys ~serfer:*"
+)
 _NO_TLS = "does not answer in TLS{}: if it is a Redis server without TLS, write redis:// in --store, not rediss://"
 _NAME_MISMATCHES = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
@@ -70,6 +73,8 @@ def explained(error: RedisError, where: str, command: str) -> StoreError | Store
         return StoreUnavailableError(
             f"Redis at {where} has no database of that number: correct the last part of --store"
         )
+    if text.startswith("UNBLOCKED"):
+        return StoreUnavailableError(f"Redis at {where} has ended a wait (it became a replica): try again")
     if "invalid bulk length" in text:
         return ValueTooLargeError(f"Redis at {where} takes no value of that size: raise its proto-max-bulk-len")
     if isinstance(error, _UNAVAILABLE):

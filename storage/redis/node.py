@@ -4,14 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from redis.connection import BlockingConnectionPool
+from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
-from serfer.core.errors import UsageError
+from serfer.core.errors import UsageError, ValueTooLargeError
 from storage.redis.errors import explained
 from storage.redis.url import MALFORMED
 
 _ONE_SEND = 64 * 1024  # bytes up to which a copy is cheaper than a system call for each part (measured: 15 us)
+_UNBOUNDED = 1 << 31
+_MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -21,11 +23,13 @@ class RedisNode:
 
     Commands go over the pool's connections without redis-py's client: its pipelines take 8 to 58% more processor time
     (docs/adr/0024-redis-commands-over-pooled-connections.md), and its retries hide a lost server.
+
+    A pool's bound keeps callers waiting for a free connection. Where commands block, `unbounded` gives each caller one.
     """
 
-    def __init__(self, options: dict[str, Any], kind: str = "") -> None:
+    def __init__(self, options: dict[str, Any], kind: str = "", *, unbounded: bool = False) -> None:
         try:
-            self._pool: Any = BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]
+            self._pool: Any = _unbounded(options) if unbounded else BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]
             example = self._pool.connection_class(**self._pool.connection_kwargs)
             self.host = example.host
             self._where = f"{example.host}:{example.port}{kind}"
@@ -68,8 +72,12 @@ class RedisNode:
         return explained(reply, self._where, command[0])
 
     def close(self) -> None:
-        """Disconnect; a later call connects again."""
-        self._pool.disconnect()
+        """Disconnect; a later call connects again. A command that blocks goes on, then its connection is closed."""
+        if isinstance(self._pool, BlockingConnectionPool):
+            self._pool.disconnect()
+        else:
+            self._pool.update_active_connections_for_reconnect()
+            self._pool.disconnect(inuse_connections=False)
 
     def _read(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401  redis-py's own type is wrong
         with self._explaining(commands):
@@ -83,11 +91,22 @@ class RedisNode:
             raise explained(error, self._where, commands[0][0]) from error
 
 
+def _unbounded(options: dict[str, Any]) -> ConnectionPool:
+    rest = {name: value for name, value in options.items() if name not in {"max_connections", "timeout"}}
+    return ConnectionPool(**rest, max_connections=_UNBOUNDED)
+
+
 def _reply(connection: Any) -> Any:  # noqa: ANN401  whatever the protocol carries
     try:
         return connection.read_response()
     except ResponseError as refusal:
         return refusal
+
+
+def check_size(key: str, size: int) -> None:
+    """Refuse a value that no server takes; raises ValueTooLargeError."""
+    if size > _MAX_VALUE:
+        raise ValueTooLargeError(f"value under {key!r} has {size} bytes: Redis takes at most {_MAX_VALUE}")
 
 
 def milliseconds(ttl: float) -> int:

@@ -4,13 +4,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from serfer.core.errors import ValueTooLargeError
 from storage.coordination import Coordination
-from storage.redis.node import Command, RedisNode, milliseconds
+from storage.exchange import Exchange
+from storage.redis.node import Command, RedisNode, check_size, milliseconds
 from storage.redis.url import server_options
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
-
-_MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
 
 
 class RedisCommands(Store):
@@ -70,7 +68,14 @@ class RedisStore(RedisCommands):
     """
 
     def __init__(self, url: str) -> None:
-        self._node = RedisNode(server_options(url))
+        self._options = server_options(url)
+        self._node = RedisNode(self._options)
+
+    def exchange(self) -> Exchange:
+        """Exchange messages by streams: sends share this store's connections, waits have their own."""
+        from storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
+
+        return RedisExchange(self.execute, RedisNode(self._options, unbounded=True), self._options["socket_timeout"])
 
     def close(self) -> None:
         """Disconnect; a later call connects again."""
@@ -88,8 +93,7 @@ def _setting(key: str, value: Bytes, ttl: float) -> Command:
     check_keys((key,))
     check_ttl(ttl)
     data = flat(value)
-    if len(data) > _MAX_VALUE:
-        raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: Redis takes at most {_MAX_VALUE}")
+    check_size(key, len(data))
     return ("SET", key, data, "PX", milliseconds(ttl))
 
 

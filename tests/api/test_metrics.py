@@ -55,6 +55,19 @@ def answered(target="serverless", **changes):
 
 
 class TestQueries:
+    def test_what_members_of_gangs_exchange_and_wait_is_added_up(self, metrics):
+        stages = (
+            StageReport("stage-0", "2x1", 2, 20.0, 2, 100, 200, gang=0),
+            StageReport("stage-1", "1x1", 1, 10.0, 0, 200, 28, gang=0, bytes_exchanged=150, wait_ms=6.5),
+        )
+        metrics.answered("small", answered(stages=stages))
+        metrics.answered("small", answered(stages=stages, disbanded=1))
+        value, of = metrics.registry.get_sample_value, {"model": "small"}
+        assert value("serfer_exchanged_bytes_total", {**of, "stage": "stage-1"}) == 300
+        assert value("serfer_gang_wait_seconds_total", {**of, "stage": "stage-1"}) == pytest.approx(0.013)
+        assert value("serfer_cold_starts_total", {**of, "stage": "stage-0"}) == 4
+        assert value("serfer_gangs_disbanded_total") == 1
+
     def test_an_answers_report_is_added_up(self, metrics):
         metrics.answered("small", answered())
         metrics.answered("small", answered())
@@ -67,6 +80,7 @@ class TestQueries:
         assert value("serfer_tasks_total", {**of, "stage": "stage-0"}) == 8
         assert value("serfer_cold_starts_total", {**of, "stage": "stage-0"}) == 8
         assert value("serfer_cold_starts_total", {**of, "stage": "stage-1"}) is None
+        assert value("serfer_exchanged_bytes_total", {**of, "stage": "stage-0"}) is None
         assert value("serfer_store_bytes_total", {**of, "direction": "get"}) == 800
         assert value("serfer_store_operations_total", {**of, "operation": "put"}) == 10
         assert value("serfer_usd_total", of) == 1.0

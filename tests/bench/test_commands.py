@@ -3,12 +3,14 @@
 import csv
 import json
 
+import onnx
 import pytest
 from typer.testing import CliRunner
 
 from bench.load.results import read_result
 from serfer.cli.main import app
 from serfer.core.errors import InputError, PlanError, QueryError, UsageError
+from tests.e2e.small import SIZE, small_onnx
 
 
 def bench(*arguments):
@@ -116,6 +118,32 @@ def test_stores_are_measured_at_every_size_and_left_empty(tmp_path):
     saved = json.loads((tmp_path / "out" / "result.json").read_text())
     assert len(saved["rows"]) == len(lines)
     assert (tmp_path / "out" / "rows.csv").read_text().count("\n") == len(lines) + 1
+
+
+@pytest.mark.slow
+def test_gangs_are_compared_with_their_own_stages(tmp_path):
+    onnx.save(small_onnx(), tmp_path / "small.onnx")
+    options = (
+        "--model",
+        tmp_path / "small.onnx",
+        "--size",
+        SIZE,
+        "--rounds",
+        2,
+        "--system",
+        "one",
+        "--system",
+        "staged",
+    )
+    lines = [json.loads(line) for line in bench("gangs", *options, "--request-ms", 1, "--json").output.splitlines()]
+    assert [line["system"] for line in lines] == ["one", "staged", "gang"]
+    assert lines[2]["gain"] == lines[2]["gain_low"] == lines[2]["gain_high"] == 1.0
+    assert lines[0]["calibrated_ms"] == pytest.approx(lines[0]["median_ms"])
+
+
+def test_an_unknown_system_beside_gangs_is_refused():
+    with pytest.raises(UsageError, match="unknown system nothing"):
+        bench("gangs", "--system", "nothing")
 
 
 def test_the_hot_paths_parts_are_measured(directory):

@@ -1,8 +1,14 @@
 """What the pipeline is held against computes the same, and the null service answers what a driver accepts."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from bench.baselines.fork_join import ForkJoin
+from bench.baselines.poll_driver import REPAIRED
+from bench.baselines.serfer_paper import SerFerPaper
+from bench.core.null_workers import null_pipeline
 from bench.core.plans import PLANS, bench_plan
 from bench.pipeline import orchestration
 from bench.pipeline.driver_overhead import measure, results
@@ -12,6 +18,7 @@ from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from splitter.network import zoo
+from tests.e2e.gangs import split_gang
 from tests.e2e.small import GRIDS, SIZE
 
 
@@ -34,6 +41,30 @@ def test_a_burst_over_functions_that_do_nothing_loses_no_query(directory):
         min(measured.driver_rate, measured.client_rate, measured.driver_ms, measured.client_ms, measured.boto3_ms) > 0
     )
     assert "0 queries lost" in results(measured).text()
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory):
+    return split_gang(tmp_path_factory.mktemp("gang"))
+
+
+def test_a_burst_of_gangs_over_functions_that_do_nothing_loses_no_query(gang):
+    measured = measure(gang, queries=20)
+    assert (measured.lost, measured.tasks) == (0, 20 * 2)
+
+
+def test_null_workers_answer_for_gangs(gang, tmp_path):
+    with null_pipeline(gang, Settings(cache_dir=tmp_path), oldest_first=True, service_s=0.002) as pipeline:
+        assert not pipeline.run(np.zeros((1, 3, SIZE, SIZE), dtype=np.float32)).any()
+        report = pipeline.last_report
+    assert [stage.gang for stage in report.stages] == [0, 0, 0, 0]
+    assert report.latency_ms >= 8
+
+
+@pytest.mark.parametrize("system", [ForkJoin, partial(SerFerPaper, mechanics=REPAIRED)])
+def test_systems_that_run_stages_refuse_gangs(gang, tmp_path, system):
+    with pytest.raises(UsageError, match="--gang never"):
+        system(gang, Settings(cache_dir=tmp_path))
 
 
 @pytest.mark.slow

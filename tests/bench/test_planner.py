@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from bench.baselines.gillis import Options
 from bench.planner import breakeven
 from bench.planner import planner as versus
+from bench.planner.breakeven import Best
 from bench.planner.planner import FASTEST, Comparisons, Network, Point, Versus
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
@@ -94,13 +95,21 @@ def test_results_name_the_query_rate_from_which_the_store_pays():
 
 def test_the_break_even_says_from_where_on_splitting_wins():
     race = breakeven.race(small())
-    assert race.fastest.ms <= race.large.ms
-    assert race.at_cost.usd <= race.large.usd
-    races = [replace(race, size=size, fastest=Point(ms, 1e-6, "p"), at_cost=None) for size, ms in ((1, 99), (2, 50))]
-    races = [replace(one, large=Point(100, 1e-6, "large")) for one in races]
-    assert [one.verdict for one in races] == ["even", breakeven.DEARER]
+    for best in (race.staged, race.gangs):
+        assert best.fastest.ms <= best.at_more.ms <= best.at_cost.ms
+        assert best.fastest.ms <= race.large.ms
+        assert best.at_cost.usd <= race.large.usd
+    assert race.gangs.at_more.ms <= race.staged.at_more.ms
+    slow, fast, large = (Point(ms, 1e-6, "p") for ms in (99, 50, 100))
+    races = [
+        replace(race, size=1, large=large, staged=Best(slow, None, None), gangs=Best(slow, None, None)),
+        replace(race, size=2, large=large, staged=Best(fast, None, None), gangs=Best(fast, fast, fast)),
+    ]
+    assert [one.verdict for one in races] == ["even", breakeven.SPLIT]
     text = breakeven.results(breakeven.BreakEven(tuple(races), "a machine")).text()
-    assert "small: never up to 2 px for the large function's dollars; from 2 px on whatever it costs" in text
+    assert "small, without gangs: never up to 2 px for the large function's dollars; from 2 px on whatever" in text
+    assert "small, with gangs: from 2 px on for the large function's dollars; from 2 px on whatever" in text
+    assert json.dumps([one.as_dict() for one in races])
 
 
 @pytest.mark.parametrize("command", ["planner", "breakeven"])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 import serfer
-from bench.baselines.deployment import queries_at_once
+from bench.baselines.deployment import package, queries_at_once
 from bench.baselines.fork_join import ForkJoin, held_groups
 from bench.baselines.handlers.environment import Environment
 from bench.baselines.handlers.gillis_worker import work
@@ -29,8 +30,9 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from storage import open_store
 from storage.memory import MemoryStore
+from tests.core.plans import small_plan
 from tests.e2e.conftest import PATIENCE, eventually
-from tests.e2e.small import CLASSES, GRIDS, SIZE, split_small
+from tests.e2e.small import CLASSES, GRIDS, SIZE
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (3, SIZE, SIZE, 3), dtype=np.uint8)
 IMAGE_BYTES = 4 * 3 * SIZE * SIZE
@@ -68,16 +70,48 @@ def ours(directory, settings, workers="inprocess", in_flight=None):  # noqa: ARG
 SYSTEMS = {SERFER: partial(ours, workers="local"), **BASELINES}
 
 
-class TestEverySystem:
-    @pytest.mark.parametrize("name", SYSTEMS)
-    def test_it_answers_as_the_unsplit_model_and_leaves_no_process(self, name, directory, settings, whole):
-        before = descendants()
-        with SYSTEMS[name](directory, settings, in_flight=2) as system:
-            assert system.name == name
-            check_answers(system, whole)
-            assert descendants() > before
-        assert descendants() == before
+@pytest.fixture(scope="class")
+def system(request, lean, settings):
+    """A system that tests of a class share: what it starts takes seconds. It leaves no process."""
+    before = descendants()
+    with SYSTEMS[request.param](lean, settings, in_flight=2) as system:
+        yield system
+        assert descendants() > before
+    assert descendants() == before
 
+
+class TestStarted:
+    @pytest.mark.parametrize("system", SYSTEMS, indirect=True)
+    def test_it_answers_as_the_unsplit_model(self, system, lean, request):
+        assert system.name == request.node.callspec.params["system"]
+        check_answers(system, unsplit(load_plan(lean), lean))
+
+    @pytest.mark.parametrize("system", SYSTEMS, indirect=True)
+    def test_pixels_that_do_not_fit_are_refused_at_once(self, system):
+        for pixels in (PIXELS[:, 1:], PIXELS[0], PIXELS[:0]):
+            with pytest.raises(InputError, match="the batch is uint8 with shape"):
+                system.submit(pixels)
+
+    @pytest.mark.parametrize("system", ["serfer-published", "serfer-repaired"], indirect=True)
+    def test_serfers_counts_are_those_of_redis_and_its_keys_stay(self, system, lean):
+        before = system.counts()
+        for future in [system.submit(PIXELS[:1]) for _ in range(3)]:
+            future.result(PATIENCE)
+        counts = system.counts()
+        with open_store(system.store_url) as store:
+            keys = store.execute([("KEYS", "*")])[0]
+            sizes = store.execute([("STRLEN", key) for key in keys])
+            calls = {name: _calls(store, name) for name in ("get", "set", "del", "unlink")}
+        assert (counts - before).puts == 3 * 2 * load_plan(lean).tasks
+        assert (counts - before).exists > 0
+        assert len(keys) == counts.puts == calls["set"]
+        assert counts.bytes_put == sum(sizes)
+        assert counts.gets + counts.exists == calls["get"]
+        assert counts.bytes_get >= counts.bytes_put  # everything is read once at least
+        assert calls["del"] == calls["unlink"] == 0
+
+
+class TestEverySystem:
     @pytest.mark.parametrize("name", BASELINES)
     def test_closing_a_baseline_ends_queries_in_flight(self, name, directory, settings):
         before = descendants()
@@ -89,13 +123,6 @@ class TestEverySystem:
             )
         assert descendants() == before
         assert all(future.done() for future in futures)
-
-    @pytest.mark.parametrize("name", SYSTEMS)
-    def test_pixels_that_do_not_fit_are_refused_at_once(self, name, directory, settings):
-        with SYSTEMS[name](directory, settings, in_flight=1) as system:
-            for pixels in (PIXELS[:, 1:], PIXELS[0], PIXELS[:0]):
-                with pytest.raises(InputError, match="the batch is uint8 with shape"):
-                    system.submit(pixels)
 
     def test_an_unknown_one_is_refused_with_the_names_that_there_are(self, directory, settings):
         words = "serfer, unshared, function, unsplit, serfer-published, serfer-repaired, gillis, not 'pocket'"
@@ -122,23 +149,6 @@ class TestCounts:
             system.submit(PIXELS[:1]).result(PATIENCE)
             assert system.counts() == one + one
             assert one.bytes_get > 0
-
-    @pytest.mark.parametrize("name", ["serfer-published", "serfer-repaired"])
-    def test_serfers_are_those_of_redis_and_its_keys_stay(self, name, plan, directory, settings):
-        with BASELINES[name](directory, settings, in_flight=2) as system:
-            for future in [system.submit(PIXELS[:1]) for _ in range(3)]:
-                future.result(PATIENCE)
-            counts = system.counts()
-            with open_store(system.store_url) as store:
-                keys = store.execute([("KEYS", "*")])[0]
-                sizes = store.execute([("STRLEN", key) for key in keys])
-                calls = {name: _calls(store, name) for name in ("get", "set", "del", "unlink")}
-        assert len(keys) == counts.puts == calls["set"] == 3 * 2 * plan.tasks
-        assert counts.bytes_put == sum(sizes)
-        assert counts.gets + counts.exists == calls["get"]
-        assert counts.exists > 0
-        assert counts.bytes_get >= counts.bytes_put  # everything is read once at least
-        assert calls["del"] == calls["unlink"] == 0
 
 
 def _calls(store, name):
@@ -236,9 +246,8 @@ class TestForkJoin:
             small = replace(plan, limit=PackageLimit(1000 + room, 1000))
             assert len([one for one in held_groups(small, 1769) if one in everything[:held]]) == held
 
-    def test_without_room_for_any_weights_every_part_goes_to_a_worker(self, tmp_path, settings, whole):
-        directory = split_small(tmp_path, grids=GRIDS)
-        plan = load_plan(directory)
+    def test_without_room_for_any_weights_every_part_goes_to_a_worker(self, tmp_path, plan, directory, settings, whole):
+        directory = shutil.copytree(directory, tmp_path / "plan")
         small = sealed(replace(plan, limit=PackageLimit(1000, 1000)))
         (directory / "plan.json").write_text(dump_plan(small), encoding="utf-8")
         with ForkJoin(directory, settings, in_flight=1) as system:
@@ -324,3 +333,12 @@ class TestFormats:
     def test_a_tile_that_the_plan_does_not_have_is_refused(self, place, plan, directory):
         with pytest.raises(InputError, match="the plan has no tile"):
             Environment(plan, directory, threads=1).compute(*place, [])
+
+
+@pytest.mark.parametrize("place", ["fetched", "image"])
+def test_a_baseline_refuses_weights_that_are_not_in_zips(tmp_path, place):
+    plan = small_plan()
+    plan = sealed(replace(plan, stages=(plan.stages[0], replace(plan.stages[1], weights_in=place))))
+    with pytest.raises(UsageError, match="split with --weights zip"):
+        package(plan, tmp_path, plan.functions, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()

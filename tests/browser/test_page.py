@@ -324,6 +324,7 @@ def test_where_the_time_went_adds_up_and_names_what_was_slow(opened, url):
         "wait": 11,
         "cold": 60,
         "network": 12,
+        "halo": 0,
         "read": 10,
         "compute": 42,
         "write": 10,
@@ -335,6 +336,24 @@ def test_where_the_time_went_adds_up_and_names_what_was_slow(opened, url):
     assert why.startswith("Of 200 ms, 30% was cold starts, then 21% computing. Stage 0 took longest, 110 ms")
     assert "tile 0" in why
     assert states == [["running", "done"], ["waiting"]]
+
+
+def test_where_the_time_of_a_gang_went_follows_the_member_that_ended_last(opened, url):
+    page, _ = opened(url)
+    task = {"attempt": 0, "outcome": "answered", "init_ms": 0, "write_ms": 2, "gang": 0}
+    tasks = [
+        {**task, "stage": 0, "tile": 0, "asked_ms": 10, "started_ms": 12, "ended_ms": 40, "compute_ms": 20},
+        {**task, "stage": 0, "tile": 1, "asked_ms": 10, "started_ms": 12, "ended_ms": 60, "compute_ms": 40},
+        {**task, "stage": 1, "tile": 0, "asked_ms": 40, "started_ms": 40, "ended_ms": 90, "compute_ms": 20},
+        {**task, "stage": 1, "tile": 1, "asked_ms": 60, "started_ms": 60, "ended_ms": 85, "compute_ms": 20},
+    ]
+    for one in tasks:
+        one |= {"read_ms": 1, "wait_ms": 0}
+    tasks[2] |= {"read_ms": 24, "wait_ms": 22}
+    timeline = {"queue_ms": 4, "decode_ms": 6, "answered_ms": 100, "tasks": tasks}
+    spent = page.evaluate('async (timeline) => (await import("/page/account.js")).account(timeline)', timeline)
+    assert sum(spent.values()) == 100
+    assert (spent["halo"], spent["read"], spent["compute"], spent["wait"]) == (22, 3, 40, 2)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

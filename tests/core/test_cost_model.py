@@ -7,15 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.costs.cost_model import (
+    CARRY_RATE,
     CODEC_RATE,
     DISPATCH_SECONDS,
     TASK_SECONDS,
     Platform,
     StageLoad,
     Traffic,
-    cold_seconds,
+    billed_usd,
+    gang_load,
     invocation_usd,
+    invoke_seconds,
     latency,
     plan_load,
     price_burst,
@@ -24,7 +28,8 @@ from serfer.core.costs.cost_model import (
     standing_usd,
     task_seconds,
 )
-from serfer.core.plan import CACHE, INLINE, OBJECTS, Piece, Range
+from serfer.core.costs.vcpus import compute_seconds, vcpus
+from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Range
 from tests.core.plans import small_plan
 
 FACTS, STORE, S3 = shipped_aws().functions, shipped_aws().redis, shipped_aws().s3
@@ -106,7 +111,7 @@ def test_a_stage_waits_for_its_slowest_task_and_its_slowest_invocation():
 def test_cold_environments_take_time_and_money_in_their_share():
     two = load(2, parallel_s=0.1)
     warm, cold = (stage_price(two, 1769, Platform(FACTS, STORE, cold_share=share)) for share in (0.0, 0.1))
-    start = cold_seconds(0, Platform(FACTS, STORE))
+    start = cold_seconds(0, ZIP, FACTS)
     assert cold[0] - warm[0] == pytest.approx((1 - 0.9**2) * start)
     assert cold[1] - warm[1] == pytest.approx(2 * 1769 / 1024 * 0.1 * start * FACTS.price_gb_second, rel=0.02)
 
@@ -282,3 +287,88 @@ def test_a_burst_is_limited_by_the_accounts_concurrency():
 )
 def test_the_fixed_cost_of_a_store_is_that_of_its_nodes(store, usd):
     assert standing_usd(Platform.over(shipped_aws(), store)) == pytest.approx(usd, rel=0.01)
+
+
+def one_gang(plan):
+    """Return the small plan's stages as one gang, with the first one's memory and store."""
+    memory = plan.stages[0].memory_mb
+    stages = tuple(replace(stage, memory_mb=memory) for stage in plan.stages)
+    return replace(plan, stages=stages, gangs=(Gang(0, len(stages), 0.0, 0.0),))
+
+
+def test_a_gang_is_one_step_of_its_slowest_members_and_exchanges():
+    plan, where = one_gang(small_plan()), Platform(FACTS, STORE)
+    (price,) = price_plan(plan, where).stages
+    load, memory = gang_load(plan, plan.gangs[0]), plan.stages[0].memory_mb
+    members = plan.stages[0].grid.tiles
+    share = vcpus(memory, FACTS.memory_per_vcpu)
+    compute = [
+        max(compute_seconds(tile.serial_ms / 1e3, tile.parallel_ms / 1e3, share) for tile in stage.tiles)
+        for stage in plan.stages
+    ]
+    moved = sum(
+        2 * STORE.request_latency + (max(each.bytes_sent) + max(each.bytes_received)) / FACTS.bandwidth
+        for each in load.exchanges
+    )
+    pixels = load.outer.carried_in
+    ends = max(4 / 3 * pixels / FACTS.bandwidth + pixels / CODEC_RATE)
+    answer = load.outer.carried_out
+    ends += max(4 / 3 * answer / FACTS.bandwidth + answer / CODEC_RATE)
+    inside = TASK_SECONDS + sum(compute) + moved + ends
+    driver = members * DISPATCH_SECONDS + (pixels.sum() + answer.sum()) / CARRY_RATE
+    assert price.seconds == pytest.approx(driver + invoke_seconds(members, FACTS) + inside)
+    skew = invoke_seconds(members, FACTS) - invoke_seconds(1, FACTS)
+    assert price.billed_s == pytest.approx(members * (inside + skew))
+    assert price.usd == pytest.approx(members * (billed_usd(memory, inside + skew, FACTS) + FACTS.price_request))
+    assert 0 < price.waiting_s < price.billed_s
+    assert price_plan(plan, where).numbers == (range(len(plan.stages)),)
+    assert price_plan(plan, where).latency.mean == pytest.approx(price.seconds, rel=1e-2)
+
+
+def test_a_gang_waits_for_a_cold_member_and_all_of_its_members_pay():
+    plan, warm = one_gang(small_plan()), Platform(FACTS, STORE)
+    one, other = (price_plan(plan, replace(warm, cold_share=share)).stages[0] for share in (0.0, 0.5))
+    members = plan.stages[0].grid.tiles
+    cold = (1 - 0.5**members) * gang_load(plan, plan.gangs[0]).outer.cold_start(warm).seconds
+    assert other.seconds - one.seconds == pytest.approx(cold)
+    assert other.billed_s - one.billed_s == pytest.approx(members * cold)
+
+
+def test_valkey_charges_for_messages_and_their_bytes():
+    plan = one_gang(small_plan())
+    redis, valkey = (price_plan(plan, Platform(FACTS, store)).stages[0] for store in (STORE, VALKEY))
+    exchanges = gang_load(plan, plan.gangs[0]).exchanges
+    requests = sum(each.messages.sum() * VALKEY.price_put for each in exchanges)
+    requests += sum((each.bytes_received > 0).sum() * VALKEY.price_get for each in exchanges)
+    moved = sum((each.bytes_sent + each.bytes_received).sum() for each in exchanges) * VALKEY.price_byte
+    assert redis.bytes_exchanged > 0
+    assert valkey.usd - redis.usd == pytest.approx(requests + moved, rel=1e-3)
+
+
+class TestCrops:
+    """The image of a stage of one task: 8-bit pixels, in its payload or in the store."""
+
+    @staticmethod
+    def load(size):
+        none = np.zeros(1)
+        return StageLoad(none, none, none, none, none, np.array([size]), none, crops=np.array([size]))
+
+    def test_large_crops_are_read_from_a_store_that_is_near(self):
+        platform = Platform.over(shipped_aws(), "redis")
+        placed = self.load(1e6).placed(platform)
+        assert (placed.bytes_read, placed.ranges, placed.carried_in, placed.put) == (1e6, 1, 0, 1e6)
+        store = platform.store
+        read_s = store.request_latency + store.range_latency + 1e6 / platform.functions.bandwidth
+        assert task_seconds(self.load(1e6), 1769, platform) == pytest.approx(TASK_SECONDS + read_s)
+
+    @pytest.mark.parametrize(("size", "store"), [(1e4, "redis"), (1e6, "s3")])
+    def test_small_crops_and_those_over_a_far_store_are_carried(self, size, store):
+        load = self.load(size)
+        assert load.placed(Platform.over(shipped_aws(), store)) is load
+
+    def test_putting_a_crop_takes_the_driver_a_request_more_than_carrying_it_and_costs_what_the_store_charges(self):
+        platform = Platform.over(shipped_aws(), "valkey")
+        placed = self.load(1e6).placed(platform)
+        assert placed.driver_seconds(platform) == pytest.approx(1e6 / CARRY_RATE + platform.store.request_latency)
+        store = platform.store
+        assert placed.usd(platform) == pytest.approx(store.price_put + store.price_get + 2e6 * store.price_byte)

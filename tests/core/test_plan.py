@@ -98,7 +98,39 @@ def test_function_names_contain_the_digest_and_are_valid_in_lambda():
     assert len(set(names)) == 4
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 6, "5", None, True])
+def with_weights_in(plan, *places):
+    stages = [replace(stage, weights_in=place) for stage, place in zip(plan.stages, places, strict=True)]
+    return sealed(replace(plan, stages=tuple(stages)))
+
+
+@pytest.mark.parametrize("places", [("zip", "fetched"), ("image", "image"), ("fetched", "image")])
+def test_a_plan_of_weights_outside_zips_is_read_back(places):
+    plan = with_weights_in(PLAN, *places)
+    assert plan.format == 7
+    assert parse_plan(dump_plan(plan)) == plan
+    assert plan.digest != PLAN.digest
+
+
+def test_a_plan_of_zips_is_written_without_the_place_of_its_weights():
+    assert "weights_in" not in dump_plan(PLAN)
+    assert with_weights_in(PLAN, "zip", "zip") == PLAN
+
+
+def test_an_unknown_place_of_weights_is_refused():
+    with pytest.raises(PlanError, match="stage 1 has its weights in an unknown place: 'tape'"):
+        parse_plan(dump_plan(with_weights_in(PLAN, "zip", "tape")))
+
+
+def test_fetched_weights_are_not_in_the_package():
+    plan = with_weights_in(PLAN, "zip", "fetched")
+    assert plan.fetched(0, 0) == []
+    assert [file.path for file in plan.packaged(0, 0)] == ["stage-0/weights-0.bin", "stage-0/a.onnx"]
+    assert [file.path for file in plan.fetched(1, 0)] == ["stage-1/weights-0.bin"]
+    assert [file.path for file in plan.packaged(1, 0)] == ["stage-1/b.onnx"]
+    assert plan.function_bytes(1, 0) == plan.stages[1].functions[0].graphs[0].bytes
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 6, 7, 8, "5", None, True])
 def test_another_format_is_refused(number):
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(json.dumps({**VALUE, "format": number}))

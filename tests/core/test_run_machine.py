@@ -2,6 +2,7 @@ import heapq
 import itertools
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from serfer.core.errors import (
 from serfer.core.report import StoreCounts
 from serfer.core.run_machine import (
     TRANSITIONS,
+    Abort,
     Cancelled,
     Drop,
     Failure,
@@ -31,6 +33,8 @@ from serfer.core.run_machine import (
     Finish,
     ImpossibleEventError,
     Invoke,
+    Probe,
+    Progress,
     Retry,
     Run,
     TaskDone,
@@ -533,7 +537,7 @@ def test_a_task_whose_duplicate_failed_gets_no_other_one():
 def test_no_duplicate_without_a_budget():
     run = hedged(tiles=(1,), budget=0)
     run.handle(TaskStarted(0, 0, 0), 0.0)
-    assert run.handle(TimePassed(), 2.0) == [WakeAt(100.0)]
+    assert run.handle(TimePassed(), 2.0) == [], "the deadline has its timer"
     assert run.hedges == 0
 
 
@@ -563,3 +567,210 @@ def test_every_attempt_is_recorded():
     first, second = run.stages[0].tiles[0].attempts
     assert (first.requested, first.started, first.ended) == (0.0, 0.1, 0.5)
     assert (second.requested, second.started, second.ended, second.result) == (wake, wake + 0.1, 3.0, REPORT)
+
+
+class TestGangs:
+    """Stages 1 and 2 are a gang of three members, of whom the first alone has a tile of stage 3, its last."""
+
+    TILES, GANGS = (1, 3, 3, 1, 1), {1: 4}
+
+    def started(self, hedging=None, **retry):
+        run = Run(self.TILES, 100.0, seed=1, retry=Retry(**retry), hedging=hedging, gangs=self.GANGS)
+        run.start(0.0)
+        assert run.handle(done(0, 0), 1.0) == [Invoke(1, 0, 0), Invoke(1, 1, 0), Invoke(1, 2, 0)]
+        return run
+
+    @staticmethod
+    def report(tile, *ms):
+        """Return a member's report on stages that took it so many milliseconds each."""
+        first, *later = (
+            Report(f"{tile}", 0.0, 1.0, 1.0, 1.0, each, 1, 1, StoreCounts(), shared=len(ms)) for each in ms
+        )
+        return replace(first, later=tuple(later))
+
+    def answered(self, run, now=5.0, tiles=(1, 2, 0)):
+        ms = {0: (1000.0, 1000.0, 500.0), 1: (1500.0, 1500.0), 2: (500.0, 500.0)}
+        return [action for tile in tiles for action in run.handle(done(1, tile, self.report(tile, *ms[tile])), now)]
+
+    def test_a_gang_is_invoked_once_and_its_stages_end_together(self):
+        run = self.started()
+        assert run.stages[1].gang_stop == 4
+        assert self.answered(run) == [Invoke(4, 0, 0)]
+        assert [len(stage.reports) for stage in run.stages] == [1, 3, 3, 1, 0]
+        assert [report.environment for report in run.stages[2].reports] == ["0", "1", "2"]
+        assert run.stages[4].gang_stop is None
+
+    def test_its_stages_end_when_their_slowest_members_have_ended_them(self):
+        run = self.started()
+        self.answered(run)
+        ends = [(stage.started, stage.ended) for stage in run.stages[1:4]]
+        assert ends == [(1.0, 3.5), (3.5, 5.0), (5.0, 5.0)]
+
+    def test_a_gang_may_be_the_whole_plan(self):
+        run = Run((2, 2), 100.0, seed=1, gangs={0: 2})
+        assert run.start(0.0) == [WakeAt(100.0), Invoke(0, 0, 0), Invoke(0, 1, 0)]
+        run.handle(done(0, 0, self.report(0, 1.0, 1.0)), 1.0)
+        assert run.handle(done(0, 1, self.report(1, 1.0, 1.0)), 2.0) == [Finish(None)]
+        assert [len(stage.reports) for stage in run.stages] == [2, 2]
+
+    @pytest.mark.parametrize(
+        ("kind", "error_type"), [(FailureKind.THROTTLED, ""), (FailureKind.FAILED_IN_CODE, "GangStalledError")]
+    )
+    def test_a_gang_that_cannot_run_whole_is_aborted_and_run_stage_by_stage(self, kind, error_type):
+        run = self.started()
+        *drops, abort, wake = run.handle(failed(1, 1, kind, error_type), 2.0)
+        assert drops == [Drop(1, 0, 0), Drop(1, 2, 0)]
+        assert abort == Abort(1)
+        assert run.stages[1].gang_stop is None
+        assert [action for action in run.handle(TimePassed(), wake.time) if isinstance(action, Invoke)] == [
+            Invoke(1, 0, 1),
+            Invoke(1, 1, 1),
+            Invoke(1, 2, 1),
+        ]
+        for tile in range(3):
+            actions = run.handle(done(1, tile, attempt=1), 4.0)
+        assert actions == [Invoke(2, 0, 0), Invoke(2, 1, 0), Invoke(2, 2, 0)]
+
+    def test_members_of_an_aborted_gang_no_longer_matter(self):
+        run = self.started()
+        run.handle(failed(1, 1, FailureKind.THROTTLED), 2.0)
+        assert run.handle(done(1, 0, self.report(0, 1.0, 1.0, 1.0)), 2.1) == []
+        assert run.handle(failed(1, 2, error_type="GangAbortedError"), 2.1) == []
+        assert run.handle(TaskStarted(1, 2, 0), 2.2) == []
+        assert run.stages[1].reports == []
+
+    def test_a_member_that_dies_is_invoked_again_while_the_others_wait(self):
+        run = self.started()
+        [wake] = run.handle(failed(1, 1, FailureKind.UNREACHABLE), 2.0)
+        assert run.handle(TimePassed(), wake.time) == [Invoke(1, 1, 1)]
+        assert run.stages[1].gang_stop == 4
+        run.handle(done(1, 1, self.report(1, 1.0, 1.0), attempt=1), 4.0)
+        assert self.answered(run, tiles=(2, 0)) == [Invoke(4, 0, 0)]
+
+    @pytest.mark.parametrize("event", [Cancelled(), failed(1, 1, error_type="MissingKeyError"), TimePassed()])
+    def test_the_end_of_the_query_aborts_its_gang(self, event):
+        run = self.started()
+        abort, finish = run.handle(event, 100.0)
+        assert abort == Abort(1)
+        assert isinstance(finish, Finish)
+
+    def late(self, stages):
+        run = self.started(hedging=Late(0.5))
+        for tile in range(3):
+            run.handle(TaskStarted(1, tile, 0), 1.0)
+        probe, *_ = run.handle(TimePassed(), 1.5)
+        assert probe == Probe(1)
+        return run, run.handle(Progress(1, stages), 1.6)
+
+    def test_only_a_member_that_the_others_wait_for_is_duplicated(self):
+        run, actions = self.late((2, 1, 2))
+        assert actions == [Invoke(1, 1, 1)]
+        assert run.hedges == 1
+
+    @pytest.mark.parametrize("stages", [(0, 0, 0), (1, 0, 0)])
+    def test_nobody_is_duplicated_where_most_are_as_slow(self, stages):
+        run, actions = self.late(stages)
+        assert actions == []
+        assert run.hedges == 0
+
+    def test_members_are_probed_again_while_any_of_them_may_still_be_duplicated(self):
+        run, _ = self.late((0, 0, 0))
+        assert Probe(1) in run.handle(TimePassed(), 2.1)
+        assert run.handle(Progress(1, (1, 0, 1)), 2.2) == [Invoke(1, 1, 1)]
+        assert Probe(1) in run.handle(TimePassed(), 2.7)
+
+    def test_the_last_member_without_an_answer_is_duplicated_although_none_waits_for_it(self):
+        run, _ = self.late((3, 3, 3))
+        self.answered(run, tiles=(1, 2), now=2.0)
+        assert run.handle(Progress(1, (3, 4, 4)), 2.1) == [Invoke(1, 0, 1)]
+
+    def test_progress_of_a_gang_that_was_disbanded_changes_nothing(self):
+        run, _ = self.late((0, 0, 0))
+        run.handle(failed(1, 1, FailureKind.THROTTLED), 2.0)
+        assert run.handle(Progress(1, (1, 0, 1)), 2.1) == []
+
+    def test_the_duplicate_of_a_member_is_aborted_when_all_have_answered(self):
+        run, _ = self.late((2, 1, 2))
+        run.handle(TaskStarted(1, 1, 1), 1.7)
+        assert self.answered(run) == [Drop(1, 1, 1), Abort(1), Invoke(4, 0, 0)]
+
+    def test_progress_that_comes_late_changes_nothing(self):
+        run, _ = self.late((2, 1, 2))
+        self.answered(run)
+        assert run.handle(Progress(1, (0, 1, 1)), 6.0) == []
+
+    def test_progress_of_an_unknown_gang_is_an_error(self):
+        with pytest.raises(ImpossibleEventError):
+            self.started().handle(Progress(7, (0,)), 2.0)
+
+
+class GangDriver(Driver):
+    """A driver of a plan with gangs: members answer with a report on each of their stages, stall, or find no room."""
+
+    def __init__(self, tiles, gangs, deadline, seed, rates, hedging):
+        super().__init__(tiles, deadline, seed, Retry(unavailable_attempts=5), rates, hedging)
+        self.run = Run(tiles, deadline, seed=seed, retry=self.retry, hedging=hedging, gangs=gangs)
+        self.aborted = []
+
+    def note(self, event):
+        del event
+
+    def carry_out(self, actions):
+        for action in actions:
+            match action:
+                case Abort(stage):
+                    assert not self.finish
+                    self.aborted.append(stage)
+                case Probe(stage):
+                    behind = tuple(self.chance.randrange(3) for _ in range(self.tiles[stage]))
+                    self.later(self.chance.random() * 3, Progress(stage, behind))
+                case Drop():
+                    assert not self.finish
+                case _:
+                    super().carry_out([action])
+
+    def invoke(self, stage, tile, attempt):
+        assert attempt == self.attempts.get((stage, tile), 0), "attempts are numbered one after the other"
+        self.attempts[stage, tile] = attempt + 1
+        stop = self.run.stages[stage].gang_stop or stage + 1
+        assert len(self.run.stages) == stage + 1, "the stage is the latest"
+        later = sum(tile < self.tiles[number] for number in range(stage + 1, stop))
+        report = Report(f"{stage} {tile}", *REPORT_FIELDS, later=(REPORT,) * later)
+        self.later(0, TaskStarted(stage, tile, attempt))
+        roll, delay = self.chance.random(), self.chance.random()
+        if roll < self.failure:
+            kind = self.chance.choice(KINDS)
+            event = failed(stage, tile, kind, self.chance.choice(["", "GangStalledError"]), attempt=attempt)
+        elif roll < self.failure + self.lost:
+            return
+        else:
+            event = done(stage, tile, report, attempt)
+        for copy in range(self.chance.choice([1, 1, 2])):
+            self.later(delay + copy * self.chance.random() * 5, event)
+
+
+@settings(max_examples=200)
+@given(
+    tiles=st.lists(st.integers(1, 5), min_size=2, max_size=6),
+    cut=st.integers(0, 5),
+    length=st.integers(2, 6),
+    seed=st.integers(0, 2**32),
+    failure=st.sampled_from([0, 0.1, 0.4, 1]),
+    lost=st.sampled_from([0, 0, 0.05]),
+    late=st.sampled_from([None, 0.3, 1.5]),
+)
+def test_every_run_with_gangs_ends_once_with_a_report_on_every_tile(tiles, cut, length, seed, failure, lost, late):
+    start = min(cut, len(tiles) - 2)
+    stop = min(start + length, len(tiles))
+    tiles[start:stop] = sorted(tiles[start:stop], reverse=True)
+    hedging = None if late is None else Late(late, budget=7)
+    driver = GangDriver(tiles, {start: stop}, 50.0, seed, (failure, 0, lost), hedging).drive()
+    assert len(driver.finish) == 1
+    assert driver.ended <= 50.0 + LATEST
+    assert driver.run.retries + driver.run.hedges == sum(driver.attempts.values()) - len(driver.attempts)
+    if driver.finish[0].error is None:
+        assert [len(stage.reports) for stage in driver.run.stages] == tiles
+        ends = [stage.ended for stage in driver.run.stages]
+        assert ends == sorted(ends)
+    if not (failure or lost or late):
+        assert not driver.aborted

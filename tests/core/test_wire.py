@@ -13,6 +13,7 @@ from serfer.core.errors import InputError
 from serfer.core.report import StoreCounts
 from serfer.core.wire import (
     Crop,
+    Membership,
     Report,
     Task,
     TaskError,
@@ -30,7 +31,7 @@ from serfer.core.wire import (
 QUERY = "0123456789abcdef" * 2
 TASK = Task("d" * 64, QUERY, 1, 2, 3, 60.0, Crop("uint8", b"\0\xff\x80"), inline=True, parts=(b"\0\xfe", None, b""))
 REPORT = Report("env", 0.0, 1.5, 2.5, 3.5, 8.0, 1, 4, StoreCounts(1, 2, 3, 4, 5), b"\0\0\x80?")
-PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None, False, [], None, "request-1"]
+PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None, False, [], None, "request-1", None]
 
 FINITE = st.floats(0, allow_infinity=False)
 COUNT = st.integers(0, 2**63 - 1)
@@ -206,6 +207,7 @@ def test_a_report_with_one_malformed_field_is_refused_or_well_typed(name, value)
         *[(5, 0.0), (5, -1.0), (5, math.nan), (5, math.inf), (5, 24 * 3600 + 1.0), (5, True), (5, "60")],
         *[(0, b"d"), (1, "x"), (1, QUERY + "0"), (1, QUERY.encode())],
         *[(6, []), (6, ["uint8"]), (6, ["int64", b""]), (6, ["uint8", "text"]), (6, ["uint8", b"", 1]), (6, 0)],
+        *[(11, 0), (11, [1, 1.0]), (11, [2, 0.0]), (11, [2, 1]), (11, [2, float("nan")]), (11, [True, 1.0]), (11, "x")],
         *[(7, 0), (7, None), (8, None), (8, b""), (8, ["text"]), (8, [[b""]]), (8, [b"", 0]), (8, {})],
     ],
 )
@@ -315,7 +317,11 @@ class TestShared:
     @pytest.mark.parametrize("request_id", ["a b", "x" * 65, "a\n"])
     def test_malformed_request_ids_are_refused(self, request_id):
         with pytest.raises(InputError, match="request id"):
-            decode_task(packed("task", [*PLAIN[:10], request_id]))
+            decode_task(packed("task", [*PLAIN[:10], request_id, None]))
+
+    def test_members_of_a_gang_share_no_invocation(self):
+        with pytest.raises(InputError, match="gang"):
+            decode_tasks(json.loads(encode_tasks([replace(TASK, gang=Membership(5, 1.0))])))
 
     def test_an_empty_list_of_tasks_is_refused(self):
         with pytest.raises(InputError, match="no tasks"):
@@ -346,3 +352,18 @@ def test_a_steps_time_to_live_is_bounded_before_it_is_converted(ttl):
     step = {"plan": "d" * 64, "query": "{0}", "stage": 1, "tile": 0, "batch": 1, "ttl": ttl, "dtype": "uint8"}
     with pytest.raises(InputError, match="out of bounds"):
         decode_task({"step": step})
+
+
+class TestGangs:
+    def test_a_member_arrives_as_sent(self):
+        task = replace(TASK, gang=Membership(5, 1.5))
+        assert decode_task(json.loads(encode_task(task))) == task
+
+    def test_a_report_arrives_with_those_on_later_stages(self):
+        later = (replace(REPORT, wait_ms=0.5), replace(REPORT, output=b"last"))
+        report = replace(REPORT, output=None, wait_ms=0.25, later=later)
+        assert decode_report(encode_report(report)) == report
+
+    def test_reports_on_later_stages_have_none_themselves(self):
+        nested = replace(REPORT, later=(replace(REPORT, later=(REPORT,)),))
+        assert decode_report(encode_report(nested)).later[0].later == ()

@@ -1,9 +1,9 @@
 """What the doctor says of an AWS account: against moto as far as that goes, else against answers of AWS's own shape."""
 
+import functools
 import json
 import re
 from dataclasses import replace
-from itertools import count
 
 import boto3
 import httpx
@@ -94,10 +94,10 @@ def stubs(monkeypatch):
     return Stubs(monkeypatch)
 
 
-@pytest.fixture
-def loaded(tmp_path):
-    numbers = count()
-    return lambda **choices: Build.load(build(tmp_path / f"b{next(numbers)}", **choices))
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """Return a function of choices to their build, which is read once."""
+    return functools.cache(lambda **choices: Build.load(build(tmp_path_factory.mktemp("b"), **choices)))
 
 
 def settings_of(total, free):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.batching import BatchTerms
-from drivers.dispatch import Attempt, Bounds, Demand, WaitingGroups, _batch_demand, fill
+from drivers.dispatching.dispatcher import Attempt, Bounds, Demand, WaitingGroups, _batch_demand, fill
 from serfer.core.wire import MAX_BATCH, Crop, Task
 
 TERMS = BatchTerms(image_s=1.0, rest_s=10.0)

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.priority_semaphore import PrioritySemaphore
+from drivers.dispatching.priority_semaphore import PrioritySemaphore
 
 
 def run(main):
@@ -33,23 +33,23 @@ def test_the_oldest_query_is_first_then_first_come_first_served():
     run(main())
 
 
-@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(1, 4)), max_size=30))
 def test_slots_are_bounded_and_all_released(limit, work):
     async def main():
         slots, busy, most = PrioritySemaphore(limit), 0, 0
 
-        async def task(age):
+        async def task(age, count):
             nonlocal busy, most
-            await slots.acquire(age)
-            busy += 1
+            await slots.acquire(age, count)
+            busy += count
             most = max(most, busy)
             try:
                 await asyncio.sleep(0)
             finally:
-                busy -= 1
-                slots.release()
+                busy -= count
+                slots.release(count)
 
-        tasks = [(asyncio.create_task(task(age)), dropped) for age, dropped in work]
+        tasks = [(asyncio.create_task(task(age, min(count, limit))), dropped) for age, dropped, count in work]
         await asyncio.sleep(0)
         for started, dropped in tasks:
             if dropped:
@@ -65,3 +65,56 @@ def test_slots_are_bounded_and_all_released(limit, work):
             await asyncio.wait_for(slots.acquire(0), 1)
 
     run(checked())
+
+
+def test_a_waiter_gets_all_its_slots_at_once_and_nobody_younger_passes_it():
+    async def main():
+        slots, served = PrioritySemaphore(3), []
+
+        async def work(age, count):
+            await slots.acquire(age, count)
+            served.append((age, count))
+
+        await slots.acquire(0, 2)
+        waiting = [asyncio.create_task(work(age, count)) for age, count in [(1, 2), (2, 1), (3, 1)]]
+        await asyncio.sleep(0)
+        assert served == [], "one slot is free, and the oldest waits for two"
+        slots.release(2)
+        await asyncio.sleep(0)
+        assert served == [(1, 2), (2, 1)]
+        slots.release(2)
+        await asyncio.gather(*waiting)
+        assert served[-1] == (3, 1)
+
+    run(main())
+
+
+def test_who_gives_up_waiting_for_several_slots_lets_the_next_ones_pass():
+    async def main():
+        slots = PrioritySemaphore(2)
+        await slots.acquire(0)
+        wide = asyncio.create_task(slots.acquire(1, 2))
+        narrow = asyncio.create_task(slots.acquire(2))
+        await asyncio.sleep(0)
+        assert not narrow.done()
+        wide.cancel()
+        await narrow
+
+    run(main())
+
+
+def test_who_is_older_than_those_that_wait_takes_free_slots_at_once():
+    """The retry of a member must not wait behind a younger gang: its own gang, which holds the slots, waits for it."""
+
+    async def main():
+        slots = PrioritySemaphore(2)
+        await slots.acquire(0, 2)
+        younger = asyncio.create_task(slots.acquire(1, 2))
+        await asyncio.sleep(0)
+        slots.release()
+        await asyncio.wait_for(slots.acquire(0), 1)
+        assert not younger.done()
+        slots.release(2)
+        await younger
+
+    run(main())

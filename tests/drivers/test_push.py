@@ -343,6 +343,30 @@ def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
     assert store.keys == set()
 
 
+def test_large_crops_go_through_the_store_before_payloads_must(store):
+    crops = [Crop("float32", b"x" * size) for size in (20, 60, 20, 60)]
+    workers = Workers(store)
+    ask(workers, store, crops=crops, inline_limit=1000, crop_limit=50)
+    assert sorted(len(crop.data or b"") for crop in workers.crops) == [0, 0, 20, 20]
+    assert store.keys == set()
+
+
+def test_payloads_carry_crops_that_the_store_does_not_take(store):
+    put, left = store.put, itertools.count(1, -1)
+
+    def refuses_once(key, value, ttl):
+        if next(left) > 0:
+            raise StoreUnavailableError("away")
+        put(key, value, ttl)
+
+    store.put = refuses_once
+    crops = [Crop("float32", b"x" * 60)] * 4
+    workers = Workers(store)
+    answer = ask(workers, store, crops=crops, inline_limit=1000, crop_limit=50)
+    assert [crop.data for crop in workers.crops] == [b"x" * 60] * 4
+    assert answer.overheads.retries == 0
+
+
 def test_crops_in_the_store_are_deleted_when_the_store_fails_halfway(store):
     class Failing(WatchedStore):
         def put(self, key, value, ttl):
@@ -353,7 +377,7 @@ def test_crops_in_the_store_are_deleted_when_the_store_fails_halfway(store):
     store = Failing()
     with pytest.raises(StoreUnavailableError, match="gone"):
         ask(Workers(store), store, inline_limit=1)
-    assert len(store.ever) == 2
+    assert len(store.ever) == 3, "all but the one that failed"
     assert store.keys == set()
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serfer.cli.main import app
@@ -17,6 +18,7 @@ from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.local.servers.redis import RedisServer
 from serfer.settings import Settings
 from storage import open_store
+from tests.caches import new_cache
 from tests.e2e.small import split_small
 
 SERFER = str(Path(sys.executable).with_name("serfer"))
@@ -25,7 +27,7 @@ PATIENCE = 180.0  # s until a test that waits for another process gives up; an e
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+    return new_cache(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +45,12 @@ def plan(tmp_path_factory):
 def lean(tmp_path_factory):
     """Two tiles and one: three cold starts make a query."""
     return split_small(tmp_path_factory.mktemp("lean"), grids=[(1, 2), (1, 1)])
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory):
+    """One tile: a cold start makes a query."""
+    return split_small(tmp_path_factory.mktemp("single"), grids=[(1, 1)])
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +73,7 @@ def keys(url):
 
 @dataclass(frozen=True)
 class Process:
-    """A process as /proc shows it; `stage` is the stage whose function it serves, if any."""
+    """A process as /proc shows it: a worker of a function of `stage`, a redis-server, or another part."""
 
     pid: int
     kind: str
@@ -76,28 +84,19 @@ class Process:
             os.kill(self.pid, number)
 
 
-def processes(main):
-    """Return what the command with process id `main` has started: redis-servers and workers, orphaned ones too."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if f"SERFER_TEST={main}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(Process(int(entry.name), "redis"))  # it inherits the environment
-            elif any(word.endswith(b"/bootstrap.py") for word in words) and str(main).encode() in words:
-                name = Path((entry / "cwd").readlink()).name
-                found.append(Process(int(entry.name), "worker", int(name.split("-")[-3])))
-    return [process for process in found if process.pid != main]
+def pids():
+    return frozenset(entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
-def eventually(condition, what):
-    """Wait, at most PATIENCE, until another process has made `condition()` true, and return what it gives."""
+def eventually(condition, what, every=0.004):
+    """Wait, at most PATIENCE, until another process has made `condition()` true, and return what it gives.
+
+    It is looked at every so many seconds: less often where a look is a request.
+    """
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.004)
+        time.sleep(every)
     return value
 
 
@@ -108,17 +107,40 @@ class Command:
     process: subprocess.Popen
     places: tuple[Path, ...]
     cache: Path
+    older: frozenset[str]  # what runs for others: looking at all of it takes milliseconds
 
     @property
     def pid(self):
         return self.process.pid
+
+    def processes(self):
+        """Return what the command has started, orphans too."""
+        found = []
+        for pid in pids() - self.older - {str(self.pid)}:
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if any(word.endswith(b"/bootstrap.py") for word in words) and str(self.pid).encode() in words:
+                    name = Path(f"/proc/{pid}/cwd").readlink().name
+                    found.append(Process(int(pid), "worker", int(name.split("-")[-3])))
+                elif self._inherited(pid):
+                    found.append(Process(int(pid), "redis" if b"/redis-server" in words[0] else "part"))
+        return found
+
+    def _inherited(self, pid):
+        """Return whether a process has the command's environment, or writes into a temporary file of the command's.
+
+        A redis-server writes its title over its environment when it has started, and its output goes to such a file.
+        """
+        if f"SERFER_TEST={self.pid}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return True
+        return Path(f"/proc/{pid}/fd/1").readlink().parent == self.places[0]
 
     def started(self, kind, stage=None):
         """Wait for a process that the command starts, and return it."""
 
         def look():
             assert self.process.poll() is None, self.process.communicate()
-            return next((one for one in processes(self.pid) if (one.kind, one.stage) == (kind, stage)), None)
+            return next((one for one in self.processes() if (one.kind, one.stage) == (kind, stage)), None)
 
         return eventually(look, f"{kind} {stage} of the command")
 
@@ -138,10 +160,10 @@ class Command:
         result = Result(self.process.returncode, out, err)
         ours = [line for line in err.splitlines() if not re.match(r'serfer-|.*"event": "function"', line)]
         assert "Traceback" not in "\n".join(ours), err
-        assert processes(self.pid) == [], err
+        assert self.processes() == [], err
         assert [path for place in self.places for path in place.iterdir()] == []
         places = {path.name for path in self.cache.iterdir()}
-        assert places <= {"plans", "functions", "dependencies", "runtime"}
+        assert places <= {"plans", "functions", "dependencies", "runtime", "weights"}
         assert [path for path in self.cache.glob("*/.*")] == []  # noqa: C416 - reads best in a failure
         return result
 
@@ -182,6 +204,7 @@ def start(cache, tmp_path):
             "HOME": str(home),
             **variables,
         }
+        older = pids()
         # The process id is known only to the process itself, so a shell puts it into the environment.
         process = subprocess.Popen(
             [
@@ -199,7 +222,7 @@ def start(cache, tmp_path):
             start_new_session=True,
             cwd=tmp_path,
         )
-        command = Command(process, (temporary, home), cache)
+        command = Command(process, (temporary, home), cache, older)
         running.append(command)
         return command
 
@@ -221,19 +244,24 @@ def serfer_(start):
 
 @pytest.fixture
 def serfer_here(cache, tmp_path, monkeypatch, capfd):
-    """Run `serfer` to its end in this process, which spares the imports; for commands that leave no process behind."""
+    """Run `serfer` to its end in this process, which spares the imports; it must end what it starts.
+
+    With `own_service` a Lambda service of the test's own runs in this process too, and may start workers meanwhile.
+    """
     for name in [name for name in os.environ if name.startswith("SERFER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments, stdin=b"", **variables):
+    def run(*arguments, stdin=b"", own_service=False, **variables):
         with monkeypatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
             patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
             capfd.readouterr()
+            before = psutil.Process().children()
             code = _exit_code(app, [str(argument) for argument in arguments], _Interrupt())
+        assert own_service or psutil.Process().children() == before
         return Result(code, *capfd.readouterr())
 
     return run

@@ -76,6 +76,15 @@ def hand_on(directory, inline, objects=()):
     return directory
 
 
+def put_weights_in(directory, *places):
+    """Have a plan's stages keep their weights in these places, or all of them in the one that is given."""
+    plan = load_plan(directory)
+    each = places if len(places) > 1 else places * len(plan.stages)
+    stages = [replace(stage, weights_in=place) for stage, place in zip(plan.stages, each, strict=True)]
+    (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
+    return directory
+
+
 def give_nan(directory):
     """Make the weights of a plan's first two stages NaN, and the plan sound again."""
     plan = load_plan(directory)

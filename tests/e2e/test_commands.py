@@ -23,11 +23,11 @@ ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg"
 FIELDS = {
     "": {
         *("model", "images", "latency_ms", "cost_usd", "plan", "target", "stages", "store", "retries", "hedges"),
-        *("restarts", "weights", "untrained"),
+        *("restarts", "weights", "untrained", "wait_gb_s", "disbanded", "warm_ups"),
     },
     "images": {"name", "predictions"},
     "predictions": {"label", "index", "score"},
-    "stages": {"name", "grid", "tasks", "ms", "cold", "bytes_in", "bytes_out"},
+    "stages": {"name", "grid", "tasks", "ms", "cold", "bytes_in", "bytes_out", "gang", "bytes_exchanged", "wait_ms"},
     "store": {"bytes_put", "bytes_get", "puts", "gets", "exists"},
 }
 
@@ -41,7 +41,7 @@ def check_fields(answer):
     assert set(answer["store"]) == FIELDS["store"]
 
 
-def test_the_zoo_model_recognises_real_photographs(serfer_, examples, tmp_path):
+def test_the_zoo_model_recognises_real_photographs(serfer_, serfer_here, examples, tmp_path):
     """The main job with all its defaults: split once, local Lambda workers, an embedded Redis."""
     result = serfer_(
         *("classify", *(examples / name for name in ANSWERS), "--json", "--top-k", "3"),
@@ -64,15 +64,15 @@ def test_the_zoo_model_recognises_real_photographs(serfer_, examples, tmp_path):
         assert [stage["grid"] for stage in answer["stages"]] == ["2x2", "2x2", "1"]
     assert sum(stage["cold"] for stage in answers[0]["stages"]) == 9
     assert sum(stage["cold"] for stage in answers[2]["stages"]) == 0
-    again = serfer_("classify", examples / "rocket.jpg", "--workers", "inprocess", "--compare")
+    again = serfer_here("classify", examples / "rocket.jpg", "--workers", "inprocess", "--compare")
     assert again.code == 0
     assert "missile" in again.out
     assert "efficientnet-lite0, weights: ImageNet (pretrained)" in again.out
     assert "same first class" in again.out
 
 
-def test_the_text_output_lists_classes_stages_and_dollars(serfer_, lean, examples):
-    result = serfer_("classify", "--plan", lean, examples / "rocket.jpg", "--compare", "--top-k", "2")
+def test_the_text_output_lists_classes_stages_and_dollars(serfer_here, lean, examples):
+    result = serfer_here("classify", "--plan", lean, examples / "rocket.jpg", "--compare", "--top-k", "2")
     assert (result.code, result.err) == (0, "")
     assert sum("label-" in line for line in result.lines) == 2
     assert sum(line.startswith("stage-") for line in result.lines) == 2
@@ -80,9 +80,11 @@ def test_the_text_output_lists_classes_stages_and_dollars(serfer_, lean, example
         assert words in result.out
 
 
-def test_every_store_gives_the_same_answer(serfer_, plan, lean, examples, redis, tmp_path):
+def test_every_store_gives_the_same_answer(serfer_here, plan, lean, examples, redis, tmp_path):
     def scores(*options, directory=plan):
-        result = serfer_("classify", "--plan", directory, examples / "coffee.png", "--json", "--top-k", "70", *options)
+        result = serfer_here(
+            "classify", "--plan", directory, examples / "coffee.png", "--json", "--top-k", "70", *options
+        )
         assert (result.code, result.err) == (0, "")
         [answer] = map(json.loads, result.lines)
         check_fields(answer)
@@ -98,11 +100,13 @@ def test_every_store_gives_the_same_answer(serfer_, plan, lean, examples, redis,
     assert keys(redis) == []
 
 
-def test_an_image_may_come_from_standard_input(serfer_, plan, examples):
+def test_an_image_may_come_from_standard_input(serfer_, serfer_here, plan, examples):
     data = (examples / "rocket.jpg").read_bytes()
     result = serfer_("classify", "--plan", plan, "--workers", "inprocess", "-", "--json", stdin=data)
     assert (result.code, result.err) == (0, "")
-    [by_name] = serfer_("classify", "--plan", plan, "--workers", "inprocess", examples / "rocket.jpg", "--json").lines
+    [by_name] = serfer_here(
+        "classify", "--plan", plan, "--workers", "inprocess", examples / "rocket.jpg", "--json"
+    ).lines
     [image], [same] = json.loads(result.out)["images"], json.loads(by_name)["images"]
     assert image == {**same, "name": "-"}
 

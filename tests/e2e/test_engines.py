@@ -122,14 +122,16 @@ class TestDeployed:
                 "AWS_SECRET_ACCESS_KEY": "local-secret-of-a-test",
             }
 
-    def test_deployed_functions_are_warmed_up_and_invoked(self, service, serfer_, plan, redis, examples):
-        warmed = serfer_("warm", "--plan", plan, "--store", redis, "--json", **service)
+    def test_deployed_functions_are_warmed_up_and_invoked(self, service, serfer_here, plan, redis, examples):
+        warmed = serfer_here("warm", "--plan", plan, "--store", redis, "--json", own_service=True, **service)
         assert [json.loads(line)["started"] for line in warmed.lines] == [4, 4, 1]
         common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis, "--json")
         for driver in ("push", "poll"):
-            report = json.loads(serfer_(*common, "--driver", driver, **service).out)
+            report = json.loads(serfer_here(*common, "--driver", driver, own_service=True, **service).out)
             assert sum(stage["cold"] for stage in report["stages"]) == 0
-        assert "slowest start ms" in serfer_("warm", "--plan", plan, "--store", redis, **service).out
+        assert (
+            "slowest start ms" in serfer_here("warm", "--plan", plan, "--store", redis, own_service=True, **service).out
+        )
 
     def test_without_credentials_or_region(self, serfer_here, plan, redis, examples):
         common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis)
@@ -160,7 +162,7 @@ class TestPluggedIn:
             "my_store-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n"
             "Requires-Dist: my-help\nRequires-Dist: numpy\nRequires-Dist: absent; extra == 'more'\n",
             "my_store-1.0.dist-info/entry_points.txt": "[serfer.stores]\nmine = my_store:MyStore\n",
-            "my_help.py": "from pathlib import Path\nfrom storage.file import FileStore\n"
+            "my_help.py": "from pathlib import Path\nfrom storage.file.store import FileStore\n"
             "class MyStore(FileStore):\n"
             "    def __init__(self, url):\n"
             "        super().__init__(Path(url.removeprefix('mine://')))\n",

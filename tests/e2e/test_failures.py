@@ -14,7 +14,7 @@ import pytest
 from serfer.core.plan import Plan, dump_plan, sealed
 from serfer.core.structure import structure
 from serfer.local.servers.redis import RedisServer
-from tests.e2e.conftest import eventually, keys, processes
+from tests.e2e.conftest import eventually, keys
 from tests.e2e.small import give_nan, small_onnx
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -253,9 +253,9 @@ class TestUnavailable:
             yield holder.getsockname()[1]
 
     @pytest.mark.parametrize("workers", ["inprocess", "local"])
-    def test_a_redis_that_is_not_there(self, serfer_, lean, picture, closed, workers):
+    def test_a_redis_that_is_not_there(self, serfer_here, lean, picture, closed, workers):
         url = f"redis://:hush@127.0.0.1:{closed}/0"
-        result = serfer_("classify", "--plan", lean, picture, "--store", url, "--workers", workers)
+        result = serfer_here("classify", "--plan", lean, picture, "--store", url, "--workers", workers)
         assert "hush" not in result.complains(4, f"Redis at 127.0.0.1:{closed} cannot be reached", "--store")
 
     def test_a_port_that_is_taken(self, serfer_, lean, picture):
@@ -264,11 +264,11 @@ class TestUnavailable:
             result = serfer_("classify", "--plan", lean, picture, SERFER_LOCAL_PORT=str(port))
         result.complains(4, f"cannot listen at http://127.0.0.1:{port}", "in use: set SERFER_LOCAL_PORT")
 
-    def test_a_port_of_ones_own_is_free_again_afterwards(self, serfer_, lean):
+    def test_a_port_of_ones_own_is_free_again_afterwards(self, serfer_here, lean):
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
         for _ in range(2):
-            result = serfer_("classify", "--plan", lean, "none.jpg", SERFER_LOCAL_PORT=str(port))
+            result = serfer_here("classify", "--plan", lean, "none.jpg", SERFER_LOCAL_PORT=str(port))
             result.complains(3, "none.jpg does not exist")
 
     def test_a_store_that_goes_while_a_query_runs(self, start, lean, picture):
@@ -280,25 +280,27 @@ class TestUnavailable:
             worker.send(signal.SIGCONT)
             command.end().complains(4, "Redis at 127.0.0.1:", "cannot be reached")
 
-    def test_a_directory_that_cannot_be_a_store(self, serfer_, lean, picture):
-        result = serfer_("classify", "--plan", lean, picture, "--store", "file:///proc/nowhere")
+    def test_a_directory_that_cannot_be_a_store(self, serfer_here, lean, picture):
+        result = serfer_here("classify", "--plan", lean, picture, "--store", "file:///proc/nowhere")
         result.complains(4, "/proc/nowhere")
 
 
 class TestQueries:
     @pytest.fixture
     def query(self, start, lean, picture, redis):
-        return lambda *more: start("classify", "--plan", lean, picture, "--store", redis, "--json", *more)
+        """A query whose later stages start when they are due, so that a stage's worker is one that runs its task."""
+        given = ("classify", "--plan", lean, picture, "--store", redis, "--json")
+        return lambda *more: start(*given, *more, SERFER_PREWARM="never")
 
     @pytest.mark.parametrize("stage", [0, 1])
-    def test_a_worker_that_is_killed_costs_a_retry_and_no_more(self, query, serfer_, lean, picture, stage):
+    def test_a_worker_that_is_killed_costs_a_retry_and_no_more(self, query, serfer_here, lean, picture, stage):
         command = query()
         command.started("worker", stage).send(signal.SIGKILL)
         result = command.end()
         assert (result.code, result.err) == (0, "")
         answer = json.loads(result.out)
         assert answer["retries"] == 1
-        calm = serfer_("classify", "--plan", lean, picture, "--json", "--workers", "inprocess")
+        calm = serfer_here("classify", "--plan", lean, picture, "--json", "--workers", "inprocess")
         assert [one["label"] for one in answer["images"][0]["predictions"]] == [
             one["label"] for one in json.loads(calm.out)["images"][0]["predictions"]
         ]
@@ -308,7 +310,7 @@ class TestQueries:
         killed = set()
 
         def kill_all():
-            for process in processes(command.pid):
+            for process in command.processes():
                 if process.kind == "worker" and process.pid not in killed:
                     process.send(signal.SIGKILL)
                     killed.add(process.pid)
@@ -317,8 +319,8 @@ class TestQueries:
         eventually(kill_all, "the command gives up")
         command.end().complains(1, "failed in code: stage 0", "signal: killed")
 
-    def test_the_deadline(self, serfer_, lean, picture, redis):
-        result = serfer_("classify", "--plan", lean, picture, "--store", redis, "--deadline-ms", "1")
+    def test_the_deadline(self, serfer_here, lean, picture, redis):
+        result = serfer_here("classify", "--plan", lean, picture, "--store", redis, "--deadline-ms", "1")
         result.complains(1, "no answer by the deadline of 1 ms")
 
     def test_an_interrupt_during_a_query_deletes_its_keys(self, query, redis):
@@ -353,22 +355,15 @@ main()
 
 # The whole network runs once more when its parts are there: that is when this one sends its process a signal.
 SELF_INTERRUPTING = """
-import os
+import os, signal, sys
 from pathlib import Path
-import torch
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.fc = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(784, 5)
+def interrupt(event, arguments):
+    if event == "os.rename" and Path(arguments[1]) == Path({out!r}):
+        print("half-written", *(path.name for path in Path(arguments[0]).glob("plan.json")), flush=True)
+        os.kill(os.getpid(), {signal})
 
-    def forward(self, x):
-        for plan in [] if torch.compiler.is_compiling() else Path({out!r}).glob(".*/plan.json"):
-            print("half-written", plan.name, flush=True)
-            os.kill(os.getpid(), {signal})
-        return self.fc(self.conv(x).relu().flatten(1))
-
-make = Net
+sys.addaudithook(interrupt)
 """
 
 
@@ -400,9 +395,11 @@ class TestInterrupted:
         ("number", "code", "word"),
         [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")],
     )
-    def test_a_split_leaves_no_half_of_a_plan(self, start, tmp_path, number, code, word):
-        (tmp_path / "own.py").write_text(SELF_INTERRUPTING.format(signal=int(number), out=str(tmp_path / "out")))
-        result = start("split", "own.py:make", "--size", "16x16", "--out", tmp_path / "out" / "plan").end()
+    def test_a_split_leaves_no_half_of_a_plan(self, start, plan, tmp_path, number, code, word):
+        out = tmp_path / "out" / "plan"
+        (tmp_path / "sitecustomize.py").write_text(SELF_INTERRUPTING.format(signal=int(number), out=str(out)))
+        model = plan.with_name("small.onnx")
+        result = start("split", model, "--size", "34x34", "--out", out, PYTHONPATH=str(tmp_path)).end()
         result.complains(code, word)
         assert result.out.split() == ["half-written", "plan.json"], "the signal came while the directory was filled"
         assert list((tmp_path / "out").iterdir()) == []
@@ -413,7 +410,7 @@ class TestInterrupted:
         command.started("worker", 0)
         command.process.kill()
         command.process.communicate()
-        eventually(lambda: processes(command.pid) == [], "workers and redis end")
+        eventually(lambda: command.processes() == [], "workers and redis end")
 
 
 class TestOutput:

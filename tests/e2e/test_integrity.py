@@ -46,8 +46,8 @@ class Altering:
 
 
 def classify(directory, url, driver="push"):
-    """Run queries, check every answer, and return how often they restarted."""
-    with serfer.open(directory, store=url, workers="inprocess", driver=driver) as pipeline:
+    """Run queries, check every answer, and return how often they restarted; duplicates would put values again."""
+    with serfer.open(directory, store=url, workers="inprocess", driver=driver, hedge=False) as pipeline:
         whole, restarts = unsplit(pipeline.plan, directory), 0
         for seed in range(QUERIES):
             images = batch(2, seed=seed)

@@ -72,10 +72,27 @@ def test_local_workers_equal_the_unsplit_model_over_every_shared_store(lean, set
         assert sum(stage.cold for stage in pipeline.last_report.stages) == 0  # the first query warmed them
 
 
-def test_crops_are_inline_up_to_lambdas_limit_and_stored_beyond(lean, settings, redis):
+@pytest.mark.parametrize(("prewarm", "warm_ups"), [("auto", 1), ("never", 0)])
+def test_environments_of_later_stages_start_with_the_first_query(lean, settings, redis, prewarm, warm_ups):
+    with serfer.open(lean, store=redis, workers="local", prewarm=prewarm, settings=settings) as pipeline:
+        pipeline.run(batch())
+        answer, report = pipeline.last.answer, pipeline.last_report
+        assert [stage.cold for stage in report.stages] == [2, 1]
+        assert report.warm_ups == warm_ups
+        [last] = answer.stages[-1].reports
+        assert [(one.cold, one.result.environment) for one in answer.overheads.warm_ups] == [
+            (True, last.environment)
+        ] * warm_ups
+        assert (last.init_ms > 0) is (warm_ups == 0)
+        pipeline.run(batch())
+        assert pipeline.last_report.warm_ups == 0
+        assert sum(stage.cold for stage in pipeline.last_report.stages) == 0
+
+
+def test_small_crops_are_inline_and_large_ones_stored(lean, settings, redis):
     whole = unsplit(load_plan(lean), lean)
     with serfer.open(lean, store=redis, workers="local", settings=settings) as pipeline:
-        for count, stored in [(400, 0), (1000, 2)]:  # about 3 and 8 MB for each tile; 6 MB are 4.5 before base64
+        for count, stored in [(1, 0), (400, 2)]:  # about 8 kB and 3 MB for each tile
             images = batch(count)
             assert difference(pipeline.run(images), whole(images)).exact
             assert pipeline.last_report.store.puts == 2 + stored

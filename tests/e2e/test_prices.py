@@ -11,7 +11,7 @@ from serfer.plan_directory import load_plan
 FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month"}
 STAGE = {
     *("name", "grid", "path", "tasks", "memory_mb", "ms", "cost_usd", "billed_ms"),
-    *("bytes_read", "ranges", "bytes_written", "bytes_carried"),
+    *("bytes_read", "ranges", "bytes_written", "bytes_carried", "weights_in", "cold_start"),
 }
 
 
@@ -35,6 +35,25 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_pa
         assert stage["ms"] == pytest.approx(planned.predicted_ms, rel=0.02)
         assert stage["cost_usd"] == pytest.approx(planned.predicted_usd, rel=0.02)
     assert prices["query"]["cost_usd"] < prices["cold_query"]["cost_usd"]
+    for stage, cold in zip(stages, prices["cold_query"]["stages"], strict=True):
+        assert set(stage["cold_start"]) == {"process_ms", "fetching_ms", "sessions_ms"}
+        assert cold["ms"] - stage["ms"] == pytest.approx(sum(stage["cold_start"].values()))
+        assert (stage["weights_in"], stage["cold_start"]["fetching_ms"]) == ("zip", 0.0)
+
+
+def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):
+    """By `explain` and `cost`, with the places of weights."""
+    own = tmp_path / "own"
+    serfer.split(str(plan.parent / "small.onnx"), out=own, grids=[(2, 2), (2, 2), (1, 1)], weights="fetched")
+    prices = costs(serfer_here, own)
+    first = sum(stage["ms"] for stage in prices["cold_query"]["stages"])
+    for command in ("explain", "cost"):
+        shown = serfer_here(command, own)
+        assert (
+            sum(line.split()[:2] == [f"stage-{number}", "fetched"] for number in range(3) for line in shown.lines) == 3
+        )
+        assert f"every environment is cold, as predicted: {first:,.0f} ms" in shown.out
+    assert "environments fetch them when they start" in serfer_here("explain", own).out
     assert (prices["burst"]["queries"], prices["burst"]["environments"]) == (1000, 4000)
     assert prices["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": pytest.approx(157.68)}
 

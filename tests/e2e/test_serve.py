@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from serfer.local.server import listen
 from tests.e2e.conftest import PATIENCE, eventually
 
 
@@ -21,11 +22,11 @@ def png(seed=0):
 
 
 @pytest.fixture
-def serve(start, lean):
+def serve(start, single):
     """Start a service with local workers; returns the command and its status line."""
 
     def launch(*arguments, **variables):
-        command = start("serve", "--plan", lean, "--port", "0", "--json", *arguments, **variables)
+        command = start("serve", "--plan", single, "--port", "0", "--json", *arguments, **variables)
         return command, command.said()
 
     return launch
@@ -62,7 +63,7 @@ def test_a_running_request_is_answered_before_shutdown(serve):
     def post():
         replies.append(httpx.post(f"{status['url']}/v1/classify", files={"image": png()}, timeout=PATIENCE))
 
-    asking = threading.Thread(target=post)  # three cold starts: it takes a while
+    asking = threading.Thread(target=post)  # a cold start: it takes a while
     asking.start()
     command.started("worker", 0)
     command.interrupt(signal.SIGTERM)
@@ -92,9 +93,9 @@ def test_killed_workers_are_replaced(serve):
     assert command.end().code == 0
 
 
-def test_requests_need_a_valid_key(serve, start, tmp_path):
+def test_requests_need_a_valid_key(serve, serfer_here, tmp_path):
     file = tmp_path / "keys.toml"
-    made = start("keys", "add", "alice", "--file", file).end()
+    made = serfer_here("keys", "add", "alice", "--file", file)
     key = made.out.strip()
     command, status = serve("--drain-s", "0", "--keys", str(file))
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
@@ -102,7 +103,7 @@ def test_requests_need_a_valid_key(serve, start, tmp_path):
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         headers = {"Authorization": f"Bearer {key}"}
         assert http.post("/v1/classify", files={"image": png()}, headers=headers).status_code == 200
-        start("keys", "remove", "alice", "--file", file).end()
+        serfer_here("keys", "remove", "alice", "--file", file)
 
         def locked_out():
             return http.get("/v1/models", headers=headers).status_code == 401
@@ -132,8 +133,8 @@ class TestWrongUse:
         result = serfer_here("serve", "--plan", lean, "--plan", lean)
         result.complains(2, "two models are called small")
 
-    def test_a_port_that_is_taken(self, serve, start, lean):
-        _, status = serve()
-        port = status["url"].rpartition(":")[2]
-        result = start("serve", "--plan", lean, "--port", port, "--workers", "inprocess").end()
+    def test_a_port_that_is_taken(self, serfer_here, lean):
+        with listen("127.0.0.1", 0) as other:  # as another service does
+            port = other.getsockname()[1]
+            result = serfer_here("serve", "--plan", lean, "--port", port, "--workers", "inprocess")
         result.complains(4, f"--port {port} is taken")

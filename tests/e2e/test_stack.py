@@ -101,18 +101,20 @@ def named(images):
 
 @pytest.mark.parametrize("stack", ["demo", "live"])
 @pytest.mark.usefixtures("redis")
-def test_classify_invokes_the_functions_of_a_stack(serfer_, variables, examples, plan, bare, stack):
+def test_classify_invokes_the_functions_of_a_stack(serfer_here, variables, examples, plan, bare, stack):
     image = examples / "chelsea.png"
-    [here] = answers(serfer_("classify", image, "--plan", plan, "--workers", "inprocess", "--json"))
+    [here] = answers(serfer_here("classify", image, "--plan", plan, "--workers", "inprocess", "--json"))
     for workers in ([], ["--workers", "aws"]):
         command = ["classify", image, "--plan", bare, "--stack", stack, "--json", *workers]
-        [deployed] = answers(serfer_(*command, **variables))
+        [deployed] = answers(serfer_here(*command, own_service=True, **variables))
         assert named(deployed) == named(here)
 
 
 @pytest.mark.usefixtures("redis")
-def test_warm_lists_functions_by_their_deployed_names(serfer_, variables, plan, bare):
-    result = serfer_("warm", "--plan", bare, "--stack", "live", "--hold-s", "0.1", "--json", **variables)
+def test_warm_lists_functions_by_their_deployed_names(serfer_here, variables, plan, bare):
+    result = serfer_here(
+        "warm", "--plan", bare, "--stack", "live", "--hold-s", "0.1", "--json", own_service=True, **variables
+    )
     assert result.code == 0, result.err
     digest = load_plan(plan).digest[:12]
     assert [json.loads(line)["function"] for line in result.lines] == [f"demo-{digest}-{n}-0:live" for n in range(3)]

@@ -21,7 +21,7 @@ from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.step_functions import StepFunctionsServer
-from serfer.packaging.bundle import function_directory
+from serfer.packaging.bundle import dependencies, function_directory
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
@@ -48,10 +48,11 @@ class Stack:
             "PYTHONPATH": f"{runtime}:{FLAKY}",
             "FLAKY": str(failures),
         }
+        base = dependencies(settings.cache_dir)
         functions = [
             FunctionConfig(
                 name=self.plan.function(*part),
-                directory=function_directory(self.plan, directory, *part, settings.cache_dir),
+                directory=function_directory(self.plan, directory, *part, base),
                 handler="flaky.handler",
                 environment=environment,
             )

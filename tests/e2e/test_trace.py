@@ -13,10 +13,10 @@ def spans(trace, kind):
     return [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == kind]
 
 
-def test_a_trace_shows_driver_and_workers_of_every_image(serfer_, lean, examples, tmp_path):
+def test_a_trace_shows_driver_and_workers_of_every_image(serfer_here, lean, examples, tmp_path):
     images = [examples / "rocket.jpg", examples / "coffee.png"]
     path = tmp_path / "out.json"
-    result = serfer_("classify", "--plan", lean, *images, "--json", "--trace", path)
+    result = serfer_here("classify", "--plan", lean, *images, "--json", "--trace", path)
     assert (result.code, result.err.startswith(f"wrote {path}: open it in chrome://tracing")) == (0, True)
     trace, answers = json.loads(path.read_bytes()), list(map(json.loads, result.lines))
     queries = spans(trace, "query")

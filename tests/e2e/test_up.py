@@ -5,6 +5,7 @@ import resource
 import signal
 import socket
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import PATIENCE, eventually, processes
+from tests.e2e.conftest import PATIENCE, eventually
 
 QUIET = ("--log-level", "warning", "--json")
 
@@ -46,10 +47,12 @@ class System:
             try:
                 status, answer = self.classify(image, Idempotency_Key=key)
             except (OSError, http.client.HTTPException):
-                continue
-            if status == 200:
-                return answer
-            assert status in {409, 429, 503}, answer
+                pass
+            else:
+                if status == 200:
+                    return answer
+                assert status in {409, 429, 503}, answer
+            time.sleep(0.02)
 
     def ready(self, driver):
         try:
@@ -81,7 +84,7 @@ def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean,
     assert all(system.ready(driver) for driver in system.started["drivers"])
     password = redis.removeprefix("redis://:").partition("@")[0]
     assert password not in json.dumps(system.started)
-    running = processes(system.command.pid)
+    running = system.command.processes()
     assert len(running) >= 6  # two drivers, a balancer, three workers
     for process in running:
         assert password not in Path(f"/proc/{process.pid}/cmdline").read_text(encoding="utf-8")
@@ -89,12 +92,13 @@ def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean,
     assert system.command.end().code == 0
 
 
+@pytest.mark.slow
 def test_retrying_clients_lose_nothing_and_killed_parts_restart(up, lean, image):
     system = up("--plan", lean)
     answers, stop = [], threading.Event()
 
     def load():
-        while not stop.is_set():
+        while not stop.wait(0.02):
             answers.append(system.persistently(image))
 
     threads = [threading.Thread(target=load) for _ in range(3)]
@@ -106,7 +110,7 @@ def test_retrying_clients_lose_nothing_and_killed_parts_restart(up, lean, image)
         os.kill(first["pid"], signal.SIGKILL)
         before = len(answers)
         eventually(lambda: len(answers) > before + 10, "the driver that is left answers")
-        eventually(lambda: system.ready(first), "the driver comes back where it was")
+        eventually(lambda: system.ready(first), "the driver comes back where it was", every=0.1)
         for part in ("balancer", "store"):
             os.kill(system.started[part]["pid"], signal.SIGKILL)
             before = len(answers)
@@ -152,11 +156,10 @@ def test_out_of_descriptors_it_logs_little_recovers_and_ends_at_the_first_sigter
 
 def test_a_killed_stack_leaves_no_process(up, lean):
     system = up("--plan", lean)
-    pid = system.command.pid
-    assert processes(pid)
+    assert {process.kind for process in system.command.processes()} >= {"redis", "part"}
     system.command.process.kill()
     system.command.process.wait()
-    eventually(lambda: not processes(pid), "everything dies with it")
+    eventually(lambda: not system.command.processes(), "everything dies with it")
 
 
 def test_impossible_options_are_refused_by_name(serfer_here, lean, tmp_path):

@@ -596,6 +596,28 @@ assert copy.sessions == again.sessions > 0
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert run.returncode == 0, run.stderr
 
+    @pytest.mark.parametrize(("error", "level"), [("GangAbortedError", "INFO"), ("GangStalledError", "ERROR")])
+    def test_a_member_that_was_told_to_stop_logs_no_error(self, directory, error, level):
+        code = f"""
+import lambdas.bootstrap as started
+from types import SimpleNamespace
+from serfer.core import errors
+def stopped(event):
+    raise errors.{error}("why")
+started._WORKER.handle = stopped
+try:
+    started.handler({{}}, SimpleNamespace(aws_request_id="an id"))
+except errors.{error}:
+    print("a function error")
+"""
+        run = self.start(directory, code, SERFER_STORE="memory://")
+        line, raised = run.stdout.splitlines()
+        assert (json.loads(line)["level"], json.loads(line)["invocation"], raised) == (
+            level,
+            "an id",
+            "a function error",
+        )
+
     def test_a_runtime_without_snapshots_starts(self, directory):
         code = "import sys; sys.modules['snapshot_restore_py'] = None; import lambdas.bootstrap"
         run = self.start(directory, code, SERFER_STORE="memory://")
@@ -706,6 +728,11 @@ class TestOtherPayloads:
         assert worker.handle(event)["warm"] == {"environment": "here", "init_ms": 0.0, "sessions": len(graphs)}
         assert worker.run(task(plan, 0, 0, batch(1))).init_ms == 0.0
 
+    def test_warming_up_for_one_tile_builds_its_session(self, worker, plan):
+        event = {"warm": {"plan": plan.digest, "stage": 0, "part": 0, "hold_s": 0, "tile": 1}}
+        assert len({tile.graph for tile in plan.stages[0].tiles}) > 1
+        assert worker.handle(event)["warm"]["sessions"] == 1
+
     @pytest.mark.parametrize(
         "payload",
         [
@@ -713,6 +740,7 @@ class TestOtherPayloads:
             {"warm": {"plan": "{digest}", "stage": 0, "part": 9, "hold_s": 0}},
             {"warm": {"plan": "{digest}", "stage": 0, "part": 0, "hold_s": 1e9}},
             {"warm": {"plan": "{digest}", "stage": -1, "part": 0, "hold_s": 0}},
+            {"warm": {"plan": "{digest}", "stage": 0, "part": 0, "hold_s": 0, "tile": "0"}},
             {"warm": {"plan": "another", "stage": 0, "part": 0, "hold_s": 0}},
             {"warm": {}},
             {"warm": None},

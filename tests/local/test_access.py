@@ -29,7 +29,7 @@ from tests.local.test_lambda_service import Local, probe
 PASSWORD = "0123456789abcdef"  # noqa: S105 - of no store
 ACCESS = Access("LOCALKEY", "a-secret-of-the-test")
 NOW = datetime(2026, 11, 22, 20, 30, tzinfo=UTC)
-NOBODY = 65534
+AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
 ASK = "Host: 127.0.0.1\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -47,9 +47,9 @@ def as_nobody(port, method, path):
     """Return what a process of another user gets from a port, without credentials."""
     head = f"{method} {path} HTTP/1.1\\r\\n{ASK}"
     script = f"trap '' PIPE; exec 3<>/dev/tcp/127.0.0.1/{port}; {{ printf '{head}' >&3; cat <&3; }} 2>/dev/null; :"
-    command = ["bash", "-c", script]  # every user may run it, as not every Python
-    user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    return subprocess.run(command, **user, stdout=subprocess.PIPE, cwd="/", check=True, timeout=20).stdout
+    # Every user may run bash, as not every Python. Popen(user=...) would fork, for which this process may be too large.
+    command = [*AS_NOBODY, "bash", "-c", script]
+    return subprocess.run(command, stdout=subprocess.PIPE, cwd="/", check=True, timeout=20).stdout
 
 
 def client_of(service, access):

@@ -1,6 +1,5 @@
 import asyncio
 import logging
-import resource
 import subprocess
 import sys
 
@@ -38,8 +37,6 @@ print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def test_the_limit_is_raised_to_the_most_that_the_process_may_have():
-    def lower():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
-
-    run = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, check=True, preexec_fn=lower)
+    command = ["prlimit", "--nofile=64:256", sys.executable, "-c", RAISE]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["256"] * 3

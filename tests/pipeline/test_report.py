@@ -1,14 +1,26 @@
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from drivers.driver import Answer, Overheads
+from drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.plan import Gang
 from serfer.core.report import ImageAnswer, Prediction, StoreCounts
-from serfer.core.run_machine import Attempt, StageRun, TileRun
-from serfer.core.wire import Report
+from serfer.core.run_machine import (
+    Attempt,
+    Failure,
+    FailureKind,
+    Run,
+    StageRun,
+    TaskDone,
+    TaskFailed,
+    TileRun,
+    TimePassed,
+)
+from serfer.core.wire import Report, Warmed
 from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, LABELS, split_small
@@ -49,6 +61,22 @@ def test_a_report_sums_the_tasks_reports(plan, answer):
     assert (last.bytes_in, last.bytes_out) == (307, 28)
 
 
+def test_warm_ups_are_counted_and_priced(plan, answer):
+    warmed = replace(
+        answer.overheads,
+        warm_ups=(WarmUpRecord(1, 1769, 10.0, 250.0, Warmed("e", 200.0, 1)), WarmUpRecord(1, 1769, 10.0, 99.5, None)),
+    )
+    report, without = (
+        make_report(plan, replace(answer, overheads=each), [], 1.0, FACTS) for each in (warmed, answer.overheads)
+    )
+    assert (report.warm_ups, without.warm_ups) == (2, 0)
+    assert [stage.cold for stage in report.stages] == [1, 1]  # one had no response
+    gb_s = 1769 / 1024 * (0.250 + 0.100)
+    assert report.cost_usd - without.cost_usd == pytest.approx(
+        2 * FACTS.price_request + gb_s * FACTS.price_gb_second, rel=1e-6
+    )
+
+
 @pytest.mark.parametrize(("weights", "untrained"), [("random (seed 0): answers mean nothing", True), ("given", False)])
 def test_a_report_says_where_no_trained_weights_answered(plan, answer, weights, untrained):
     random = replace(plan, weights=weights)
@@ -67,6 +95,64 @@ def test_the_price_is_lambdas(plan, answer):
     gb = plan.stages[0].memory_mb / 1024
     expected = 3 * FACTS.price_request + gb * (520 + 31 + 5) / 1000 * FACTS.price_gb_second
     assert report.cost_usd == pytest.approx(expected)
+
+
+def member(*stages):
+    """Return the run of a member: (read, wait, compute, bytes received) of each of its stages, the first one cold."""
+    reports = [
+        Report(
+            *("e", 0.0 if number else 500.0, read, compute, 1.0, read + compute + 1.0, 1, 1),
+            counts=StoreCounts(bytes_get=received, gets=1),
+            shared=len(stages),
+            wait_ms=wait,
+        )
+        for number, (read, wait, compute, received) in enumerate(stages)
+    ]
+    whole = replace(reports[0], later=tuple(reports[1:]))
+    return TileRun([Attempt(0, 0.0, 0.0, 1.0, whole)], whole)
+
+
+@pytest.fixture
+def gang(plan):
+    """A plan of one gang, and the answer of its run, by the run machine."""
+    gang = Gang(0, 2, 30.0, 1e-6)
+    run = Run([2, 1], 100.0, 0, gangs={0: 2})
+    run.start(10.0)
+    run.handle(TaskDone(0, 1, 0, member((2.0, 0.0, 20.3, 90)).report), 10.6)
+    run.handle(TaskDone(0, 0, 0, member((1.0, 0.0, 10.2, 80), (12.0, 11.5, 4.1, 64)).report), 10.7)
+    overheads = Overheads(0, 0, 0, StoreCounts())
+    return replace(plan, gangs=(gang,)), Answer("q", 10.0, 10.8, run.stages, [b"x" * 28], [50, 0], overheads)
+
+
+def test_a_member_of_a_gang_is_one_invocation_however_many_stages_it_runs(gang):
+    report = make_report(*gang, [], 1.0, FACTS)
+    gb = gang[0].stages[0].memory_mb / 1024
+    billed = math.ceil(500 + 12.2 + 17.1) + math.ceil(500 + 23.3)
+    assert report.cost_usd == pytest.approx(2 * FACTS.price_request + gb * billed / 1000 * FACTS.price_gb_second)
+    assert [stage.cold for stage in report.stages] == [2, 0]
+
+
+def test_stages_of_a_gang_say_what_was_exchanged_and_waited(gang, answer):
+    report = make_report(*gang, [], 1.0, FACTS)
+    assert [(one.gang, one.bytes_in, one.bytes_exchanged) for one in report.stages] == [(0, 220, 0), (0, 64, 64)]
+    assert [one.wait_ms for one in report.stages] == [0, 11.5]
+    assert report.wait_gb_s == pytest.approx(gang[0].stages[0].memory_mb / 1024 * 0.0115)
+    staged = make_report(gang[0], answer, [], 1.0, FACTS)
+    assert {(one.gang, one.bytes_exchanged, one.wait_ms) for one in staged.stages} == {(None, 0, 0)}
+    assert staged.wait_gb_s == 0
+
+
+def test_a_disbanded_gang_is_counted(gang):
+    run = Run([2, 1], 100.0, 0, gangs={0: 2})
+    run.start(10.0)
+    run.handle(TaskFailed(0, 1, 0, Failure(FailureKind.THROTTLED, "", "full")), 10.1)
+    run.handle(TimePassed(), 11.0)
+    for stage, tile, attempt in ((0, 0, 1), (0, 1, 1), (1, 0, 0)):
+        run.handle(TaskDone(stage, tile, attempt, done(0.0, 5.0).report), 11.0 + stage)
+    answer = replace(gang[1], stages=run.stages)
+    report = make_report(gang[0], answer, [], 1.0, FACTS)
+    assert (report.disbanded, [stage.gang for stage in report.stages]) == (1, [None, None])
+    assert make_report(*gang, [], 1.0, FACTS).disbanded == 0
 
 
 def test_queries_that_share_an_invocation_share_its_price(plan, answer):

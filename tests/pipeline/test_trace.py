@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 
 from drivers.driver import Answer, Overheads
 from serfer.core.errors import InputError, UsageError
+from serfer.core.plan import Gang
 from serfer.core.report import StoreCounts
-from serfer.core.run_machine import Attempt, Failure, FailureKind, StageRun, TileRun
+from serfer.core.run_machine import (
+    Attempt,
+    Failure,
+    FailureKind,
+    Run,
+    StageRun,
+    TaskDone,
+    TaskFailed,
+    TaskStarted,
+    TileRun,
+    TimePassed,
+)
 from serfer.core.wire import Report
 from serfer.pipeline.trace import TracedQuery, check_trace, trace_events, write_trace
 from tests.core.plans import small_plan
@@ -264,6 +276,79 @@ def test_a_query_waits_for_all_of_an_invocation_that_it_shares():
     assert [(one["cat"], one["dur"]) for one in parts] == [*zip(STEPS, (4_000, 4_000, 8_000, 12_000), strict=True)]
     assert [one["args"]["ms"] for one in parts] == [1, 1, 2, 3]
     assert (work["dur"], work["args"]["shared"], work["args"]["network_and_service_ms"]) == (28_000, 4, 2)
+
+
+def member(*stages, init_ms=0.0):
+    """Return the report of a member on each of its stages: (read, wait, compute, write) ms."""
+    first, *later = (
+        replace(report(0.0 if number else init_ms, read, compute, write), wait_ms=wait, shared=len(stages))
+        for number, (read, wait, compute, write) in enumerate(stages)
+    )
+    return replace(first, later=tuple(later))
+
+
+GANG = replace(PLAN, gangs=(Gang(0, 2, 30.0, 1e-6),))
+
+
+def ran(*events, started=10.0):
+    """Return the traced query of a run of the gang, by the run machine; `events` come at given times."""
+    run = Run([2, 1], 1000.0, 0, gangs={0: 2})
+    run.start(started)
+    for time, event in events:
+        run.handle(event, time)
+    answer = Answer("q", started - 0.001, events[-1][0], run.stages, [], [0, 0], Overheads())
+    return TracedQuery("a.jpg", started - 0.005, started - 0.002, events[-1][0] + 0.001, answer)
+
+
+def test_a_member_of_a_gang_is_one_invocation_with_its_stages_inside():
+    first, second = member((1, 0, 20, 2), (12, 10, 5, 3), init_ms=4), member((1, 0, 30, 2))
+    events = trace_events(
+        GANG,
+        [
+            ran(
+                *((10.001, TaskStarted(0, tile, 0)) for tile in (0, 1)),
+                (10.035, TaskDone(0, 1, 0, second)),
+                (10.061, TaskDone(0, 0, 0, first)),
+            )
+        ],
+    )
+    assert [one["name"] for one in spans(events, "task")] == ["stage-0..1 tile 0", "stage-0..1 tile 1"]
+    assert len(spans(events, "work")) == len(arrows(events)) == 2
+    assert sorted(one["name"] for one in spans(events, "member stage")) == ["stage-0", "stage-1"]
+    work, *parts = inside(events, next(one for one in spans(events, "work") if one["args"]["init_ms"]))
+    assert (work["args"]["total_ms"], work["args"]["shared"], work["args"]["bytes_get"]) == (43, 1, 12)
+    assert work["args"]["network_and_service_ms"] == 13
+    steps = [(one["name"], one["dur"]) for one in parts]
+    assert steps == [
+        ("cold start", 4_000),
+        ("stage-0", 23_000),
+        *(("read", 1_000), ("compute", 20_000), ("write", 2_000)),
+        ("stage-1", 20_000),
+        *(("wait", 10_000), ("read", 2_000), ("compute", 5_000), ("write", 3_000)),
+    ]
+    assert [one["args"].get("gang") for one in spans(events, "stage")] == [0, 0]
+    assert names(events, "process_name")[2] == "stage-0..1 workers"
+
+
+def test_members_of_an_aborted_gang_stay_in_the_trace():
+    traced = ran(
+        *((10.001, TaskStarted(0, tile, 0)) for tile in (0, 1)),
+        (10.002, TaskFailed(0, 1, 0, FAILED)),
+        (11.0, TimePassed()),
+        *((11.0, TaskStarted(0, tile, 1)) for tile in (0, 1)),
+        *((11.1, TaskDone(0, tile, 1, report())) for tile in (0, 1)),
+        (11.1, TaskStarted(1, 0, 0)),
+        (11.2, TaskDone(1, 0, 0, report())),
+    )
+    events = trace_events(GANG, [traced])
+    assert {one["name"]: one["args"]["outcome"] for one in spans(events, "task")} == {
+        "stage-0..1 tile 0": "given up: its gang was aborted",
+        "stage-0..1 tile 1": "throttled: slow down",
+        "stage-0 tile 0 (retry 1)": "answered",
+        "stage-0 tile 1 (retry 1)": "answered",
+        "stage-1 tile 0": "answered",
+    }
+    assert [one["args"].get("gang") for one in spans(events, "stage")] == [None, None]
 
 
 def test_crops_that_went_through_the_store_are_seen():

@@ -1,11 +1,11 @@
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Warmed
 from serfer.pipeline.warm import Warmth, warm
+from tests.drivers.plans import wide_plan
 
 
 class Functions:
@@ -36,19 +36,15 @@ class Functions:
 @pytest.fixture
 def plan():
     """Two stages: four tiles of one function; three columns, of two functions."""
-    stages = [
-        SimpleNamespace(tiles=[SimpleNamespace(function=0)] * 4, functions=[None]),
-        SimpleNamespace(tiles=[SimpleNamespace(function=n) for n in (0, 0, 1)], functions=[None, None]),
-    ]
-    return SimpleNamespace(digest="d" * 64, stages=stages, function="f-{}-{}".format)
+    return wide_plan((4, 3), parts=(1, 2))
 
 
 def test_every_function_gets_as_many_environments_as_its_tiles_need_at_once(plan):
     warmths = asyncio.run(warm(plan, Functions(), queries=3))
     assert [(one.function, one.asked, one.warm, one.started) for one in warmths] == [
-        ("f-0-0", 12, 12, 12),
-        ("f-1-0", 6, 6, 6),
-        ("f-1-1", 3, 3, 3),
+        (plan.function(0, 0), 12, 12, 12),
+        (plan.function(1, 0), 6, 6, 6),
+        (plan.function(1, 1), 3, 3, 3),
     ]
     assert warmths[0].slowest_start_ms == 112.0
 
@@ -68,7 +64,7 @@ def test_a_second_time_nothing_starts(plan):
 
 def test_failures_are_reported(plan):
     warmths = asyncio.run(warm(plan, Functions(limit=5), queries=2))
-    assert warmths[0] == Warmth("f-0-0", 8, 5, 5, 105.0, "throttled: Rate Exceeded.")
+    assert warmths[0] == Warmth(plan.function(0, 0), 8, 5, 5, 105.0, "throttled: Rate Exceeded.")
     assert warmths[1].problem is None
 
 
@@ -76,5 +72,5 @@ def test_requests_name_stage_and_part(plan):
     functions = Functions()
     asyncio.run(warm(plan, functions, queries=1, hold_s=0.25))
     assert {(name, request.stage, request.part, request.hold_s, request.plan) for name, request in functions.sent} == {
-        (f"f-{stage}-{part}", stage, part, 0.25, "d" * 64) for stage, part in [(0, 0), (1, 0), (1, 1)]
+        (plan.function(stage, part), stage, part, 0.25, plan.digest) for stage, part in [(0, 0), (1, 0), (1, 1)]
     }

@@ -1,5 +1,7 @@
 """BUILD directories as `serfer package` writes them, as far as prices and the doctor read them."""
 
+import functools
+
 from sam.deployment import Deployment, dump_deployment
 from sam.options import RECORD, TEMPLATE, Options, digest12
 from sam.samconfig import FILE, samconfig
@@ -18,13 +20,18 @@ def deployment(plan, chosen):
     return Deployment("0.1.0", chosen, (digest12(plan),), precompiled=True, bytes={"stage-0": 1000}, digest="0" * 64)
 
 
+@functools.cache
+def _template(plan, chosen):
+    return dump(make_template(chosen, [plan]))
+
+
 def build(place, plan=None, **choices):
     """Write a BUILD directory without its packages, and return it."""
     plan, chosen = plan or small_plan(), options(**choices)
     plans = place / "driver" / "plans" / digest12(plan)
     plans.mkdir(parents=True)
     (plans / PLAN_FILE).write_text(dump_plan(plan))
-    (place / TEMPLATE).write_text(dump(make_template(chosen, [plan])))
+    (place / TEMPLATE).write_text(_template(plan, chosen))
     (place / FILE).write_bytes(samconfig(chosen))
     (place / RECORD).write_text(dump_deployment(deployment(plan, chosen)))
     return place

@@ -2,8 +2,8 @@
 
 It runs under the Python that Lambda has, because it starts a function's process with its own interpreter. Its own
 packages are on `sys.path` of that one process, not in PYTHONPATH, so that a function finds in its layers what it needs
-or fails, as in AWS. It has no service for s3express, caches and fleets, decides nothing about permissions, and its
-client for functions is not AWS's own: test_built.py runs that.
+or fails, as in AWS, whose runtimes have boto3 besides. It has no service for s3express, caches and fleets, decides
+nothing about permissions, and its client for functions is not AWS's own: test_built.py runs that.
 """
 
 import os
@@ -21,6 +21,7 @@ from serfer.local.server import free_port
 from tests.sam.ministack_server import MinistackServer
 
 PACKAGES = Path(sys.prefix) / "ministack-python3.13"
+_SDK = ("boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six.py", "urllib3")  # that Lambda's runtimes have
 _RUN = """\
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -48,6 +49,9 @@ class Ministack(MinistackServer):
         self.port = free_port()
         self._log = (directory / "ministack.log").open("wb")
         (directory / "tmp").mkdir()
+        (directory / "sdk").mkdir()
+        for name in _SDK:
+            (directory / "sdk" / name).symlink_to(PACKAGES / name)
         self._process = subprocess.Popen(
             dying_with_me(
                 *(str(python), "-c", _RUN, str(PACKAGES)),
@@ -60,6 +64,7 @@ class Ministack(MinistackServer):
             env={
                 "PATH": os.environ["PATH"],
                 "TMPDIR": str(directory / "tmp"),
+                "PYTHONPATH": str(directory / "sdk"),
                 "GATEWAY_PORT": str(self.port),
                 "MINISTACK_ACCOUNT_ID": ACCOUNT,
                 "MINISTACK_REGION": REGION,

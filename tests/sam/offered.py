@@ -24,6 +24,9 @@ FEW = (
     ("fleet", "s3express", "stepfunctions-express"),
     ("fleet", "redis", "poll"),
 )
+FETCHED = ("fetched",)
+FETCHING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "redis", "poll"))
+IN_IMAGES = ("function", "valkey", "push")
 POOL = GpuPool("g6.xlarge", 4, 2)
 POOLED = ("fleet", "s3", "push")
 
@@ -40,9 +43,22 @@ def plans():
     return current, sealed(replace(current, model="the one before"))
 
 
+def placed(plan, *places):
+    """Return a plan whose stages have their weights in these places, or all of them in the one that is given."""
+    each = places if len(places) > 1 else places * len(plan.stages)
+    stages = [replace(stage, weights_in=place) for stage, place in zip(plan.stages, each, strict=True)]
+    return sealed(replace(plan, stages=tuple(stages)))
+
+
 @functools.cache
-def _template(*chosen, **more):
-    return make_template(options(*chosen, **more), plans())
+def plans_in(*places):
+    """Return the same plans, their weights in other places than zips."""
+    return tuple(placed(plan, *places) for plan in plans())
+
+
+@functools.cache
+def _template(*chosen, places=("zip",), **more):
+    return make_template(options(*chosen, **more), plans_in(*places))
 
 
 def template(*chosen, **more):
@@ -50,9 +66,12 @@ def template(*chosen, **more):
 
 
 def every_template():
-    """Yield each combination with its template, and one with a GPU pool."""
+    """Yield each combination with its template, one with a GPU pool, and some whose weights are elsewhere."""
     yield from ((chosen, _template(*chosen)) for chosen in COMBINATIONS)
     yield POOLED, _template(*POOLED, gpu=POOL)
+    yield from ((chosen, _template(*chosen, places=FETCHED)) for chosen in FETCHING)
+    yield POOLED, _template(*POOLED, gpu=POOL, places=FETCHED)
+    yield IN_IMAGES, _template(*IN_IMAGES, places=("image",))
 
 
 def translated(source, **parameters):
@@ -62,6 +81,9 @@ def translated(source, **parameters):
         if resource["Type"].startswith("AWS::Serverless::"):
             for name in {"CodeUri", "ContentUri", "DefinitionUri"} & resource["Properties"].keys():
                 resource["Properties"][name] = f"s3://artefacts/{resource['Properties'][name]}"
+            if resource["Properties"].get("PackageType") == "Image":  # which sam package has pushed
+                tag = resource["Metadata"]["DockerTag"]
+                resource["Properties"]["ImageUri"] = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/shop/repo:{tag}"
     return Translator({}, Parser()).translate(source, parameters)
 
 

@@ -7,12 +7,14 @@ from typer.testing import CliRunner
 
 from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam.cost.bill import bill, compare_build, deployed, markdown, price_build
-from sam.cost.marginal import query_usage, transitions
+from sam.cost.marginal import Deployed, query_usage, transitions
 from sam.template.template import make_template
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cost_model import gang_load, price_gang
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid
+from serfer.core.plan import Gang
 from tests.core.plans import small_plan
 from tests.sam.builds import build, options
 
@@ -90,6 +92,30 @@ def test_cold_queries_cost_more_and_snapshots_their_restores():
     assert cold.seconds > warm.seconds + FACTS.functions.init
     assert "SnapStart restores" not in lines(cold=0.0, snapstart=True)
     assert lines(cold=1.0, snapstart=True)["SnapStart restores"].usd > 0
+
+
+def gang_usage(cold=0.0, **choices):
+    plan = replace(small_plan(), gangs=(Gang(0, 2, 30.0, 1e-6),))
+    usage = query_usage(Deployed(plan, options(**choices), FACTS, 1769), cold)
+    return usage, {line.item: line for line in usage.lines}
+
+
+@pytest.mark.parametrize("cold", [0.0, 1.0])
+def test_a_gang_pays_its_members_once_until_the_last_of_them_ends(cold):
+    usage, items = gang_usage(cold, store="valkey")
+    plan = replace(small_plan(), gangs=(Gang(0, 2, 30.0, 1e-6),))
+    deployed = Deployed(plan, options(store="valkey"), FACTS, 1769)
+    price = price_gang(gang_load(plan, plan.gangs[0]), 1769, deployed.platform(cold))
+    assert items["workers' invocations"].quantity == 2
+    assert items["workers' compute"].quantity == pytest.approx(1769 / 1024 * price.billed_s)
+    assert usage.seconds == pytest.approx(price.seconds)
+    parts = ("workers' invocations", "workers' compute", "store: writes", "store: reads and looks", "store: bytes")
+    assert sum(items[part].usd for part in parts if part in items) == pytest.approx(price.usd, rel=0.01)
+
+
+@pytest.mark.parametrize("choices", [{"store": "s3"}, {"store": "valkey", "engine": "poll"}])
+def test_gangs_that_run_stage_by_stage_pay_as_stages_do(choices):
+    assert gang_usage(**choices)[0] == query_usage(Deployed(small_plan(), options(**choices), FACTS, 1769))
 
 
 def test_arm_is_cheaper():

@@ -17,14 +17,17 @@ import httpx
 import pytest
 
 import serfer
+from sam import weights
+from sam.build.package import package
 from serfer.client.client import Client
 from serfer.core.errors import KeyRefusedError
 from serfer.local.lambda_.function import ACCOUNT, REGION
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from tests.api.conftest import png
-from tests.e2e.small import split_small
+from tests.e2e.small import put_weights_in, split_small
 from tests.sam.built import SAM
+from tests.sam.conftest import OPTIONS
 from tests.sam.ministack import Ministack
 
 ROOT = Path(__file__).parents[2]
@@ -282,3 +285,45 @@ def test_destroy_leaves_nothing_that_bills(updated):
     assert updated.account.client("iam").list_roles()["Roles"] == []
     assert updated.account.client("apigateway").get_rest_apis()["items"] == []
     assert [each["logGroupName"] for each in logs.describe_log_groups(logGroupNamePrefix="/serfer/")["logGroups"]] == []
+
+
+@pytest.fixture(scope="module")
+def fetching(account, tmp_path_factory):
+    """A stack whose functions fetch their weights, in several pieces each, and its plan."""
+    root = tmp_path_factory.mktemp("fetching")
+    directory = put_weights_in(split_small(root, gang="never"), "fetched")
+    stack = Deployed(account, root / "build", "fetching")
+    settings, options = load_settings(), replace(OPTIONS, name="fetching", region=REGION)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(weights, "PIECE_BYTES", 1500)  # ministack has no least size of a part
+        package(directory, stack.build, options, settings, progress=lambda _: None)
+    stack.make("deploy")
+    yield stack, directory
+    shutil.rmtree(stack.build)
+
+
+def stored(stack):
+    """The objects of a stack's bucket of weights, by their keys."""
+    bucket, _, prefix = stack.outputs["Weights"].removeprefix("s3://").partition("/")
+    store = stack.account.client("s3")
+    keys = [each["Key"] for each in store.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]
+    return {key.rpartition("/")[2]: store.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
+
+
+def test_functions_fetch_their_weights_from_the_bucket_that_the_deployment_filled(fetching, image):
+    stack, directory = fetching
+    wanted = weights.fetched([load_plan(directory)])
+    assert {each.sha256: (directory / each.path).read_bytes() for each in wanted} == stored(stack)
+    with serfer.open(directory, workers="inprocess") as pipeline:
+        (answer,) = pipeline.classify([image])
+    assert predictions(stack.classify(directory, image)) == [(each.label, each.score) for each in answer.predictions]
+    uploaders = {name for name in stack.functions if f"{stack.stack}-weights-" in name}
+    assert len(uploaders) > len(wanted)
+    assert stack.functions - uploaders == stack.named(directory)
+
+
+def test_a_stack_whose_functions_fetch_their_weights_leaves_nothing(fetching):
+    stack, _ = fetching
+    stack.make("destroy")
+    assert stack.functions == set()
+    assert not [each for each in stack.account.client("s3").list_buckets()["Buckets"] if "weights" in each["Name"]]

@@ -40,6 +40,7 @@ NOT_USED = {  # actions that the schemas list for properties that no template he
     "AWS::EC2::VPC": "ec2:CreateVpcEncryptionControl ec2:ModifyVpcTenancy",
     "AWS::EC2::VPCEndpoint": "vpc-lattice:* vpce:AllowMultiRegion",
     "AWS::EC2::VPCGatewayAttachment": "ec2:*VpnGateway",
+    "AWS::ECR::Repository": "kms:*",
     "AWS::ElastiCache::ServerlessCache": "kms:CreateGrant",
     "AWS::ElastiCache::UserGroup": "elasticache:ModifyReplicationGroup",
     "AWS::ElasticLoadBalancingV2::Listener": "cognito-idp:* elasticloadbalancing:ModifyListenerAttributes",
@@ -79,6 +80,8 @@ CALLED = {  # what teardown.py calls, and what it takes
     "abort_multipart_upload": {"s3:AbortMultipartUpload"},
     "describe_stacks": {"cloudformation:DescribeStacks"},
     "delete_stack": {"cloudformation:DeleteStack"},
+    "list_images": {"ecr:ListImages"},
+    "batch_delete_image": {"ecr:BatchDeleteImage"},
     "list_stack_resources": {"cloudformation:ListStackResources"},
 }
 
@@ -88,7 +91,7 @@ def types(source):
 
 
 def test_deployers_may_delete_as_well():
-    allowed = set(actions(types(template())))
+    allowed = set(actions([*types(template()), teardown.REPOSITORY]))
     text = inspect.getsource(teardown)
     for call, wanted in CALLED.items():
         assert re.search(rf"\b{call}\b", text), call
@@ -233,9 +236,11 @@ def test_the_actions_are_those_of_awss_own_schemas(monkeypatch):
     """A newer cfn-lint may list more: add them to deployer_actions.toml, or below with the property they are for."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     met = set()
-    for source in [*(template(*chosen) for chosen in FEW), template(*POOLED, gpu=POOL), template(snapstart=True)]:
+    sources = [*(template(*chosen) for chosen in FEW), template(*POOLED, gpu=POOL), template(snapstart=True)]
+    sources.append({"Resources": {"Repo": {"Type": teardown.REPOSITORY}}})
+    for source in sources:
         allowed = actions(types(source))
-        for kind in set(types(translated(source))):
+        for kind in set(types(translated(source) if "Transform" in source else source)):
             assert handlers(kind), kind
             missing = [wanted for wanted in handlers(kind) if not any(fnmatchcase(one, wanted) for one in allowed)]
             excused = {
@@ -249,4 +254,4 @@ def test_the_actions_are_those_of_awss_own_schemas(monkeypatch):
 def test_every_type_in_the_table_is_in_some_template():
     used = {kind for _, source in every_template() for kind in types(source)}
     families = {kind[: kind.rindex("::") + 2] for kind in used}
-    assert ACTIONS.types.keys() <= used | families
+    assert ACTIONS.types.keys() <= used | families | {teardown.REPOSITORY}  # which SAM CLI makes

@@ -3,7 +3,9 @@ from itertools import product
 
 import pytest
 
+from sam.cost.bill import deployed
 from sam.cost.fixed import fixed_costs, unpriced
+from sam.cost.marginal import query_usage
 from sam.deployer import unlisted
 from sam.options import DRIVERS, ENGINES, STORES
 from sam.template.intrinsics import resources
@@ -12,6 +14,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 from tests.core.plans import small_plan
 from tests.sam.builds import options
+from tests.sam.offered import placed
 
 FACTS = shipped_aws()
 
@@ -125,3 +128,16 @@ def test_conditions_parameters_and_mappings_decide_the_resources():
 def test_an_alarm_costs_by_the_metrics_that_it_looks_at():
     assert usd(TEMPLATE, "alarms") == pytest.approx(0.2)
     assert usd(TEMPLATE, "alarms", parameters={"Email": "a@b"}) == pytest.approx(0.3)
+
+
+def test_fetched_weights_cost_their_storage_and_requests_of_new_environments():
+    plan = placed(small_plan(), "fetched")
+    large = replace(plan.stages[0].functions[0].weights, bytes=548_000_000)
+    stage = replace(plan.stages[0], functions=(replace(plan.stages[0].functions[0], weights=large),))
+    plan = replace(plan, stages=(stage, *plan.stages[1:]))
+    template = make_template(options(), [plan])
+    assert unpriced(template) == unlisted(each["Type"] for each in template["Resources"].values()) == []
+    assert usd(template, "weights in S3") == pytest.approx(0.548 * 0.023)
+    usage = [query_usage(deployed(plan, options(), FACTS, template), share) for share in (0.0, 1.0)]
+    gets = [sum(line.quantity for line in each.lines if line.item.startswith("weights:")) for each in usage]
+    assert gets == [0, 2 * 66]  # two tiles, 8 MiB a request

@@ -26,6 +26,7 @@ from sam.build.layers import (
 from sam.build.tree import Built, built, seal, tree_digest
 from sam.options import RUNTIMES, digest12, function_id, weights_id
 from serfer.core.errors import ModelError, UnavailableError
+from serfer.core.wire import Crop, Task, encode_task
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.packaging.manifest import WORKER
 from tests.sam.conftest import OPTIONS
@@ -109,8 +110,8 @@ def test_a_built_function_runs_a_task_under_lambdas_python_alone(worker, python3
     weights_layer(tmp_path / "weights", plan, directory, 0, 0)
     (piece,) = plan.stages[0].tiles[0].inputs
     crop = np.ones((1, 3, piece.rows.size, piece.cols.size), np.float32)
-    task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()], False, [], None, ""]
-    text = base64.b64encode(msgpack.packb(task)).decode()
+    task = Task(plan.digest, "0" * 32, 0, 0, 1, 60.0, Crop("float32", crop.tobytes()))
+    text = json.loads(encode_task(task))["task"]
     path = f"{worker[0] / 'python'}:{tmp_path / 'weights' / 'python'}"
     root = str(tmp_path / "function")
     *_, report = run(python313, path, WORKER_CODE, text, LAMBDA_TASK_ROOT=root, SERFER_STORE="memory://")

@@ -1,15 +1,20 @@
 """`serfer package`: a directory that is whole, reproducible, careful with what it replaces, and keeps one plan back."""
 
 import hashlib
+import io
 import json
 import shutil
 import tomllib
+import zipfile
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from botocore.response import StreamingBody
 from typer.testing import CliRunner
 
-from sam import quotas
+from sam import quotas, weights
+from sam.build import fetch
 from sam.build import package as package_module
 from sam.build.package import package
 from sam.build.tree import seal, tree_digest
@@ -17,13 +22,14 @@ from sam.cost.scenario import Profile
 from sam.deployment import load_deployment, load_template
 from sam.options import GpuPool, Options, digest12, function_id
 from sam.samconfig import stack_of
+from sam.stacks import DeployedStack
 from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from tests.e2e.small import split_small
+from tests.e2e.small import put_weights_in, split_small
 from tests.sam.conftest import OPTIONS
 
 
@@ -86,6 +92,68 @@ def test_a_directory_holds_all_that_sam_needs(packed, plans, tmp_path):
         assert f"plans/{digest}/weights/{stage}-{number}/python/serfer_plan/{weights}" in present
         assert function_id(digest, stage, number) in load_template(build)["Resources"]
     assert {"template.yaml", "samconfig.toml", "sbom.cdx.json", f"driver/plans/{digest}/plan.json"} <= present
+
+
+def test_a_gang_is_one_function_whose_layer_has_the_files_of_all_its_stages(packed, tmp_path):
+    directory = split_small(tmp_path / "gang", gang="always")
+    plan, [digest] = load_plan(directory), digests([directory])
+    deployment = packed(directory)
+    assert (plan.functions, deployment.bytes.keys()) == ([(0, 0)], {"0-0"})
+    here = f"plans/{digest}/weights/0-0/python/serfer_plan/"
+    files = {f"{here}{file.path}" for stage in plan.stages for file in stage.files}
+    assert files == {name for name in everything(tmp_path / "build") if name.startswith(here)}
+    assert function_id(digest, 1, 0) not in load_template(tmp_path / "build")["Resources"]
+
+
+@pytest.fixture(scope="module")
+def fetching(tmp_path_factory):
+    """Two plans of the same weights, which their functions fetch."""
+    root = tmp_path_factory.mktemp("fetching")
+    splits = [split_small(root / "one", gang="never"), split_small(root / "two", gang="never", grids=[(1, 2), (1, 1)])]
+    return [put_weights_in(directory, "fetched") for directory in splits]
+
+
+def test_fetched_weights_are_packaged_in_pieces_and_in_no_function(packed, fetching, tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
+    deployment = packed(fetching[0])
+    build, plan, [digest] = tmp_path / "build", load_plan(fetching[0]), digests(fetching[:1])
+    present = everything(build)
+    assert not [name for name in present if name.startswith(f"plans/{digest}") and name.endswith(".bin")]
+    assert {f"plans/{digest}/weights/0-0/python/serfer_plan/{plan.stages[0].functions[0].graphs[0].path}"} <= present
+    template = load_template(build)["Resources"]
+    for artefact in weights.fetched([plan]):
+        pieces = weights.pieces(artefact)
+        assert len(pieces) == max(1, -(-artefact.bytes // 1000))
+        parts = [(build / "weights" / piece.name / "piece.bin").read_bytes() for piece in pieces]
+        assert b"".join(parts) == (fetching[0] / artefact.path).read_bytes()
+        for piece in pieces:
+            assert f"build-{piece.function_id}:" in (build / "weights" / piece.name / "Makefile").read_text()
+            assert template[piece.function_id]["Properties"]["CodeUri"] == f"weights/{piece.name}"
+        assert deployment.weights[artefact.sha256] == artefact.bytes
+    assert load_deployment(build) == deployment
+
+
+def test_plans_of_the_same_weights_share_their_pieces(packed, fetching, tmp_path):
+    packed(fetching[0])
+    before = {name for name in everything(tmp_path / "build") if name.startswith("weights/")}
+    (tmp_path / "build" / ".aws-sam").mkdir()
+    both = packed(fetching[1])
+    plans = [load_plan(directory) for directory in fetching]
+    assert both.weights.keys() == {each.sha256 for each in weights.fetched(plans)}
+    after = {name for name in everything(tmp_path / "build") if name.startswith("weights/")}
+    assert before <= after
+    custom = [each for each in load_template(tmp_path / "build")["Resources"].values() if "Custom::" in each["Type"]]
+    assert len(custom) == len(both.weights)
+    assert len({each["Properties"]["Key"] for each in custom}) == len(custom)
+    [first, *_] = weights.pieces(weights.fetched(plans[1:])[0])
+    shutil.rmtree(tmp_path / "build" / "weights" / first.name)
+    with pytest.raises(InputError, match="has lost its plan"):
+        packed(fetching[0])
+
+
+def test_a_record_without_fetched_weights_is_as_it_was(packed, plans, tmp_path):
+    packed(plans[0])
+    assert "weights" not in json.loads((tmp_path / "build" / "deployment.json").read_text())
 
 
 def test_the_same_inputs_give_the_same_bytes(packed, plans, tmp_path):
@@ -320,3 +388,64 @@ def test_samconfig_follows_the_options_until_edited(packed, plans, tmp_path):
     packed(plans[0])
     settings = stack_of(file.parent, "dev")
     assert (settings.stack, settings.region) == ("other-dev", "eu-west-1")
+
+
+class _Stack:
+    """A session of boto3 in whose account a plan's functions are, and their weights in a bucket."""
+
+    def __init__(self, plan, directory):
+        self._plan, self._directory, self.objects = plan, directory, {}
+        for each in weights.fetched([plan]):
+            self.objects[f"weights/{each.sha256}"] = (directory / each.path).read_bytes()
+
+    def client(self, _):
+        return self
+
+    def get_function(self, **given):
+        layer = {"Arn": f"arn:aws:lambda:eu-west-1:1:layer:{given['FunctionName']}:1"}
+        return {"Code": {"Location": "function"}, "Configuration": {"Layers": [layer]}}
+
+    def get_layer_version_by_arn(self, **given):
+        return {"Content": {"Location": given["Arn"].split(":")[-2]}}
+
+    def get_object(self, **given):
+        assert given["Bucket"] == "filled"
+        data = self.objects[given["Key"]]
+        return {"Body": StreamingBody(io.BytesIO(data), len(data))}
+
+    @contextmanager
+    def downloaded(self, location):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as package:
+            if location == "function":
+                package.write(self._directory / "plan.json", "plan.json")
+            else:
+                stage, number = map(int, location.split("-")[-2:])
+                for each in self._plan.packaged(stage, number):
+                    package.write(self._directory / each.path, f"python/serfer_plan/{each.path}")
+            yield package
+
+
+def test_the_previous_plans_fetched_weights_are_downloaded_from_the_stacks_bucket(fetching, tmp_path, monkeypatch):
+    plan = load_plan(fetching[0])
+    account, name = _Stack(plan, fetching[0]), digest12(plan)
+    monkeypatch.setattr(fetch, "_downloaded", account.downloaded)
+    url = "s3://filled/weights"
+    stack = DeployedStack(
+        "a-dev",
+        "id",
+        "ok",
+        ours=True,
+        prefix="a-dev",
+        plans=(name,),
+        serving=name,
+        store="s3",
+        parameters=(),
+        weights=url,
+    )
+    assert fetch.fetch_plan(stack, name, account, tmp_path / "back", lambda _: None) == plan
+    for each in (file for stage in plan.stages for file in stage.files):
+        assert (tmp_path / "back" / each.path).read_bytes() == (fetching[0] / each.path).read_bytes()
+    account.objects = dict.fromkeys(account.objects, b"altered")
+    with pytest.raises(InputError, match="does not match"):
+        fetch.fetch_plan(stack, name, account, tmp_path / "again", lambda _: None)

@@ -11,11 +11,12 @@ import pytest
 from drivers.stepfunctions import client
 from sam.options import STACK, digest12
 from serfer.core.errors import MissingKeyError, StoreUnavailableError
-from serfer.core.keys import input_key, output_key, query_id, reply_key
+from serfer.core.keys import inbox_key, input_key, output_key, query_id, reply_key
 from serfer.fleet.provisioners import auto_scaling
 from serfer.local.servers.redis_cluster import RedisCluster
 from serfer.local.servers.s3 import S3Server
 from storage import Range, open_store
+from storage.exchange import START, Message
 from storage.s3.http import S3Http
 from storage.s3.multipart import Limits
 from storage.s3.store import S3Store
@@ -27,7 +28,7 @@ ALLOWED = {
     "WorkerRole": {
         "logs:CreateLogStream": LOG,
         "logs:PutLogEvents": LOG,
-        "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD",
+        "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD; weights that are fetched",
         "s3:PutObject": "storage/s3/store.py: put, and the parts of large values",
         "s3:AbortMultipartUpload": "storage/s3/multipart.py: a large value that fails is taken back",
         "s3:ListBucket": "storage/s3/objects.py: what is missing is 403 without it; and _look_at_bucket",
@@ -70,7 +71,18 @@ ALLOWED = {
         "ec2:DescribeSubnets": NETWORK,
     },
     "MachineRole": {"lambda:InvokeFunction": "drivers/stepfunctions/asl.py: the state machine's tasks"},
+    "UploaderRole": {
+        "logs:CreateLogStream": LOG,
+        "logs:PutLogEvents": LOG,
+        "s3:GetObject": "sam/build/uploader.py: whether an object is what it should be",
+        "s3:PutObject": "sam/build/uploader.py: an object, or the parts of one",
+        "s3:DeleteObject": "sam/build/uploader.py: weights that no plan of the stack uses any more",
+        "s3:AbortMultipartUpload": "sam/build/uploader.py: an upload that was not completed",
+        "s3:ListBucketMultipartUploads": "sam/build/uploader.py: same",
+        "s3:ListBucket": "sam/build/uploader.py: what is missing is 403 without it",
+    },
     "GpuRole": {
+        "s3:GetObject": "user-data-weights.sh: weights that functions fetch",
         "logs:CreateLogStream": LOG,
         "logs:PutLogEvents": LOG,
         "lambda:GetLayerVersion": "user-data-gpu.sh: an instance gets its code and its weights",
@@ -81,6 +93,7 @@ ALLOWED = {
 # What may stand behind something named.
 NAMED = (
     r"\$\{StoreBucket\.Arn\}/serfer/\*",  # the store's prefix in the store's bucket
+    r"\$\{WeightsBucket\.Arn\}/weights/\*",  # the objects of the bucket of weights
     r"arn:.*:execution:\$\{Machine[0-9a-f]{12}\.Name\}:\*",  # executions of one state machine
     # One group, in whose ARN Auto Scaling puts an id of its own.
     r"arn:.*:autoScalingGroup:\*:autoScalingGroupName/\$\{AWS::StackName\}-gpu-[0-9a-f]{12}",
@@ -108,6 +121,7 @@ WIDE_ELSEWHERE = {
     ("EndpointS3", "s3:::al2023-repos-${AWS::Region}-de612dc2/*"): "Amazon Linux's packages, which anybody may read",
     ("EndpointS3", "s3:::*/snapshots/${AWS::AccountId}/*"): "Lambda does not tell where layers lie; by signed links",
     ("EndpointS3", "${StoreBucket.Arn}/serfer/*"): "the store's prefix in the store's bucket",
+    ("EndpointS3", "${WeightsBucket.Arn}/weights/*"): "the objects of the bucket of weights",
 }
 
 
@@ -149,7 +163,7 @@ def test_roles_are_written_by_hand_and_bounded():
             assert len(statements(properties)) > 0, name
         for function in of_type(source, "AWS::Serverless::Function").values():
             assert "Policies" not in function["Properties"]
-            assert function["Properties"]["Role"]["Fn::GetAtt"][0] in {"WorkerRole", "DriverRole"}
+            assert function["Properties"]["Role"]["Fn::GetAtt"][0] in {"WorkerRole", "DriverRole", "UploaderRole"}
 
 
 def test_each_role_is_for_one_service_of_this_account():
@@ -165,6 +179,7 @@ def test_each_role_is_for_one_service_of_this_account():
         ("DriverRole", "fleet"): {"ec2.amazonaws.com"},
         ("MachineRole", ""): {"states.amazonaws.com"},
         ("GpuRole", ""): {"ec2.amazonaws.com"},
+        ("UploaderRole", ""): {"lambda.amazonaws.com"},
     }
 
 
@@ -329,6 +344,10 @@ def work(store, *, driving):
     assert store.exists([key, output_key(QUERY, 1, 0)]) == [True, False]
     with pytest.raises(MissingKeyError):
         store.get(reply_key(QUERY, 0, 0, 0))
+    if exchange := store.exchange():
+        exchange.send([Message(inbox_key(QUERY, 0, 0), b"x")], 60)
+        assert len(exchange.receive(inbox_key(QUERY, 0, 0), START, 30)) == 1
+        exchange.close()
     if driving:
         store.put(crop, b"y" * 64, 60)
         coordination = store.coordination()

@@ -1,5 +1,8 @@
 """The GPU pool of a deployment: one for each plan, empty until drivers want it, and gone with what nobody asks."""
 
+import shutil
+import subprocess
+
 import pytest
 
 from sam.cost.bill import bill, compare_build, deployed, price_build
@@ -8,12 +11,13 @@ from sam.deployer import unlisted
 from sam.options import GpuPool, digest12, pool_name
 from sam.quotas import check_deployable
 from sam.template.template import make_template
+from sam.weights import fetched, uploaded_id
 from serfer.core.costs.aws import shipped_aws
 from serfer.fleet.registry import REQUESTS_PER_S
 from tests.core.plans import small_plan
 from tests.sam.builds import build
 from tests.sam.builds import options as small_options
-from tests.sam.offered import POOL, POOLED, lint, of_type, options, plans, template
+from tests.sam.offered import FETCHED, POOL, POOLED, lint, of_type, options, plans, plans_in, template
 from tests.sam.test_template import environment
 
 FACTS = shipped_aws()
@@ -88,6 +92,30 @@ def test_an_instance_gets_its_plans_weights_and_serves_that_plan(source):
         assert f"--plan plans/{digest} " in text
         assert f"--auto-scaling-group-name '${{AWS::StackName}}-gpu-{digest}'" in text
         assert "--exit-when-idle-s 300 --auto-scaling-release" in text
+
+
+def test_an_instance_reads_the_weights_that_functions_fetch_from_their_bucket(tmp_path):
+    source = template(*POOLED, gpu=POOL, places=FETCHED)
+    for plan in plans_in(*FETCHED):
+        text, _ = script(source, digest12(plan))
+        reading = text[text.index("while read -r sum path") : text.index("# Where the image")]
+        contents = {"stage-0/weights-0.bin": b"weights 0", "stage-1/weights-0.bin": b""}
+        for path in contents:
+            (tmp_path / "plans" / digest12(plan) / path).parent.mkdir(parents=True)
+        store = tmp_path / "s3"
+        for each in fetched([plan]):
+            (store / "weights").mkdir(parents=True, exist_ok=True)
+            (store / "weights" / each.sha256).write_bytes(contents[each.path])
+        moved = reading.replace("/opt/serfer", str(tmp_path)).replace("s3://${WeightsBucket}", str(store))
+        run = f'set -Eeuo pipefail\naws() {{ cp "$4" "$5"; }}\n{moved}'
+        subprocess.run([shutil.which("bash"), "-c", run], check=True)
+        read = {path: (tmp_path / "plans" / digest12(plan) / path).read_bytes() for path in contents}
+        assert read == contents
+        for each in (store / "weights").iterdir():
+            each.write_bytes(b"altered")
+        assert subprocess.run([shutil.which("bash"), "-c", run], check=False).returncode != 0
+        group = source["Resources"][f"GpuGroup{digest12(plan)}"]
+        assert {uploaded_id(each) for each in fetched([plan])} <= {*group["DependsOn"]}
 
 
 def test_an_instance_is_in_service_when_it_answers(source):

@@ -8,6 +8,7 @@ from sam.template.template import make_template
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.geometry import Grid
+from serfer.core.plan import Gang
 from tests.core.plans import small_plan
 from tests.sam.builds import options
 
@@ -56,6 +57,33 @@ def test_deployable_plans_are_accepted(monkeypatch):
 def test_plans_that_aws_refuses_are_refused_with_the_option(plan, choices, words):
     with pytest.raises(UsageError, match=re.sub(r"([.(])(?!\*)", r"\\\1", words)):
         check_deployable(plan, options(**choices), FACTS)
+
+
+def gang_plan(tiles):
+    first = small_plan().stages[0]
+    wide = with_first(tiles=first.tiles * (tiles // 2), grid=Grid(tiles, 1))
+    return replace(wide, gangs=(Gang(0, 2, 30.0, 1e-6),))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "choices", "words"),
+    [
+        (8, {"reserved_concurrency": 7}, "stages 0 to 1 needs 8 environments at once, --reserved-concurrency allows 7"),
+        (2000, {}, "needs 2,000 environments at once, an account has 1,000: .*--gang never"),
+    ],
+)
+def test_a_gang_that_could_never_start_is_refused(tiles, choices, words):
+    with pytest.raises(UsageError, match=words):
+        check_deployable(gang_plan(tiles), options(store="valkey", **choices), FACTS)
+    check_deployable(gang_plan(tiles), options(store="s3", **choices), FACTS)
+
+
+def test_it_is_noted_how_the_gangs_of_a_plan_will_run():
+    [note] = check_deployable(gang_plan(8), options(store="valkey"), FACTS)
+    assert "needs 8 environments at once" in note
+    for choices in ({"store": "s3"}, {"store": "valkey", "engine": "poll"}):
+        [note] = check_deployable(gang_plan(8), options(**choices), FACTS)
+        assert "stage by stage" in note
 
 
 def test_an_oversized_function_is_refused():

@@ -1,5 +1,5 @@
 import json
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 from cyclonedx.schema import OutputFormat, SchemaVersion
@@ -8,9 +8,10 @@ from cyclonedx.validation import make_schemabased_validator
 from sam.build.pins import LAYERS, lock_file, pins
 from sam.build.sbom import dump_sbom
 from serfer import __version__
+from tests.core.plans import small_plan
 from tests.sam.conftest import OPTIONS
 
-PLAN = SimpleNamespace(model="net", digest="ab" * 32)
+PLAN = replace(small_plan(), model="net", digest="ab" * 32)
 
 pytestmark = pytest.mark.deploy  # it looks into every wheel
 
@@ -50,5 +51,5 @@ def test_it_names_the_plan_and_our_own_version(text):
 def test_the_same_deployment_gives_the_same_text(text, cache):
     assert dump_sbom(OPTIONS, [PLAN], cache) == text
     assert "timestamp" not in text
-    other = SimpleNamespace(model="net", digest="cd" * 32)
+    other = replace(PLAN, digest="cd" * 32)
     assert json.loads(dump_sbom(OPTIONS, [other], cache))["serialNumber"] != json.loads(text)["serialNumber"]

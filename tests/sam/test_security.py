@@ -78,8 +78,11 @@ def test_security_groups_allow_only_listed_egress():
             for rule in of_type(source, "AWS::EC2::SecurityGroupEgress").values()
         ]
         wide = [rule for rule in outward if rule[3] not in {None, "127.0.0.1/32"}]
-        to_s3 = ["DriversGroup", *(["GpuSecurityGroup"] if "GpuSecurityGroup" in source["Resources"] else [])]
-        assert wide == ([(name, "tcp", 443, EVERYWHERE) for name in to_s3] if chosen[0] == "fleet" else [])
+        there = {"DriversGroup": chosen[0] == "fleet", "GpuSecurityGroup": "GpuSecurityGroup" in source["Resources"]}
+        there["WorkersGroup"] = "WorkersGroup" in source["Resources"] and "WeightsBucket" in source["Resources"]
+        to_s3 = {(name, "tcp", 443, EVERYWHERE) for name, reaches in there.items() if reaches}
+        assert set(wide) == to_s3
+        assert not to_s3 or "EndpointS3" in source["Resources"]
 
 
 def test_private_subnets_have_no_way_out_and_nothing_gets_a_public_address():
@@ -159,7 +162,7 @@ def test_the_balancers_firewall_throttles_and_refuses_malformed_requests():
 def test_no_secret_is_in_a_template():
     for _chosen, source in every_template():
         for function in of_type(source, "AWS::Serverless::Function").values():
-            for name, value in function["Properties"]["Environment"]["Variables"].items():
+            for name, value in function["Properties"].get("Environment", {}).get("Variables", {}).items():
                 assert not SECRET.search(name + json.dumps(value))
         for parameter in source["Parameters"].values():
             assert not SECRET.search(parameter["Description"])
@@ -170,7 +173,8 @@ def test_no_secret_is_in_a_template():
 def test_logs_go_after_their_time_and_to_groups_of_the_stack():
     for _chosen, source in every_template():
         groups = of_type(source, "AWS::Logs::LogGroup")
-        assert groups.keys() - {"GpuLog"} == {"WorkersLog", "DriverLog"}
+        assert groups.keys() - {"GpuLog", "UploadersLog"} == {"WorkersLog", "DriverLog"}
+        assert ("UploadersLog" in groups) == ("UploaderRole" in source["Resources"])
         assert ("GpuLog" in groups) == ("GpuRole" in source["Resources"])
         assert all(one["Properties"]["RetentionInDays"] == {"Ref": "LogRetentionDays"} for one in groups.values())
         for function in of_type(source, "AWS::Serverless::Function").values():

@@ -135,6 +135,18 @@ def test_a_new_directory_keeps_the_plan_that_a_stack_serves(deployed, packed, pl
     assert again.plans == (deployed,)  # the stack has no other
 
 
+def test_a_gang_is_fetched_back_from_its_one_function(session, packed, plans, tmp_path):
+    gang = split_small(tmp_path / "gang", gang="always")
+    [digest] = digests([gang])
+    assert packed(gang, "gone").bytes.keys() == {"0-0"}
+    upload(session, tmp_path / "gone", digest, "test-dev")
+    deploy(session, "test-dev", [digest])
+    assert packed(plans[1], previous_of="test-dev").plans[1] == digest
+    one, other = (tmp_path / name / "plans" / digest for name in ("gone", "build"))
+    assert tree_digest(one / "weights") == tree_digest(other / "weights")
+    assert tree_digest(one / "functions") == tree_digest(other / "functions")
+
+
 def test_a_directory_that_has_the_plan_that_a_stack_serves_downloads_nothing(
     deployed, packed, plans, monkeypatch, tmp_path
 ):

@@ -13,6 +13,7 @@ from sam import teardown
 from sam.__main__ import main
 from sam.options import Options
 from sam.samconfig import samconfig
+from sam.stacks import companion_stack, repositories
 from serfer.core.errors import UnavailableError, UsageError
 
 STACK = "demo-dev"
@@ -70,6 +71,27 @@ def test_a_stack_with_full_buckets_is_deleted(session):
     teardown.tear_down(STACK, session, lines.append)
     assert store.list_buckets()["Buckets"] == []
     assert len([line for line in lines if line.startswith("emptying")]) == 2
+
+
+def test_the_repositories_of_a_stacks_images_go_with_it(session):
+    made(session, STACK, Store={})
+    formation, registry = session.client("cloudformation"), session.client("ecr")
+    names = [f"{repositories(STACK)}function{number}repo" for number in range(2)]
+    resources = {
+        f"Repo{number}": {"Type": "AWS::ECR::Repository", "Properties": {"RepositoryName": name}}
+        for number, name in enumerate(names)
+    }
+    formation.create_stack(StackName=companion_stack(STACK), TemplateBody=json.dumps({"Resources": resources}))
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": {"digest": "sha256:0"}, "layers": []})
+    registry.put_image(repositoryName=names[0], imageManifest=manifest, imageTag="x")
+    registry.create_repository(repositoryName="of-another-stack")
+    lines = []
+    teardown.tear_down(STACK, session, lines.append)
+    assert [each["repositoryName"] for each in registry.describe_repositories()["repositories"]] == ["of-another-stack"]
+    live = [each for each in formation.list_stacks()["StackSummaries"] if each["StackStatus"] != "DELETE_COMPLETE"]
+    assert live == []
+    assert [line for line in lines if "repo" in line] == [f"emptying {name}" for name in names]
 
 
 def test_unfinished_uploads_are_aborted(session):

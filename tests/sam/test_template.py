@@ -9,20 +9,25 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sam import weights
 from sam.options import digest12, function_id, machine_id, weights_id
 from sam.template import fragments
+from sam.template import template as module
 from sam.template.functions import state_machine
 from sam.template.template import dump, make_template
+from sam.weights import fetched, uploaded_id
 from serfer.core.errors import PlanError, UsageError
-from serfer.core.plan import sealed
+from serfer.core.plan import Gang, sealed
 from tests.drivers.plans import wide_plan
 from tests.sam.offered import (
+    FETCHING,
     FEW,
     every_template,
     findings,
     lint,
     of_type,
     options,
+    placed,
     plans,
     template,
     translated,
@@ -72,10 +77,20 @@ def test_no_rule_is_suppressed():
 @pytest.mark.parametrize("chosen", FEW, ids="-".join)
 def test_the_text_says_the_same_as_the_template_without_references_and_is_always_the_same(chosen):
     text = dump(template(*chosen))
-    assert yaml.safe_load(text) == template(*chosen)
+    assert yaml.load(text, yaml.CSafeLoader) == template(*chosen)
     assert text == dump(make_template(options(*chosen), plans()))
     assert "Made by `serfer package`" in text.splitlines()[0]
-    assert not [token for token in yaml.scan(text) if isinstance(token, yaml.AliasToken | yaml.AnchorToken)]
+    events = [*yaml.parse(text, yaml.CSafeLoader)]
+    assert len(events) > 1000
+    assert not [event for event in events if getattr(event, "anchor", None)]
+
+
+@pytest.mark.parametrize("chosen", FEW, ids="-".join)
+def test_the_text_is_the_same_without_libyaml(chosen, monkeypatch):
+    text = dump(template(*chosen))
+    members = {name: getattr(module._Dumper, name) for name in ("ignore_aliases", "yaml_representers")}
+    monkeypatch.setattr(module, "_Dumper", type("Pure", (yaml.SafeDumper,), members))
+    assert dump(template(*chosen)) == text
 
 
 def test_every_function_and_layer_is_built_by_make_from_a_directory_of_its_own():
@@ -85,6 +100,10 @@ def test_every_function_and_layer_is_built_by_make_from_a_directory_of_its_own()
             for kind in (SERVERLESS, "AWS::Serverless::LayerVersion")
             for resource in of_type(source, kind).values()
         ]
+        images = [each for each in built if each["Properties"].get("PackageType") == "Image"]
+        contexts = [each["Metadata"]["DockerContext"] for each in images]
+        built = [each for each in built if each not in images]
+        assert len(set(contexts)) == len(images)
         assert {resource["Metadata"]["BuildMethod"] for resource in built} == {"makefile"}, chosen
         places = [resource["Properties"].get("CodeUri") or resource["Properties"]["ContentUri"] for resource in built]
         assert len(set(places)) == len(places)
@@ -109,6 +128,54 @@ def test_stage_functions_are_the_plans():
         assert properties["EventInvokeConfig"]["MaximumRetryAttempts"] == 0
         assert properties["Tags"]["serfer:plan"] == digest
     assert len(of_type(source, SERVERLESS)) == len(current.functions) + len(previous.functions) + 1
+
+
+def test_a_function_that_fetches_its_weights_waits_for_them_and_finds_them():
+    plan = placed(plans()[0], "fetched", "zip", "fetched", "zip")
+    source = make_template(options(), [plan])
+    for stage, number in plan.functions:
+        function = source["Resources"][function_id(digest12(plan), stage, number)]
+        variables = function["Properties"]["Environment"]["Variables"]
+        if stage in {0, 2}:
+            assert function["DependsOn"] == [uploaded_id(plan.stages[stage].functions[number].weights)]
+            assert {source["Resources"][name]["Type"] for name in function["DependsOn"]} == {"Custom::SerferWeights"}
+            assert variables["SERFER_WEIGHTS"] == {"Fn::Sub": "s3://${WeightsBucket}/weights"}
+        else:
+            assert "DependsOn" not in function
+            assert "SERFER_WEIGHTS" not in variables
+    assert source["Outputs"]["Weights"]["Value"] == {"Fn::Sub": "s3://${WeightsBucket}/weights"}
+    assert not [name for name in template()["Resources"] if "Weights" in name and not name.startswith("Weights")]
+    assert "WeightsBucket" not in template()["Resources"]
+
+
+def test_generations_share_the_weights_that_they_fetch():
+    one, two = (placed(plan, "fetched") for plan in plans())
+    uploads = [of_type(make_template(options(), chosen), "Custom::SerferWeights") for chosen in ([one], [one, two])]
+    assert uploads[0] == uploads[1]
+    keys = [each["Properties"]["Key"] for each in uploads[0].values()]
+    assert sorted(keys) == sorted({f"weights/{each.sha256}" for each in fetched([one, two])})
+
+
+def test_large_weights_are_one_upload_in_pieces(monkeypatch):
+    monkeypatch.setattr(weights, "PIECE_BYTES", 4)
+    plan = placed(plans()[0], "fetched", "zip", "zip", "zip")
+    source = make_template(options(), [plan])
+    made = [each["Properties"] for each in of_type(source, "Custom::SerferWeights").values()]
+    names = [*of_type(source, "Custom::SerferWeights")]
+    assert [each["Piece"] for each in made] == [1, 2, 3]
+    assert {(each["Pieces"], each["Bytes"], each["Key"]) for each in made} == {(3, 9, made[0]["Key"])}
+    assert "UploadId" not in made[0]
+    assert [each["UploadId"] for each in made[1:]] == [{"Fn::GetAtt": [names[0], "UploadId"]}] * 2
+    assert [each.get("Tags") for each in made[:2]] == [None, None]
+    assert made[2]["Tags"] == [{"Fn::GetAtt": [name, "Tag"]} for name in names[:2]]
+    assert source["Resources"][function_id(digest12(plan), 0, 0)]["DependsOn"] == names[-1:]
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("chosen", FETCHING, ids="-".join)
+def test_cfn_lint_finds_nothing_where_weights_are_fetched(chosen, monkeypatch):
+    monkeypatch.setattr(weights, "PIECE_BYTES", 4)
+    assert lint(make_template(options(*chosen), [placed(plan, "fetched") for plan in plans()])) == []
 
 
 def environment(source, serving):
@@ -164,7 +231,7 @@ def test_workers_and_drivers_open_the_same_store():
     for _chosen, source in every_template():
         variables, _ = environment(source, "current")
         for name, function in of_type(source, SERVERLESS).items():
-            if name != "DriverFunction":
+            if name.startswith("Function"):
                 assert function["Properties"]["Environment"]["Variables"]["SERFER_STORE"] == variables["SERFER_STORE"]
 
 
@@ -303,3 +370,38 @@ def test_requests_at_once_leave_environments_for_the_stages():
     burst = template()["Parameters"]["ThrottleBurst"]
     assert burst["Default"] * (1 + widest) <= 1000 < (burst["Default"] + 1) * (1 + widest)
     assert f" {burst['Default']} are what" in burst["Description"]
+
+
+def gang_plan():
+    plan = sealed(replace(plans()[0], gangs=(Gang(0, 2, 50.0, 1e-6),)))
+    digest = digest12(plan)
+    return plan, [function_id(digest, stage, part) for stage, part in ((0, 0), (2, 0), (2, 1), (3, 0))]
+
+
+def test_a_gang_is_one_function_with_one_layer_and_a_time_limit_of_its_own():
+    plan, names = gang_plan()
+    made = make_template(options(store="valkey"), [plan])
+    functions = of_type(made, SERVERLESS)
+    assert [name for name in functions if name.startswith("Function")] == names
+    assert [functions[name]["Properties"]["Timeout"] for name in names] == [16, 60, 60, 60]
+    assert functions[names[0]]["Properties"]["Description"].startswith("Stages 0 to 1 of ")
+    layers = of_type(made, "AWS::Serverless::LayerVersion")
+    layer = layers[weights_id(digest12(plan), 0, 0)]
+    assert layer["Properties"]["Description"] == "Weights of stages 0 to 1, part 0"
+    assert weights_id(digest12(plan), 1, 0) not in layers
+
+
+@pytest.mark.parametrize("snapstart", [False, True])
+def test_a_state_machine_runs_the_stages_of_a_gang_in_its_function(snapstart):
+    plan, names = gang_plan()
+    chosen = options(engine="stepfunctions", snapstart=snapstart)
+    machine = state_machine(plan, chosen)
+    stages = [machine["States"][f"stage-{number}"]["ItemProcessor"]["States"] for number in (0, 1)]
+    tasks = [states[f"stage-{number}-tile"]["Parameters"] for number, states in enumerate(stages)]
+    assert {task["FunctionName"] for task in tasks} == {f"${{{names[0]}}}"}
+    assert [task["Payload"]["step"]["stage"] for task in tasks] == [0, 1]
+    made = make_template(chosen, [plan])
+    [resource] = of_type(made, "AWS::Serverless::StateMachine").values()
+    assert [*resource["Properties"]["DefinitionSubstitutions"]] == names
+    policies = json.dumps(made["Resources"]["MachineRole"])
+    assert all(name in policies for name in names)

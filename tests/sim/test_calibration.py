@@ -8,6 +8,7 @@ import pytest
 import serfer
 from serfer.core.errors import InputError, UsageError
 from serfer.sim.calibration import LocalRun, read_calibration, summary_of, write_calibration
+from tests.e2e.gangs import split_gang
 from tests.e2e.small import split_small
 from tests.sim.worlds import calibration
 
@@ -35,6 +36,20 @@ def test_a_run_through_a_pipeline_measures_every_task(tmp_path):
     assert "measured (M, 2026-11-22)" in made.label
 
 
+def test_a_gang_is_measured_by_what_its_members_do_in_each_stage(tmp_path):
+    with serfer.open(split_gang(tmp_path), store="memory://", workers="inprocess") as pipeline:
+        run, took = LocalRun(pipeline), []
+        for _ in range(8):
+            run.take(1)
+            took.append(pipeline.last.answered - pipeline.last.split[0])
+        made = run.calibration("a test", "2026-11-22")
+        tiles = tuple(stage.grid.tiles for stage in pipeline.plan.stages)
+    assert (made.tiles, made.gangs) == (tiles, ((0, len(tiles)),))
+    assert np.median(made.latencies_s) == pytest.approx(np.median(took), rel=0.35, abs=0.003)
+    write_calibration(made, tmp_path / "c.json")
+    assert read_calibration(tmp_path / "c.json") == made
+
+
 def test_latencies_are_those_of_the_queries_that_were_measured(tmp_path):
     with serfer.open(split_small(tmp_path), store="memory://", workers="inprocess") as pipeline:
         run = LocalRun(pipeline)
@@ -60,6 +75,9 @@ def test_latencies_are_those_of_the_queries_that_were_measured(tmp_path):
         ({"functions": [[0], [0]]}, "2 tasks"),
         ({"functions": [[0, -1], [0]]}, "numbers from 0"),
         ({"extra": 1}, "extra"),
+        ({"gangs": [[0, 1]]}, "two stages or more"),
+        ({"gangs": [[0, 3]]}, "two stages or more"),
+        ({"gangs": [[0, 2]], "memory_mb": [1024, 2048]}, "one memory"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_file(tmp_path, change, message):

@@ -15,6 +15,7 @@ from serfer.sim.queries import QueriesRun
 from serfer.sim.rates import steps_of
 from serfer.sim.tasks import LambdaSimulator, TasksRun, alone, service_times
 from serfer.sim.traces import Trace
+from tests.e2e.gangs import split_gang
 from tests.e2e.small import split_small
 from tests.sim.worlds import Scripted, calibration, scenario
 
@@ -55,6 +56,65 @@ def test_a_query_that_takes_too_long_fails():
     world.start(0.0)
     world.finish(100.0)
     assert (world.failed, len(world.latencies_s), world.in_flight) == (1, 0, 0)
+
+
+class TestGangs:
+    """Stages 1 and 2 are a gang of three members, of whom the first alone has a tile of stage 2."""
+
+    TILES, GANGS = (1, 3, 1), ((1, 3),)
+
+    def world(self, **choices):
+        made = calibration(tiles=self.TILES, gangs=self.GANGS, rows=1)
+        return LambdaSimulator(made, scenario(**choices).serverless, seed=0)
+
+    def test_a_gang_is_invoked_once_and_its_stages_take_their_time(self):
+        world = self.world()
+        world.start(0.0)
+        world.advance(50.0)
+        world.start(50.0)
+        world.advance(100.0)
+        assert world.tasks == 2 * 4
+        assert world.colds == 4
+        cold, warm = world.latencies_s
+        assert warm == pytest.approx(0.010 + 0.001 + 0.009 + 0.009 + 0.001)
+        assert cold == pytest.approx(warm + 0.5 + 0.5)
+
+    def test_members_keep_their_environments_until_the_last_one_ends(self):
+        world = self.world(keep_alive_s=1000.0)
+        world.start(0.0)
+        world.advance(10.0)
+        world.finish(10.0)
+        first, gang = 0.51, 0.51 + 0.519
+        assert world.idle_gb_s == pytest.approx((10 - first) + 3 * (10 - gang))
+
+    def test_a_gang_without_room_is_disbanded_as_a_whole_and_its_stages_run_one_by_one(self):
+        world = self.world(concurrency=2)
+        world.start(0.0)
+        world.finish(100.0)
+        assert (len(world.latencies_s), world.throttled, world.failed, world.in_flight) == (1, 0, 0, 0)
+        assert world.tasks == 1 + 2 + 3 + 1  # two members were aborted
+        assert world._running == 0
+        none = self.world(concurrency=0)
+        none.start(0.0)
+        none.finish(100.0)
+        assert (none.throttled, none.in_flight) == (1, 0)
+
+    @settings(max_examples=15)
+    @given(rate=st.floats(0, 60), concurrency=st.sampled_from([1, 3, 4, 7, 1000]))
+    def test_every_query_ends_exactly_once(self, rate, concurrency):
+        load, world = Trace("a trace", np.array([20.0]), np.array([rate])), scenario(concurrency=concurrency)
+        made = calibration(tiles=(3, 2, 3, 1, 2), gangs=((0, 4),))
+        run = TasksRun(world, Router(world, Scripted([0])), made, [], 3)
+        result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 20.0))
+        assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
+
+    def test_published_times_agree_with_the_cost_model(self, tmp_path):
+        plan, facts = load_plan(split_gang(tmp_path)), shipped_aws()
+        made = published_calibration(plan, facts)
+        assert made.gangs == ((0, 4),)
+        predicted = price_plan(plan, Platform.over(facts, "redis")).latency
+        for share, rel in ((0.5, 0.02), (0.99, 0.05)):  # of one step's tail there are twenty queries
+            assert np.quantile(made.latencies_s, share) == pytest.approx(predicted.quantile(share), rel=rel)
 
 
 @settings(max_examples=15)

@@ -17,7 +17,7 @@ def scenario(*, boot_s=120.0, least_s=60.0, concurrency=1000, keep_alive_s=600.0
     )
 
 
-def calibration(tiles=(2, 1), rows=50):
+def calibration(tiles=(2, 1), rows=50, gangs=()):
     """Return one whose tasks take 10 to 59 ms, the driver 1, and cold starts add 500."""
     tasks = sum(tiles)
     return Calibration(
@@ -34,6 +34,7 @@ def calibration(tiles=(2, 1), rows=50):
         overhead_ms=((1.0,) * tasks,) * rows,
         driver_ms=(1.0,) * rows,
         cold_ms=(500.0,),
+        gangs=gangs,
     )
 
 

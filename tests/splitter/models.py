@@ -1,6 +1,8 @@
 """Small networks written as ONNX directly: no torch, so a test can afford many."""
 
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import onnx
@@ -12,7 +14,6 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.exactness import relative_error
 from serfer.core.plan import PackageLimit, parse_plan
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings
 from splitter.network.ingest import from_onnx
 from splitter.network.onnx_models import session_of
@@ -116,30 +117,37 @@ def room_for(weights):
     return PackageLimit(weights + DEPENDENCY_ALLOWANCE, DEPENDENCY_ALLOWANCE)
 
 
-def through_the_store(directory, batch):
-    """Run a plan as users do: driver, workers in this process, a store in memory; return (logits, pipeline's last)."""
+def opened(directory):
+    """Open a plan as users do: driver, workers in this process, a store in memory."""
     settings = Settings(cache_dir=directory.parent / "cache")
-    with serfer.open(directory, store="memory://", settings=settings) as pipeline:
+    return serfer.open(directory, store="memory://", settings=settings)
+
+
+def through_the_store(directory, batch):
+    """Run a plan as users do; return (logits, pipeline's last)."""
+    with opened(directory) as pipeline:
         return pipeline.run(batch), pipeline.last
 
 
-def every_answer(plan, directory, batch):
-    """Return a plan's answers by every way: tile by tile on whole maps, through the store, and in one piece."""
+@contextmanager
+def every_way(plan, directory):
+    """Yield the ways to a plan's answers: tile by tile on whole maps, through the store, and in one piece."""
     whole = session_of(directory / plan.unsplit.path)
-    return {
-        "tiles": run_tiles(plan, directory, batch),
-        "store": through_the_store(directory, batch)[0],
-        "one piece": whole.run(None, {"input0": batch})[0],
-    }
+    with opened(directory) as pipeline:
+        yield {
+            "tiles": lambda batch: run_tiles(plan, directory, batch),
+            "store": pipeline.run,
+            "one piece": lambda batch: whole.run(None, {"input0": batch})[0],
+        }
 
 
 def check_every_answer(model, plan, directory, batch, most=1e-6, expected=None):
     """Compare every answer of a plan with the model's (or `expected`), for one image and for several."""
     assert parse_plan((directory / "plan.json").read_text()) == plan
-    check_artefacts(plan, directory)
     expected = unsplit(model, batch) if expected is None else expected
-    for count in (1, len(batch)):
-        for way, logits in every_answer(plan, directory, batch[:count]).items():
+    with every_way(plan, directory) as ways:  # opening it checks the artefacts
+        for way, count in product(ways, (1, len(batch))):
+            logits = ways[way](batch[:count])
             assert logits.shape == expected[:count].shape, way
             assert relative_error(logits, expected[:count]) <= most, way
 

@@ -60,7 +60,7 @@ def planned(tmp_path_factory):
 @pytest.fixture(scope="module")
 def functions(planned, cache):
     plan, directory = planned
-    return [function_directory(plan, directory, stage, 0, cache) for stage in range(2)]
+    return [function_directory(plan, directory, stage, 0, dependencies(cache)) for stage in range(2)]
 
 
 def test_a_function_runs_a_task_from_its_own_directory_alone(planned, functions):
@@ -73,7 +73,7 @@ def test_a_function_runs_a_task_from_its_own_directory_alone(planned, functions)
         ),
         np.float32,
     )
-    task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()], False, [], None, ""]
+    task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()], False, [], None, "", None]
     text = base64.b64encode(msgpack.packb(task)).decode()
     root = str(functions[0])
     environment = {"PYTHONPATH": root, "LAMBDA_TASK_ROOT": root, "SERFER_STORE": "memory://", "PATH": os.defpath}
@@ -149,7 +149,7 @@ def test_a_function_has_its_own_stages_files_and_no_others(planned, functions):
 def test_the_same_inputs_reuse_the_same_directory(planned, functions, cache, monkeypatch):
     monkeypatch.setattr(bundle, "assembled", lambda _: pytest.fail("was built again"))
     plan, directory = planned
-    assert [function_directory(plan, directory, stage, 0, cache) for stage in range(2)] == functions
+    assert [function_directory(plan, directory, stage, 0, dependencies(cache)) for stage in range(2)] == functions
     assert len(set(functions)) == 2
 
 
@@ -157,7 +157,7 @@ def test_another_plan_has_other_directories(functions, cache, tmp_path):
     net = Net(3, 8, 8, seed=1)
     (tmp_path / "net.onnx").write_bytes(net.model(net.linear(net.flat("x"), 192, 5)).SerializeToString())
     plan = split(tmp_path / "net.onnx", out=tmp_path / "plan")
-    assert function_directory(plan, tmp_path / "plan", 0, 0, cache) not in functions
+    assert function_directory(plan, tmp_path / "plan", 0, 0, dependencies(cache)) not in functions
 
 
 def test_a_change_of_the_code_changes_the_stamp(tmp_path):
@@ -207,15 +207,16 @@ def test_dependencies_larger_than_the_plans_reserve_still_run_locally(planned, t
     monkeypatch.setattr(bundle, "WORKER", SimpleNamespace(**vars(bundle.WORKER), our_files=lambda: files))
     monkeypatch.setattr(bundle, "_dependency_files", lambda _: set())
     plan, directory = planned
-    function = function_directory(plan, directory, 0, 0, tmp_path / "cache")
+    function = function_directory(plan, directory, 0, 0, dependencies(tmp_path / "cache"))
     assert (function / "serfer" / "core" / "big").stat().st_size > DEPENDENCY_ALLOWANCE
 
 
-def test_every_stage_of_alexnet_fits_the_package_limit(zoo_plan, shelf):
+@pytest.mark.slow
+def test_every_stage_of_alexnet_fits_the_package_limit(zoo_plan, cache):
     plan, home = zoo_plan("alexnet", ["2x2", "2x2", "1", "1"])
-    base = directory_bytes(dependencies(shelf / "cache"))
+    base = directory_bytes(dependencies(cache))
     for number, stage in enumerate(plan.stages):
-        size = directory_bytes(function_directory(plan, home, number, 0, shelf / "cache"))
+        size = directory_bytes(function_directory(plan, home, number, 0, dependencies(cache)))
         files = stage.files
         assert size < PACKAGE_LIMIT
         assert size == base + sum(file.bytes for file in files) + (home / "plan.json").stat().st_size

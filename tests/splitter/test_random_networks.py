@@ -1,6 +1,8 @@
 """Split equals unsplit for any small network, cut wherever it can be cut, through worker and store."""
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -15,22 +17,24 @@ from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import difference
 from serfer.core.geometry import Rect, Span, even_parts
 from serfer.core.keys import output_key
-from serfer.core.wire import Crop, Task
+from serfer.core.wire import Crop, Membership, Task
 from serfer.plan_directory import load_plan
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
 from splitter.plan_dir.assemble import Decision, assemble
-from splitter.planning import planner
 from splitter.planning.planner import Choice
 from splitter.planning.stage_costs import StageEnumerator
 from splitter.tiling.cuts import all_cuts
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import ONE, parse_grid
+from splitter.tiling.parts import tile_rects
 from storage.memory import MemoryStore
 from tests.splitter.models import BUDGET, Net, unsplit, worst_error
 from tests.splitter.random_networks import wanted
 
 EXACT = 1e-5
+PATIENCE_S = 30.0
+MOST_TILES = 64
 QUERY = "0123456789abcdef" * 2
 USUAL = settings(
     deadline=None,
@@ -47,7 +51,7 @@ def read(wish):
     model = wish.net.model(wish.output)
     if wish.optimise:
         return model, from_onnx(model, *wish.net.size[1:])
-    with patch("onnxscript.optimizer.optimize", lambda given: given):
+    with patch("onnxscript.optimizer.optimize_ir"):
         return model, from_onnx(model, *wish.net.size[1:])
 
 
@@ -87,7 +91,7 @@ def uneven(seed):
 
     def rects(graph, tensor, grid):
         shape = graph.shape(tensor)
-        even = planner.tile_rects(graph, tensor, grid)
+        even = tile_rects(graph, tensor, grid)
         if grid == ONE or not even or shape.whole.area == grid.tiles:
             return even
         random = np.random.default_rng([seed, len(tensor), shape.height, shape.width])
@@ -97,29 +101,53 @@ def uneven(seed):
     return rects
 
 
-def answers(directory, batch):
-    """Run a plan's tasks one after the other, over a store in memory."""
+def some_gangs(decision, seed):
+    """Return the decision with some of the runs of its stages that can be one as gangs."""
+    random = np.random.default_rng([seed, len(decision.choices)])
+    tiles = [choice.grid.tiles for choice in decision.choices]
+    gangs, start = [], 0
+    while start < len(tiles) - 1:
+        longest = next((stop for stop in range(start, len(tiles)) if tiles[stop] > tiles[start]), len(tiles))
+        stop = int(random.integers(start + 1, longest + 1))
+        if stop > start + 1:
+            gangs.append(range(start, stop))
+        start = stop
+    return replace(decision, gangs=tuple(gangs))
+
+
+def answers(directory, batch, *, gangs=False):
+    """Run a plan's tasks one after the other, or its `gangs` as such, over a store in memory."""
     plan = load_plan(directory)
     worker = Worker(plan, directory, MemoryStore(), "here", threads=1, init_ms=0.0)
     result = np.empty(plan.output.of(plan.output.whole, len(batch)), np.float32)
-    for number, stage in enumerate(plan.stages):
-        for index, tile in enumerate(stage.tiles):
-            crop = None
-            if number == 0:
-                part = np.ascontiguousarray(batch[:, :, *tile.inputs[0].slices])
-                crop = Crop("float32", part.tobytes())
-            task = Task(plan.digest, QUERY, number, index, len(batch), 60.0, crop, inline=stage.inline)
-            report = worker.run(task)
-            if report.output is not None:
-                part = result[plan.output.slices(tile.outputs[0])]
-                output = verified(report.output, output_key(QUERY, number, index))
-                part[...] = np.frombuffer(output, "<f4").reshape(part.shape)
+
+    def run(number, index, gang):
+        last = plan.stages[gang.stop - 1 if gang else number]
+        crop = None
+        if number == 0:
+            part = np.ascontiguousarray(batch[:, :, *plan.stages[0].tiles[index].inputs[0].slices])
+            crop = Crop("float32", part.tobytes())
+        membership = Membership(gang.stop, PATIENCE_S) if gang else None
+        inline = last is plan.stages[-1]
+        task = Task(plan.digest, QUERY, number, index, len(batch), 60.0, crop, inline, gang=membership)
+        report = worker.run(task)
+        *_, output = [each.output for each in (report, *report.later)]
+        if inline and output is not None:
+            part = result[plan.output.slices(last.tiles[index].outputs[0])]
+            checked = verified(output, output_key(QUERY, len(plan.stages) - 1, index))
+            part[...] = np.frombuffer(checked, "<f4").reshape(part.shape)
+
+    with ThreadPoolExecutor(MOST_TILES) as threads:
+        for number in sorted({stage for stage, _ in plan.functions}) if gangs else range(len(plan.stages)):
+            gang = plan.gang_of(number) if gangs else None
+            tiles = range(len(plan.stages[number].tiles))
+            [*threads.map(run, [number] * len(tiles), tiles, [gang] * len(tiles))]
     return result
 
 
 def check(wish):
     model, graph = read(wish)
-    decision = decide(wish, graph)
+    decision = some_gangs(decide(wish, graph), wish.seed)
     note(repr(wish))
     batch = wish.net.batch_of(2)
     expected = unsplit(model, batch)
@@ -127,7 +155,10 @@ def check(wish):
     with tempfile.TemporaryDirectory() as directory:
         with patch("splitter.plan_dir.assemble.tile_rects", uneven(wish.seed)):
             assemble(decision, source, graph, BUDGET, Path(directory), lambda _: None)
-        deviation = difference(answers(Path(directory), batch), expected)
+        answer = answers(Path(directory), batch)
+        if decision.gangs:
+            assert answers(Path(directory), batch, gangs=True).tobytes() == answer.tobytes()
+        deviation = difference(answer, expected)
     assert deviation.same_top
     if np.ptp(expected) > 1e-3 * np.abs(expected).max():  # otherwise its range is all rounding
         assert deviation.error <= EXACT

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError, WrongAnswerError
 from serfer.plan_directory import check_artefacts, load_plan
 from splitter import build
+from splitter.network.source import load
 from splitter.plan_dir import assemble as assembling
 from splitter.split import split
 from tests.e2e.small import small_onnx
@@ -35,7 +36,7 @@ def file(tmp_path):
     return save(network(), tmp_path / "net.onnx")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def example():
     return np.random.default_rng(5).standard_normal((1, 3, 16, 16), dtype=np.float32)
 
@@ -285,20 +286,28 @@ def noisy(torch, layer, x):
     return scores if torch.compiler.is_compiling() else scores + torch.rand(1)
 
 
-@pytest.mark.parametrize(
-    ("forward", "message"),
-    [
+@pytest.fixture(
+    scope="module",
+    params=[
         (lambda torch, layer, x: layer(torch.nn.AvgPool2d(1, divisor_override=5)(x).flatten(1)), "as exported to ONNX"),
         (noisy, "operator is random"),
         (lambda torch, layer, x: torch.log(layer(x.flatten(1)) - 1000), r"own answer .* is not finite"),
     ],
     ids=["exported wrongly", "operator is random", "answers NaN"],
 )
+def wrong_module(request, example):
+    """A module as it is loaded (once: the export takes nearly all of the time), and the error of splitting it."""
+    forward, message = request.param
+    return load(torch_model(forward), example), message
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_errors_of_the_unsplit_model_are_reported_as_such(forward, message, precision, example, home):
+def test_errors_of_the_unsplit_model_are_reported_as_such(wrong_module, precision, example, home, monkeypatch):
+    loaded, message = wrong_module
+    monkeypatch.setattr(build, "load", lambda *_: loaded)
     with pytest.raises(ModelError, match=message):
-        split(torch_model(forward), example, home / "plan", precision=precision)
+        split("the module", example, home / "plan", precision=precision)
     assert not (home / "plan").exists()
 
 
@@ -424,7 +433,8 @@ def test_stages_are_replanned_where_graphs_exceed_the_remaining_room(tmp_path):
     weights = 4 * (8 * 3 * 9 + 8 * 8 * 9 + 12 * 8 * 9 + 7 * 12 + 7)
     room = weights + 300
     onnx.save(small_onnx(), tmp_path / "small.onnx")
-    plan = split(str(tmp_path / "small.onnx"), out=tmp_path / "plan", limit_mb=1, dependency_bytes=(1 << 20) - room)
+    limits = {"limit_mb": 1, "dependency_bytes": (1 << 20) - room}
+    plan = split(str(tmp_path / "small.onnx"), out=tmp_path / "plan", weights="zip", **limits)
     assert len(plan.stages) > 1
     assert all(function.bytes <= room for stage in plan.stages for function in stage.functions)
     assert plan.limit.room == room

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from serfer.core.errors import MissingKeyError
 from storage import Range
-from storage.file import FileStore
+from storage.exchange import START, Message
+from storage.file.store import FileStore
 
 SHARED = ["shared:0", "shared:1", "deep/" + "x" * 300, "deep/" + "y" * 450]
 
@@ -60,10 +61,36 @@ def claimed(turn):
     return f"claimed/{turn}" if turn % 2 else f"claimed/{'z' * 300}/{turn}"
 
 
+def tell(store, number, rounds):
+    """Send messages of any size to an inbox that others send to as well, and to one that expires and is deleted."""
+    chance, exchange = random.Random(number), store.exchange()  # noqa: S311  a test must repeat
+    for turn in range(rounds):
+        value = b"%d:%d:" % (number, turn) + b"x" * chance.randrange(50_000)
+        exchange.send([Message("told", value), Message("passing", value)], 60)
+        exchange.send([Message("passing", value)], 0.0001)
+        if chance.randrange(4) == 0:
+            store.delete(["passing"])
+
+
+def listen(store, _number, rounds):
+    """Receive every message of `tell` once, each process's in order; of the other inbox, only whole ones."""
+    exchange, cursor, others, turns = store.exchange(), START, START, {}
+    while sum(turns.values()) < rounds:
+        for received in exchange.receive("told", cursor, 30):
+            cursor = received.cursor
+            number, turn, _ = received.value.split(b":")
+            assert int(turn) == turns.get(number, 0), "lost, twice or out of order"
+            turns[number] = int(turn) + 1
+        for received in exchange.receive("passing", others, 0):
+            others = received.cursor
+            assert received.value.split(b":")[2].strip(b"x") == b""
+    exchange.close()
+
+
 def sweep(store, _number, rounds):
     """Remove what has expired, again and again, as a store that is opened does."""
     for _ in range(rounds):
-        store._sweep()
+        store._directory.sweep()
 
 
 def start(root, number, rounds):
@@ -81,7 +108,9 @@ def main(root, role, number, rounds):
         start(Path(root), int(number), int(rounds))
     else:
         with FileStore(Path(root)) as store:
-            {"churn": churn, "keep": keep, "claim": claim, "sweep": sweep}[role](store, int(number), int(rounds))
+            {"churn": churn, "keep": keep, "claim": claim, "tell": tell, "listen": listen, "sweep": sweep}[role](
+                store, int(number), int(rounds)
+            )
 
 
 if __name__ == "__main__":

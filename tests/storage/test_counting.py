@@ -7,6 +7,7 @@ from serfer.core.errors import MissingKeyError
 from serfer.core.report import StoreCounts
 from storage import Range
 from storage.counting import CountingStore
+from storage.exchange import START, Message
 from storage.memory import MemoryStore
 
 
@@ -23,6 +24,15 @@ def test_counts_bytes_ranges_and_keys(store):
     store.exists(["a", "b", "c"])
     store.delete(["a"])
     assert store.counts == StoreCounts(bytes_put=43, bytes_get=4 + 40 + 2 + 1, puts=2, gets=4, exists=3)
+
+
+def test_messages_count_as_puts_and_ranges(store):
+    exchange = store.exchange()
+    exchange.send([Message("a", b"12"), Message("b", b"345")], 60)
+    exchange.send([Message("b", b"")], 60)
+    assert len(exchange.receive("b", START, 0)) == 2
+    assert exchange.receive("c", START, 0) == []
+    assert store.counts == StoreCounts(bytes_put=5, bytes_get=3, puts=3, gets=2)
 
 
 def test_failures_do_not_count(store):

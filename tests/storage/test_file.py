@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
 from storage import open_store
-from storage.contract import CoordinationContract, StoreContract
-from storage.file import FileStore
+from storage.contract import CoordinationContract, ExchangeContract, StoreContract
+from storage.exchange import START, Message
+from storage.file.store import FileStore
 from tests.storage.file_process import SHARED, claimed
 
 OTHER_PROCESS = """
@@ -91,7 +93,7 @@ class RawFiles:
         os.utime(path, (self.clock() + ttl,) * 2)
 
 
-class TestFile(StoreContract, CoordinationContract):
+class TestFile(StoreContract, CoordinationContract, ExchangeContract):
     @pytest.fixture
     def clock(self):
         return Clock()
@@ -107,6 +109,10 @@ class TestFile(StoreContract, CoordinationContract):
             clock.ahead += 0.05
 
         return wait
+
+    @pytest.fixture
+    def url(self, tmp_path):
+        return f"file://{tmp_path}/store"
 
     @pytest.fixture
     def raw(self, tmp_path, clock):
@@ -128,6 +134,85 @@ class TestFile(StoreContract, CoordinationContract):
         clock.ahead += 3601
         FileStore(tmp_path, clock)
         assert not (tmp_path / "#0123456789abcdef").exists()
+
+    def test_sweep_removes_expired_inboxes_and_keeps_the_rest(self, store, exchange, clock, tmp_path):
+        exchange.send([Message("old/" + "x" * 300, b"x"), Message("old", b"x")], 1)
+        exchange.send([Message("kept", b"x")], 1000)
+        clock.ahead += 40
+        exchange.send([Message("new", b"x")], 1)
+        assert names(tmp_path / "store" / "inbox+") == ["kept==", "new=="]
+        clock.ahead += 1000
+        store.put("new", b"x", 60)
+        assert names(tmp_path / "store") == ["#lock", "new="]
+
+    @pytest.mark.parametrize("left", [b"", b"half a head", bytes(40)])
+    def test_a_first_send_that_was_killed_is_no_message(self, exchange, tmp_path, left):
+        (tmp_path / "store" / "inbox+").mkdir()
+        (tmp_path / "store" / "inbox+" / "k==").write_bytes(left)
+        assert exchange.receive("k", START, 0) == []
+        exchange.send([Message("k", b"x")], 60)
+        assert [message.value for message in exchange.receive("k", START, 0)] == [b"x"]
+
+    @pytest.mark.parametrize("value", [b"short", bytes(5000)])
+    def test_a_torn_append_is_never_read_and_the_next_overwrites_it(self, exchange, tmp_path, value):
+        exchange.send([Message("k", b"first")], 60)
+        inbox = tmp_path / "store" / "inbox+" / "k=="
+        whole = inbox.read_bytes()
+        exchange.send([Message("k", value)], 60)
+        inbox.write_bytes(whole + inbox.read_bytes()[len(whole) : -1])  # killed before the head was written
+        assert [message.value for message in exchange.receive("k", START, 0)] == [b"first"]
+        exchange.send([Message("k", b"second")], 60)
+        assert [message.value for message in exchange.receive("k", START, 0)] == [b"first", b"second"]
+
+    @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:-1] + b"?", lambda data: data[:-10]])
+    def test_a_message_that_does_not_fit_its_check_is_not_there_yet(self, exchange, tmp_path, damage):
+        exchange.send([Message("k", b"first"), Message("k", b"second")], 60)
+        inbox = tmp_path / "store" / "inbox+" / "k=="
+        whole = inbox.read_bytes()
+        inbox.write_bytes(damage(whole))
+        [first] = exchange.receive("k", START, 0)
+        assert exchange.receive("k", first.cursor, 0.01) == []
+        inbox.write_bytes(whole)
+        assert [message.value for message in exchange.receive("k", first.cursor, 0)] == [b"second"]
+
+    def test_a_wait_whose_directory_is_swept_goes_on(self, store, exchange, clock):
+        exchange.send([Message("k", b"old")], 1)
+        with ThreadPoolExecutor(1) as thread:
+            clock.ahead += 2
+            waiting = thread.submit(exchange.receive, "k", START, 30)
+            for _ in range(5):
+                time.sleep(0.02)  # until it waits
+                store._directory.sweep()
+            exchange.send([Message("k", b"new")], 60)
+            assert [message.value for message in waiting.result()] == [b"new"]
+
+    def test_without_inotify_a_wait_looks_now_and_then(self, exchange, monkeypatch):
+        monkeypatch.setattr("storage.file.inotify.ctypes.CDLL", lambda *_, **__: None)
+        with ThreadPoolExecutor(1) as thread:
+            assert exchange.receive("k", START, 0.05) == []
+            waiting = thread.submit(exchange.receive, "k", START, 30)
+            time.sleep(0.05)  # until it waits
+            exchange.send([Message("k", b"x")], 60)
+            assert [message.value for message in waiting.result()] == [b"x"]
+
+    def test_waits_open_no_more_files_than_there_are_at_once_and_closing_closes_them(self, exchange):
+        before = len(names(Path("/proc/self/fd")))
+        for _ in range(3):
+            assert exchange.receive("k", START, 0.01) == []
+        assert len(names(Path("/proc/self/fd"))) == before + 1
+        exchange.close()
+        assert len(names(Path("/proc/self/fd"))) == before
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(exchange.receive, "k", START, 0.2)
+            time.sleep(0.1)  # until it waits
+            exchange.close()
+            assert waiting.result() == []
+        assert len(names(Path("/proc/self/fd"))) == before
+
+    def test_many_processes_send_receive_and_sweep(self, tmp_path):
+        work = [("tell", 200)] * 3 + [("listen", 600)] * 3 + [("sweep", 100)]
+        with processes(tmp_path / "store", work) as all_ready:
+            assert all_ready() == [(0, "")] * len(work)
 
     def test_two_processes_share_it(self, tmp_path):
         url = f"file://{tmp_path}/a%20b"
@@ -189,6 +274,10 @@ class TestFile(StoreContract, CoordinationContract):
         (tmp_path / "store").rmdir()
         with pytest.raises(StoreUnavailableError, match="No such file"):
             store.put("k", b"x", 1)
+        with pytest.raises(StoreUnavailableError, match="No such file"):
+            store.exchange().send([Message("k", b"x")], 60)
+        with pytest.raises(StoreUnavailableError, match="No such file"):
+            store.exchange().receive("k", START, 0.1)
 
 
 def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path):

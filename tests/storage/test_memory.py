@@ -1,6 +1,8 @@
 import pytest
 
-from storage.contract import CoordinationContract, StoreContract
+from storage import open_store
+from storage.contract import CoordinationContract, ExchangeContract, StoreContract
+from storage.exchange import START, Message
 from storage.memory import MemoryStore
 
 
@@ -25,7 +27,7 @@ class RawMemory:
         self.values[key] = value, self.clock() + ttl
 
 
-class TestMemory(StoreContract, CoordinationContract):
+class TestMemory(StoreContract, CoordinationContract, ExchangeContract):
     @pytest.fixture
     def clock(self):
         return Clock()
@@ -56,3 +58,19 @@ class TestMemory(StoreContract, CoordinationContract):
         clock.now += 2
         store.put("new", b"x", 1)
         assert list(store._values) == ["new"]
+
+    @pytest.mark.parametrize("write", ["put", "send"])
+    def test_a_later_write_sweeps_unread_inboxes(self, store, clock, write):
+        exchange = store.exchange()
+        exchange.send([Message("old", b"x")], 1)
+        clock.now += 2
+        if write == "put":
+            store.put("new", b"x", 1)
+        else:
+            exchange.send([Message("new", b"x")], 1)
+        assert "old" not in exchange._inboxes
+
+    def test_a_named_store_shares_its_inboxes(self):
+        open_store("memory://inboxes").exchange().send([Message("k", b"x")], 60)
+        assert open_store("memory://inboxes").exchange().receive("k", START, 0)
+        assert not open_store("memory://").exchange().receive("k", START, 0)

@@ -8,7 +8,7 @@ import pytest
 
 from serfer.core.errors import StoreError, UsageError
 from storage import Store, open_store, redact
-from storage.file import FileStore
+from storage.file.store import FileStore
 from storage.memory import MemoryStore
 
 

@@ -2,6 +2,7 @@ import mmap
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -9,7 +10,8 @@ import redis
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
 from storage import open_store
-from storage.contract import CoordinationContract, StoreContract
+from storage.contract import CoordinationContract, ExchangeContract, StoreContract
+from storage.exchange import START, Message
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +33,22 @@ class RawRedis:
         self.client.set(key, value, px=round(ttl * 1000))
 
 
+@pytest.fixture
+def expire(store):
+    def wait(key):
+        deadline = time.monotonic() + 5
+        while (left_ms := store.execute([("PTTL", key)])[0]) != -2:  # -2: gone
+            assert 0 <= left_ms <= 50
+            assert time.monotonic() < deadline
+
+    return wait
+
+
 class TestRedis(StoreContract, CoordinationContract):
     @pytest.fixture
     def store(self, server):
         with open_store(server.url) as store:
             yield store
-
-    @pytest.fixture
-    def expire(self, store):
-        def wait(key):
-            deadline = time.monotonic() + 5
-            while (left_ms := store.execute([("PTTL", key)])[0]) != -2:  # -2: gone
-                assert 0 <= left_ms <= 50
-                assert time.monotonic() < deadline
-
-        return wait
 
     @pytest.fixture
     def raw(self, server):
@@ -86,8 +89,8 @@ class TestRedis(StoreContract, CoordinationContract):
         with RedisServer() as server, open_store(server.url) as store:
             store.put(key, b"x", 60)
             server.stop()
-            self._check_unavailable(lambda: store.get(key), server)
-            self._check_unavailable(lambda: store.put(key, bytes(100_000), 60), server)
+            _check_unavailable(lambda: store.get(key), server)
+            _check_unavailable(lambda: store.put(key, bytes(100_000), 60), server)
 
     def test_idle_connection_that_the_server_closed_is_renewed(self, store, server, key):
         store.put(key, b"x", 60)
@@ -98,15 +101,15 @@ class TestRedis(StoreContract, CoordinationContract):
     def test_wrong_password(self, server):
         wrong = server.url.replace("redis://:", "redis://:wrong")
         with open_store(wrong) as store:
-            self._check_unavailable(lambda: store.exists(["k"]), server)
+            _check_unavailable(lambda: store.exists(["k"]), server)
         with open_store(f"redis://127.0.0.1:{server.url.rpartition(':')[2]}") as store:
-            self._check_unavailable(lambda: store.exists(["k"]), server)
+            _check_unavailable(lambda: store.exists(["k"]), server)
 
     def test_server_that_does_not_answer(self, server):
         with open_store(server.url + "?socket_timeout=0.05") as store:
             os.kill(server.pid, signal.SIGSTOP)
             try:
-                self._check_unavailable(lambda: store.get("k"), server)
+                _check_unavailable(lambda: store.get("k"), server)
             finally:
                 os.kill(server.pid, signal.SIGCONT)
             assert store.exists(["k"]) == [False]
@@ -126,10 +129,122 @@ class TestRedis(StoreContract, CoordinationContract):
             open_store(url)
         assert "hush" not in str(caught.value)
 
-    def _check_unavailable(self, ask, server):
-        with pytest.raises(StoreUnavailableError) as caught:
-            ask()
-        password, _, where = server.url.removeprefix("redis://:").partition("@")
-        assert where.removesuffix("/0") in str(caught.value)
-        assert password not in str(caught.value)
-        assert password not in repr(caught.value.__cause__)
+
+class TestRedisExchange(ExchangeContract):
+    @pytest.fixture
+    def url(self, server):
+        return server.url + "?max_connections=1"
+
+    @pytest.fixture
+    def store(self, url):
+        with open_store(url) as store:
+            yield store
+
+    def test_threads_that_wait_in_turn_share_a_connection(self, exchange, key):
+        for _ in range(3):
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(exchange.receive, key, START, 0.01).result()
+        assert len(exchange._waiting._pool._available_connections) == 1
+
+    def test_closing_gives_connections_back(self, key):
+        with RedisServer() as server, open_store(server.url) as watch, open_store(server.url) as store:
+            exchange = store.exchange()
+            with ThreadPoolExecutor(4) as threads:
+                for _ in range(2):  # first idle connections, then ones that wait
+                    waits = [threads.submit(exchange.receive, key, START, 0.3) for _ in range(4)]
+                    _until(lambda: _clients(watch) == 5)
+                    exchange.close()
+                    assert [wait.result() for wait in waits] == [[]] * 4
+                    _until(lambda: _clients(watch) == 1)
+                assert exchange.receive(key, START, 0) == []
+                exchange.close()
+                _until(lambda: _clients(watch) == 1)
+
+    @pytest.mark.parametrize("messages", [[], [b"x"]])
+    def test_a_wait_longer_than_the_socket_timeout(self, server, key, messages):
+        with open_store(server.url + "?socket_timeout=0.5") as store, ThreadPoolExecutor(1) as thread:
+            exchange = store.exchange()
+            started = time.monotonic()
+            waiting = thread.submit(exchange.receive, key, START, 30 if messages else 0.8)
+            time.sleep(0.8)
+            exchange.send([Message(key, value) for value in messages], 60)
+            assert [message.value for message in waiting.result()] == messages
+            assert 0.8 <= time.monotonic() - started < 5
+            exchange.close()
+
+    def test_server_gone_and_back(self, key):
+        with RedisServer() as server, open_store(server.url) as store:
+            exchange = store.exchange()
+            assert exchange.receive(key, START, 0) == []
+            with ThreadPoolExecutor(1) as thread:
+                waiting = thread.submit(exchange.receive, key, START, 30)
+                time.sleep(0.1)  # until it waits
+                server.stop()
+                _check_unavailable(waiting.result, server)
+            _check_unavailable(lambda: exchange.receive(key, START, 1), server)
+            _check_unavailable(lambda: exchange.send([Message(key, b"x")], 60), server)
+            password = server.url.removeprefix("redis://:").partition("@")[0]
+            with RedisServer(server.port, password):
+                exchange.send([Message(key, b"x")], 60)
+                assert [message.value for message in exchange.receive(key, START, 30)] == [b"x"]
+            exchange.close()
+
+    def test_server_that_does_not_answer(self, server, key):
+        with open_store(server.url + "?socket_timeout=0.1") as store, ThreadPoolExecutor(1) as thread:
+            exchange = store.exchange()
+            waiting = thread.submit(exchange.receive, key, START, 30)
+            time.sleep(0.1)  # until it waits
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                _check_unavailable(waiting.result, server)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert exchange.receive(key, START, 0) == []
+            exchange.close()
+
+    def test_a_wait_whose_server_becomes_a_replica(self, key):
+        with RedisServer() as server, open_store(server.url) as store, ThreadPoolExecutor(1) as thread:
+            exchange = store.exchange()
+            waiting = thread.submit(exchange.receive, key, START, 30)
+            time.sleep(0.1)  # until it waits
+            store.execute([("REPLICAOF", "127.0.0.1", 1)])
+            _check_unavailable(waiting.result, server)
+            exchange.close()
+
+    def test_every_message_and_the_time_to_live_are_one_request(self, store, exchange, key):
+        before = store.execute([("INFO", "stats")])[0]
+        exchange.send([Message(f"{key}:{number}", bytes(100_000)) for number in range(3)], 60)
+        after = store.execute([("INFO", "stats")])[0]
+        assert _processed(after) - _processed(before) == 1 + 6
+        assert all(50_000 < left_ms <= 60_000 for left_ms in store.execute([("PTTL", f"{key}:{n}") for n in range(3)]))
+
+    def test_a_value_is_not_an_inbox(self, store, exchange, key):
+        store.put(key, b"x", 60)
+        with pytest.raises(StoreError, match="WRONGTYPE"):
+            exchange.receive(key, START, 0)
+        with pytest.raises(StoreError, match="WRONGTYPE"):
+            exchange.send([Message(key, b"x")], 60)
+
+
+def _check_unavailable(ask, server):
+    with pytest.raises(StoreUnavailableError) as caught:
+        ask()
+    password, _, where = server.url.removeprefix("redis://:").partition("@")
+    assert where.removesuffix("/0") in str(caught.value)
+    assert password not in str(caught.value)
+    assert password not in repr(caught.value.__cause__)
+
+
+def _clients(store):
+    return len(store.execute([("CLIENT", "LIST", "TYPE", "normal")])[0].splitlines())
+
+
+def _processed(info):
+    return int(info.partition(b"total_commands_processed:")[2].split()[0])
+
+
+def _until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

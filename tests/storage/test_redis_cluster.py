@@ -11,8 +11,9 @@ from serfer.core.keys import output_key, query_id
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.redis_cluster import RedisCluster
 from storage import Range, open_store
-from storage.contract import CoordinationContract, StoreContract
+from storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from storage.coordination import Entry
+from storage.exchange import START, Message
 from tests.storage.test_redis import RawRedis
 
 
@@ -34,20 +35,21 @@ def key_on(node, nodes=3):
             return key
 
 
+@pytest.fixture
+def expire(store):
+    def wait(key):
+        deadline = time.monotonic() + 5
+        while store.execute([("PTTL", key)])[0] != -2:  # -2: gone
+            assert time.monotonic() < deadline
+
+    return wait
+
+
 class TestRedisCluster(StoreContract, CoordinationContract):
     @pytest.fixture
     def store(self, cluster):
         with open_store(cluster.url) as store:
             yield store
-
-    @pytest.fixture
-    def expire(self, store):
-        def wait(key):
-            deadline = time.monotonic() + 5
-            while store.execute([("PTTL", key)])[0] != -2:  # -2: gone
-                assert time.monotonic() < deadline
-
-        return wait
 
     @pytest.fixture
     def raw(self, cluster):
@@ -71,7 +73,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         for key in keys:
             store.put(key, key.encode(), 60)
         assert store.get_many([Range(key) for key in keys]) == [key.encode() for key in keys]
-        connected = [node for node in store._nodes.values() if node._pool._connections]
+        connected = [node for node in store._cluster._nodes.values() if node._pool._connections]
         assert len(connected) <= 2  # and one to ask who owns the slot
 
     def test_keys_of_all_nodes_in_one_call_keep_their_order(self, store):
@@ -84,7 +86,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             store.get_many([Range(key) for key in keys])
         store.delete(keys)
         assert store.exists(keys) == [False] * 30
-        assert all(len(node._pool._connections) == 1 for node in store._nodes.values())
+        assert all(len(node._pool._connections) == 1 for node in store._cluster._nodes.values())
 
     def test_few_connections_for_many_threads_do_not_wait_in_a_ring(self, cluster):
         keys = [key_on(number % 3) for number in range(6)]
@@ -149,14 +151,89 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             for client in (target, source, witness):
                 client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
             assert store.get_many([Range(fresh), Range(ahead), Range(behind)]) == [b"new", b"ahead", b"behind"]
-            assert store._owners[slot] == ("127.0.0.1", cluster.nodes[1].port)
+            assert store._cluster._owners[slot] == ("127.0.0.1", cluster.nodes[1].port)
             store.delete([ahead, behind, fresh])
             assert store.exists([ahead, behind, fresh]) == [False] * 3
 
 
+class TestRedisClusterExchange(ExchangeContract):
+    @pytest.fixture
+    def url(self, cluster):
+        return cluster.url + "?max_connections=1"
+
+    @pytest.fixture
+    def store(self, url):
+        with open_store(url) as store:
+            yield store
+
+    def test_inboxes_of_all_nodes_in_one_send(self, store, exchange):
+        keys = [key_on(number % 3) for number in range(12)]
+        exchange.send([Message(key, key.encode()) for key in keys], 60)
+        assert [exchange.receive(key, START, 0)[0].value for key in keys] == [key.encode() for key in keys]
+        assert all(50_000 < left_ms <= 60_000 for left_ms in store.execute([("PTTL", key) for key in keys]))
+
+    @pytest.mark.parametrize("first", [[], [b"1"]])
+    def test_a_wait_follows_a_slot_that_moves(self, cluster, store, exchange, first):
+        """The inbox goes ahead (ASK), then all of the slot (MOVED); a wait is under way all the time."""
+        tag = f"{{{key_on(0)}}}"
+        slot, key, kept = key_slot(tag.encode()), f"{tag}:in", f"{tag}:kept"
+        exchange.send([Message(each, value) for each in (key, kept) for value in first], 60)
+        after = [message.cursor for message in exchange.receive(key, START, 0)]
+
+        def wait():
+            return threads.submit(exchange.receive, key, after[-1] if after else START, 30)
+
+        def check(waiting, value):
+            exchange.send([Message(key, value)], 60)
+            [received] = waiting.result()
+            assert received.value == value
+            after.append(received.cursor)
+
+        with (
+            ThreadPoolExecutor(1) as threads,
+            cluster.client(0) as source,
+            cluster.client(1) as target,
+            cluster.client(2) as witness,
+        ):
+            ids = [client.execute_command("CLUSTER", "MYID").decode() for client in (source, target)]
+            waiting = wait()
+            time.sleep(0.05)  # until it waits
+            target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+            source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+            for each in (key, kept) if first else ():
+                where = ("127.0.0.1", cluster.nodes[1].port, each, 0, 5000)
+                assert source.execute_command("MIGRATE", *where, "AUTH", password_of(cluster)) == b"OK"
+            check(waiting, b"ahead")
+            waiting = wait()
+            time.sleep(0.05)  # until it waits
+            for client in (target, source, witness):
+                client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+            check(waiting, b"moved")
+            check(wait(), b"stays")
+        store.delete([key, kept])
+
+    def test_a_node_that_dies_ends_the_wait(self):
+        with RedisCluster(node_timeout_s=0.5) as cluster, open_store(cluster.url) as store:
+            key, other, exchange = key_on(0), key_on(1), store.exchange()
+            with ThreadPoolExecutor(2) as threads:
+                waits = [threads.submit(exchange.receive, each, START, 30) for each in (key, other)]
+                time.sleep(0.1)  # until they wait
+                store.put(f"{{{other}}}", b"x", 60)
+                cluster.nodes[0].stop()
+                with pytest.raises(StoreUnavailableError, match=f"127.0.0.1:{cluster.nodes[0].port}"):
+                    waits[0].result()
+                assert "is down" in _refusal_when_down(store, f"{{{other}}}")
+                with pytest.raises(StoreUnavailableError, match="is down"):
+                    waits[1].result()
+                _take_over(cluster)
+                _when_up(lambda: exchange.send([Message(key, b"x"), Message(other, b"y")], 60))
+            assert [exchange.receive(each, START, 30)[0].value for each in (key, other)] == [b"x", b"y"]
+            exchange.close()
+
+
 def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(cluster, monkeypatch):
     with open_store(cluster.url) as store:
-        key, exchange, lost, coordination = key_on(0), store._exchange, [], store.coordination()
+        key, exchange, lost, coordination = key_on(0), store._cluster._exchange, [], store.coordination()
 
         def losing(batches):
             answers = exchange(batches)
@@ -165,8 +242,8 @@ def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(clust
                 raise StoreUnavailableError("the node is gone")
             return answers
 
-        monkeypatch.setattr(store, "_exchange", losing)
-        monkeypatch.setattr(store, "_has_moved", lambda *_: True)
+        monkeypatch.setattr(store._cluster, "_exchange", losing)
+        monkeypatch.setattr(store._cluster, "_has_moved", lambda *_: True)
         store.put(f"{key}:plain", b"x", 60)
         first = coordination.compare_and_set(key, None, b"first", 60)
         second = coordination.compare_and_set(key, first, b"second", 60)
@@ -187,13 +264,7 @@ def test_a_dead_node_is_reported_and_the_new_owner_of_its_slots_is_found():
         assert "cannot be reached" in str(caught.value) or "closed the connection" in str(caught.value)
         assert "is down" in _refusal_when_down(store, kept)
         _take_over(cluster)
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                store.put(lost, b"again", 60)
-                break
-            except StoreUnavailableError:
-                assert time.monotonic() < deadline
+        _when_up(lambda: store.put(lost, b"again", 60))
         assert store.get(lost) == b"again"
         assert store.get(kept) == b"x"
 
@@ -207,6 +278,15 @@ def _refusal_when_down(store, key):
         except StoreUnavailableError as error:
             return str(error)
     return "still up"
+
+
+def _when_up(write):
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return write()
+        except StoreUnavailableError:
+            assert time.monotonic() < deadline
 
 
 def _take_over(cluster):

@@ -9,6 +9,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from serfer.core.errors import StoreUnavailableError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
 from storage import open_store
+from storage.exchange import START, Message
 from storage.redis.errors import explained
 
 PASSWORD = "hush-hush"  # noqa: S105  of servers that end with the test
@@ -151,11 +152,12 @@ class TestLogin:
             store.execute([("ACL", "SETUSER", "reader", "on", f">{PASSWORD}", *rights.split())])
         says = refusal(server.url.replace("://:", "://reader:"))
         assert f"127.0.0.1:{server.port} forbids it (this user has no permissions" in says
-        assert "give the user in --store +get +getrange +set +exists +del +eval on the keys ~serfer:*" in says
+        commands = "+get +getrange +set +exists +del +eval +xadd +xread +pexpire"
+        assert f"give the user in --store {commands} on the keys ~serfer:*" in says
 
     def test_the_rights_that_the_message_names_suffice(self, server):
         with open_store(server.url) as store:
-            rights = "+get +getrange +set +exists +del +eval ~serfer:*"
+            rights = "+get +getrange +set +exists +del +eval +xadd +xread +pexpire ~serfer:*"
             store.execute([("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", *rights.split())])
         with open_store(server.url.replace("://:", "://worker:")) as store:
             store.put("serfer:k", b"xyz", 60)
@@ -164,7 +166,11 @@ class TestLogin:
             assert store.get("serfer:k", 1, 1) == b"y"
             assert store.get("serfer:k", 3) == b""
             assert store.exists(["serfer:k"]) == [True]
-            store.delete(["serfer:k"])
+            exchange = store.exchange()
+            exchange.send([Message("serfer:in", b"x")], 60)
+            assert [message.value for message in exchange.receive("serfer:in", START, 30)] == [b"x"]
+            store.delete(["serfer:k", "serfer:in"])
+            exchange.close()
 
 
 class TestTrouble:

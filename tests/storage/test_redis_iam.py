@@ -11,6 +11,7 @@ import pytest
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
 from storage import open_store
+from storage.exchange import START, Message
 from tests.storage.tls_front import Authority, TlsFront
 
 KEY_ID, SECRET, SESSION = "AKIDEXAMPLE", "example/secret+key", "example/session+token=="
@@ -123,6 +124,23 @@ def test_every_new_connection_logs_in_with_a_fresh_token(clock, monkeypatch, tmp
                 assert secret not in str(caught.value)
                 assert secret not in repr(caught.value.__cause__)
                 assert secret not in repr(vars(store._node))
+
+
+def test_waits_for_messages_log_in_by_it_too(clock, monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    authority = Authority(tmp_path / "authority")
+    with RedisServer() as server, TlsFront(server.port, authority.context("localhost")) as front:
+        url = f"rediss://worker@localhost:{front.port}?iam=my-cache&ssl_ca_certs={authority.file}"
+        with open_store(server.url) as administrator, open_store(url) as store:
+            exchange = store.exchange()
+            user = ("on", "resetpass", f">{login(store)[1]}", "~*", "+@all")
+            administrator.execute([("ACL", "SETUSER", "worker", *user)])
+            administrator.exchange().send([Message("k", b"x")], 60)
+            assert [message.value for message in exchange.receive("k", START, 30)] == [b"x"]
+            exchange.close()
+            clock.now += dt.timedelta(seconds=2)
+            with pytest.raises(StoreUnavailableError, match="refused the login"):
+                exchange.receive("k", START, 30)
 
 
 def test_a_cluster_takes_it_too():

@@ -5,6 +5,7 @@ from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.redis_cluster import RedisCluster
 from storage import Range, open_store
 from storage.contract import StoreContract
+from storage.exchange import START, Message
 from tests.storage.tls_front import Authority, TlsFront
 
 
@@ -116,4 +117,8 @@ def test_a_cluster_over_tls(authority):
             for number in range(20):
                 store.put(f"k{number}", b"x", 60)
             assert store.exists([f"k{number}" for number in range(20)]) == [True] * 20
-            assert {("127.0.0.1", one.port), ("127.0.0.1", two.port)} <= store._nodes.keys()
+            assert {("127.0.0.1", one.port), ("127.0.0.1", two.port)} <= store._cluster._nodes.keys()
+            exchange = store.exchange()
+            exchange.send([Message(f"in{number}", b"x") for number in range(20)], 60)
+            assert all(exchange.receive(f"in{number}", START, 30) for number in range(20))
+            exchange.close()

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from lambdas.worker import Worker
 from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
-from serfer.core.keys import input_key, output_key, reply_key
+from serfer.core.keys import inbox_key, input_key, output_key, reply_key
 from serfer.core.plan import CACHE, INLINE, OBJECTS, sealed
 from serfer.core.wire import Crop, Task
 from serfer.plan_directory import load_plan
 from storage import Range
 from storage.contract import StoreContract
+from storage.exchange import START, Message
 from storage.failing import FailingStore
-from storage.file import FileStore
+from storage.file.store import FileStore
 from storage.memory import MemoryStore
 from storage.routed import RoutedStore, open_routed, routed
 from tests.core.plans import small_plan
@@ -264,6 +265,16 @@ def sent_apart(plan, *stages):
     paths = [OBJECTS if number in stages else stage.path for number, stage in enumerate(plan.stages)]
     changed = [replace(stage, path=path) for stage, path in zip(plan.stages, paths, strict=True)]
     return sealed(replace(plan, stages=tuple(changed)))
+
+
+def test_inboxes_are_those_of_the_main_store(near, objects):
+    inbox = inbox_key(QUERY, 0, 1)
+    store = routed(sent_apart(small_plan(), 0), near, objects)
+    exchange = store.exchange()
+    exchange.send([Message(inbox, b"x")], 60)
+    assert len(near.exchange().receive(inbox, START, 0)) == 1
+    store.delete([inbox])
+    assert exchange.receive(inbox, START, 0) == []
 
 
 def test_a_plan_sends_the_outputs_of_its_stages_and_nothing_else(near, objects):

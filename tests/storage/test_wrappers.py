@@ -5,16 +5,17 @@ import pytest
 
 from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
 from storage import Range, open_store
-from storage.contract import CoordinationContract, StoreContract
+from storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from storage.counting import CountingStore
 from storage.delaying import DelayingStore, delayed
+from storage.exchange import START, Message
 from storage.failing import FailingStore, failing
 from storage.memory import MemoryStore
-from storage.wrapping import WrapperStore
+from storage.wrapping import WrapperExchange, WrapperStore
 from tests.storage.test_memory import Clock, RawMemory
 
 
-class TestWrapper(StoreContract, CoordinationContract):
+class TestWrapper(StoreContract, CoordinationContract, ExchangeContract):
     @pytest.fixture
     def clock(self):
         return Clock()
@@ -27,6 +28,10 @@ class TestWrapper(StoreContract, CoordinationContract):
     def store(self, inner):
         with WrapperStore(inner) as store:
             yield store
+
+    @pytest.fixture
+    def exchange(self, store):
+        return WrapperExchange(store.exchange())
 
     @pytest.fixture
     def raw(self, inner, clock):
@@ -66,6 +71,18 @@ class TestDelays:
         assert coordination.get("k").value == bytes(16)
         coordination.delete(["k"])
         assert sleeps == [0.5, 0.25, 0.5]
+
+    def test_a_send_waits_for_the_request_and_all_its_bytes(self, store, sleeps):
+        store.exchange().send([Message("a", bytes(16)), Message("b", bytes(8))], 60)
+        assert sleeps == [0.5 + 3]
+
+    def test_a_receive_waits_for_one_request_and_the_bytes_however_long_it_lasts(self, store, sleeps):
+        exchange = store.exchange()
+        exchange.send([Message("k", bytes(16))], 60)
+        sleeps.clear()
+        [received] = exchange.receive("k", START, 60)
+        assert exchange.receive("k", received.cursor, 0.05) == []
+        assert sleeps == [0.125, 0.125 + 2, 0.125, 0.125]
 
     def test_many_ranges_wait_once_and_for_all_their_bytes(self, store, sleeps):
         store.put("k", b"12345678", 60)
@@ -132,6 +149,18 @@ class TestFailures:
             operation()
         assert store._inner.coordination().get("k") is None
 
+    def test_an_exchange_fails_by_the_same_shares_and_does_nothing(self):
+        store = FailingStore(MemoryStore(), fail=0.5, draw=iter([0.0, 0.9, 0.0, 0.9]).__next__)
+        exchange = store.exchange()
+        for operation in (
+            lambda: exchange.send([Message("k", b"x")], 60),
+            lambda: exchange.receive("k", START, 0),
+        ):
+            with pytest.raises(StoreUnavailableError, match="on purpose"):
+                operation()
+            operation()
+        assert len(store._inner.exchange().receive("k", START, 0)) == 1
+
     def test_a_hang_lasts_and_then_fails(self):
         sleeps = []
         draws = iter([0.25, 0.74, 0.75])
@@ -163,6 +192,20 @@ def test_closing_a_wrapper_closes_the_store_within(wrapper):
     inner = Closed()
     wrapper(inner).close()
     assert inner.closed
+
+
+@pytest.mark.parametrize("wrapper", [WrapperStore, CountingStore, DelayingStore, FailingStore])
+def test_a_wrapper_of_a_store_without_inboxes_has_none(wrapper, monkeypatch):
+    monkeypatch.setattr(MemoryStore, "exchange", lambda _: None)
+    assert wrapper(MemoryStore()).exchange() is None
+
+
+@pytest.mark.parametrize("wrapper", [CountingStore, DelayingStore, FailingStore])
+def test_closing_a_wrapped_exchange_closes_the_one_within(wrapper, monkeypatch):
+    inner, closed = MemoryStore(), []
+    monkeypatch.setattr(inner.exchange(), "close", lambda: closed.append(True))
+    wrapper(inner).exchange().close()
+    assert closed == [True]
 
 
 def test_urls_carry_the_options_and_nest():

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lambdas.cells import crop_to_input
 from lambdas.sessions import SessionCache
-from lambdas.worker import crop_to_input
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import InputError
 from serfer.core.plan import Plan, Stage

@@ -56,7 +56,7 @@ unzip -q -o '/opt/serfer/gpu/*.whl' 'onnxruntime/*' -d /opt/serfer/python
 rm -r /opt/serfer/gpu
 # A plan directory: what drivers have of it, and the weights that the stages' functions have.
 cp -r /opt/serfer/python/serfer_plan/. /opt/serfer/plans/@digest@/
-rm -r /opt/serfer/python/serfer_plan
+rm -r /opt/serfer/python/serfer_plan@fetched@
 
 # Where the image keeps CUDA 13 and cuDNN 9: NVIDIA's own place, or beside PyTorch.
 { find -L /usr/local/cuda*/ /opt/pytorch -name 'libcudart.so.13' -o -name 'libcublasLt.so.13' -o -name 'libcurand.so.10' \

@@ -152,6 +152,9 @@ def query_fields(record: RequestRecord) -> dict[str, Any]:
         "hedges": report.hedges,
         "restarts": report.restarts,
         "cost_usd": report.cost_usd,
+        **({"wait_gb_s": report.wait_gb_s} if any(stage.gang is not None for stage in report.stages) else {}),
+        **({"disbanded": report.disbanded} if report.disbanded else {}),
+        **({"warm_ups": report.warm_ups} if report.warm_ups else {}),
     }
 
 

@@ -105,6 +105,12 @@ class _Queries:
         self.stages = make.histogram("serfer_stage_seconds", "Wall time of stages, seconds.", stage)
         self.tasks = make.counter("serfer_tasks", "Tasks that answered queries.", stage)
         self.cold = make.counter("serfer_cold_starts", "Tasks that waited for a new environment.", stage)
+        self.exchanged = make.counter(
+            "serfer_exchanged_bytes", "Bytes of halos that members of gangs received from one another.", stage
+        )
+        self.waited = make.counter(
+            "serfer_gang_wait_seconds", "Seconds that members of gangs waited for halos, all together.", stage
+        )
         self.bytes = make.counter(
             "serfer_store_bytes", "Bytes written to and read from the store.", ["model", "direction"]
         )
@@ -112,6 +118,10 @@ class _Queries:
         self.usd = make.counter("serfer_usd", "Dollars that Lambda charges, or would charge.", ["model"])
         self.retries = Counter("serfer_retries", "Tasks tried again.", registry=registry)
         self.hedges = Counter("serfer_hedges", "Late tasks that got a duplicate.", registry=registry)
+        self.disbanded = Counter(
+            "serfer_gangs_disbanded", "Gangs that were aborted and ran stage by stage.", registry=registry
+        )
+        self.warm_ups = Counter("serfer_warm_ups", "Requests that warmed functions of later stages.", registry=registry)
         self.restarts = Counter("serfer_restarts", "Queries restarted after lost or altered pieces.", registry=registry)
 
     def answered(self, model: str, answered: ServiceResult) -> None:
@@ -124,6 +134,8 @@ class _Queries:
             (self.retries, report.retries),
             (self.hedges, report.hedges),
             (self.restarts, report.restarts),
+            (self.disbanded, report.disbanded),
+            (self.warm_ups, report.warm_ups),
         ):
             if count:
                 total.inc(count)
@@ -136,6 +148,9 @@ class _Queries:
         self.tasks[model, stage.name].inc(stage.tasks)
         if stage.cold:
             self.cold[model, stage.name].inc(stage.cold)
+        if stage.gang is not None:
+            self.exchanged[model, stage.name].inc(stage.bytes_exchanged)
+            self.waited[model, stage.name].inc(stage.wait_ms / 1000)
 
     def _store(self, model: str, report: QueryReport) -> None:
         store = report.store

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 from drivers.driver import Answer
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
-from serfer.core.run_machine import Attempt, Failure, StageRun
+from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.served import ServedReport, StageProgress, TaskTime, Timeline
+from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
-
-_MS_PER_S = 1000
+from serfer.pipeline.report import task_usd
 
 
 def served_report(answered: ServiceResult, plan: Plan, facts: LambdaFacts, *, explain: bool) -> ServedReport:
@@ -45,7 +46,7 @@ def _progress(name: str, tasks: int, run: StageRun | None, zero: float) -> Stage
 def _timeline(answered: ServiceResult, plan: Plan, facts: LambdaFacts) -> Timeline:
     result, zero = answered.result, answered.admitted - answered.queued_s
     return Timeline(
-        queue_ms=round(answered.queued_s * _MS_PER_S, 3),
+        queue_ms=round(answered.queued_s * MS_PER_S, 3),
         decode_ms=_ms(result.split[1], result.split[0]),
         answered_ms=_ms(result.answered, zero),
         tasks=tuple(_tasks(result.answer, plan, facts, zero)),
@@ -53,10 +54,35 @@ def _timeline(answered: ServiceResult, plan: Plan, facts: LambdaFacts) -> Timeli
 
 
 def _tasks(answer: Answer, plan: Plan, facts: LambdaFacts, zero: float) -> Iterator[TaskTime]:
-    for stage, run in enumerate(answer.stages):
+    for stage, (run, gang) in enumerate(zip(answer.stages, gang_starts(answer.stages), strict=True)):
+        memory_mb = plan.stages[stage].memory_mb
         for tile, known in enumerate(run.tiles):
+            if gang is not None:
+                yield _member_stage((stage, tile), gang, known, memory_mb, facts, zero)
             for attempt in known.attempts:
-                yield _task((stage, tile), attempt, plan.stages[stage].memory_mb, facts, zero)
+                if gang is None or (gang == stage and attempt.result is not known.report):
+                    yield _task((stage, tile), attempt, memory_mb, facts, zero)
+
+
+def _member_stage(
+    place: tuple[int, int], gang: int, run: TileRun, memory_mb: int, facts: LambdaFacts, zero: float
+) -> TaskTime:
+    """Return a stage's part of the invocation of the member that answered."""
+    attempt, part = next(
+        (attempt, part) for attempt in run.attempts for part in stage_times(attempt) if part.report is run.report
+    )
+    report, whole = part.report, part.invocation
+    ms = whole.invocation_ms
+    return replace(
+        _task(place, attempt, memory_mb, facts, zero),
+        asked_ms=_ms(attempt.requested if report is whole else part.started, zero),
+        started_ms=_ms(part.started, zero),
+        ended_ms=_ms(part.ended, zero),
+        **_durations(report),
+        cost_usd=task_usd(memory_mb, whole, facts) * (report.billed_ms / ms if ms else 1 / len(whole.stages)),
+        gang=gang,
+        wait_ms=round(report.wait_ms, 3),
+    )
 
 
 def _task(place: tuple[int, int], attempt: Attempt, memory_mb: int, facts: LambdaFacts, zero: float) -> TaskTime:
@@ -68,14 +94,47 @@ def _task(place: tuple[int, int], attempt: Attempt, memory_mb: int, facts: Lambd
         started_ms=None if attempt.started is None else _ms(attempt.started, zero),
         ended_ms=None if attempt.ended is None else _ms(attempt.ended, zero),
         outcome=_outcome(attempt),
-        cold=report is not None and report.init_ms > 0,
-        init_ms=round(report.init_ms, 3) if report else None,
-        read_ms=round(report.read_ms, 3) if report else None,
-        compute_ms=round(report.compute_ms, 3) if report else None,
-        write_ms=round(report.write_ms, 3) if report else None,
+        **_durations(report),
         environment=report.environment if report else None,
-        cost_usd=invocation_usd(memory_mb, report.billed_ms, facts, report.shared) if report else None,
+        cost_usd=task_usd(memory_mb, report, facts) if report else None,
     )
+
+
+def _durations(report: Report | None) -> dict[str, Any]:
+    if report is None:
+        return {"cold": False, "init_ms": None, "read_ms": None, "compute_ms": None, "write_ms": None}
+    return {
+        "cold": report.init_ms > 0,
+        "init_ms": round(report.init_ms, 3),
+        "read_ms": round(report.read_ms, 3),
+        "compute_ms": round(report.compute_ms, 3),
+        "write_ms": round(report.write_ms, 3),
+    }
+
+
+class StageTime(NamedTuple):
+    """A stage's part of a member's invocation, on the driver's clock."""
+
+    invocation: Report
+    report: Report
+    started: float
+    ended: float
+
+
+def stage_times(attempt: Attempt) -> list[StageTime]:
+    """Return the parts of the invocation of a gang's member that answered: its worker's work stands in the middle."""
+    if not isinstance(attempt.result, Report):
+        return []
+    started = attempt.requested if attempt.started is None else attempt.started
+    ended = max(started, attempt.ended or started)
+    reports = attempt.result.stages
+    left = max(0.0, ended - started - attempt.result.invocation_ms / MS_PER_S) / 2
+    done = itertools.accumulate((report.billed_ms / MS_PER_S for report in reports[:-1]), initial=started + left)
+    marks = [started, *(min(mark, ended) for mark in [*done][1:]), ended]
+    return [
+        StageTime(attempt.result, report, *times)
+        for report, times in zip(reports, itertools.pairwise(marks), strict=True)
+    ]
 
 
 def _outcome(attempt: Attempt) -> str:
@@ -88,4 +147,4 @@ def _outcome(attempt: Attempt) -> str:
 
 
 def _ms(time: float, zero: float) -> float:
-    return round((time - zero) * _MS_PER_S, 3)
+    return round((time - zero) * MS_PER_S, 3)

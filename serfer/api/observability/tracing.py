@@ -4,9 +4,13 @@
     └── query                       from asking to come in until the answer
         ├── queue
         ├── decode
-        └── stage-0
-            ├── task 0              an attempt: serfer.tile, serfer.attempt, serfer.cold, serfer.outcome
-            └── task 1
+        ├── stage-0
+        │   ├── task 0              an attempt: serfer.tile, serfer.attempt, serfer.cold, serfer.outcome
+        │   └── task 1
+        └── stage-1..2              a gang: its tasks are members, each one invocation
+            └── task 0
+                ├── stage-1         a member's part in a stage: serfer.wait_ms
+                └── stage-2
 
 They are made when the query has ended, with the times it had, so a query pays for nothing before. Where no collector is
 named (OTEL_EXPORTER_OTLP_ENDPOINT), OpenTelemetry's SDK is not even imported; its other variables it reads itself.
@@ -20,8 +24,9 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from serfer.api.observability.timeline import stage_times
 from serfer.api.service import ServiceResult
-from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun
+from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.wire import Report
 from serfer.settings import tracing_wanted
 
@@ -111,14 +116,20 @@ class _Query:
         query = self._span("query", arrived, result.answered, None, known)
         self._span("queue", arrived, self._answered.admitted, query)
         self._span("decode", *result.split, query)
-        for number, stage in enumerate(result.answer.stages):
-            self._stage(number, stage, query)
+        stages = result.answer.stages
+        for number, (stage, gang) in enumerate(zip(stages, gang_starts(stages), strict=True)):
+            if gang in (None, number):
+                self._stage(number, stage, query)
 
     def _stage(self, number: int, run: StageRun, query: Span) -> None:
-        ended = self._answered.result.answer.ended if run.ended is None else run.ended
+        """Make the spans of a stage, or of the gang that begins with it."""
+        answer = self._answered.result.answer
+        last = (run.gang_stop or number + 1) - 1
+        ended = answer.stages[last].ended
         grid = self._answered.result.report.stages[number].grid
         known = {"serfer.stage": number, "serfer.grid": grid, "serfer.tasks": len(run.tiles)}
-        stage = self._span(f"stage-{number}", run.started, ended, query, known)
+        name = f"stage-{number}..{last}" if run.gang_stop else f"stage-{number}"
+        stage = self._span(name, run.started, answer.ended if ended is None else ended, query, known)
         for tile, known_tile in enumerate(run.tiles):
             for attempt in known_tile.attempts:
                 self._attempt(number, tile, known_tile, attempt, stage)
@@ -128,7 +139,16 @@ class _Query:
         ended = attempt.ended or max(ends, default=self._answered.result.answer.ended)
         known = {"serfer.stage": number, "serfer.tile": tile, "serfer.attempt": attempt.number, **_facts(attempt)}
         failed = isinstance(attempt.result, Failure)
-        self._span(f"task {tile}", attempt.requested, max(ended, attempt.requested), stage, known, failed=failed)
+        name, whole = f"task {tile}", (attempt.requested, max(ended, attempt.requested))
+        task = self._span(name, *whole, stage, known, failed=failed)
+        stages = self._answered.result.answer.stages
+        if not (stages[number].gang_stop and isinstance(attempt.result, Report)):
+            return
+        reports = {id(each.report): later for later, one in enumerate(stages) for each in one.tiles}
+        for part in stage_times(attempt):
+            if (later := reports.get(id(part.report))) is not None:
+                figures = {"serfer.stage": later, "serfer.tile": tile, **_durations(part.report)}
+                self._span(f"stage-{later}", part.started, part.ended, task, figures)
 
     def _span(
         self,
@@ -154,18 +174,21 @@ class _Query:
 def _facts(attempt: Attempt) -> dict[str, Any]:
     match attempt.result:
         case Report() as report:
-            return {
+            known = {
                 "serfer.outcome": "answered",
                 "serfer.cold": report.init_ms > 0,
                 "serfer.environment": report.environment,
                 "serfer.init_ms": report.init_ms,
-                "serfer.read_ms": report.read_ms,
-                "serfer.compute_ms": report.compute_ms,
-                "serfer.write_ms": report.write_ms,
             }
+            return known if report.later else {**known, **_durations(report)}
         case Failure(kind):
             return {"serfer.outcome": kind.value}
     return {"serfer.outcome": "given up"}
+
+
+def _durations(report: Report) -> dict[str, float]:
+    steps = {"read": report.read_ms, "compute": report.compute_ms, "write": report.write_ms, "wait": report.wait_ms}
+    return {f"serfer.{step}_ms": ms for step, ms in steps.items() if step != "wait" or ms}
 
 
 def open_tracing() -> Tracing | None:

@@ -58,7 +58,8 @@ class StageAnatomy:
 
     `reads` are the stages whose output it reads, -1 for the picture; `output` says how its own travels: "inline",
     "cache" or "objects". `work` is the work of all its tasks relative to the unsplit stage, `halo` how much more they
-    read together than there is. `tiles` are empty unless it is spread over the map.
+    read together than there is. `tiles` are empty unless it is spread over the map. `gang` is the first stage of the
+    gang that it belongs to; predictions and `functions` are then for running it by itself, in the gang's function.
     """
 
     name: str
@@ -78,6 +79,7 @@ class StageAnatomy:
     predicted_ms: float
     predicted_cost_usd: float
     tiles: tuple[TilePlace, ...]
+    gang: int | None
 
 
 @dataclass(frozen=True)
@@ -187,8 +189,8 @@ def _anatomy(name: str, service: Service) -> ModelAnatomy:
         classes=plan.output.elements,
         fit=Fit(plan.preprocess.resize, plan.preprocess.interpolation) if plan.preprocess else None,
         predicted_for=plan.store,
-        predicted_ms=round(sum(stage.predicted_ms for stage in plan.stages), 3),
-        predicted_cost_usd=sum(stage.predicted_usd for stage in plan.stages),
+        predicted_ms=round(sum(plan.predicted_ms), 3),
+        predicted_cost_usd=plan.predicted_usd,
         why=plan.why,
         stages=tuple(_stage(plan, number) for number in range(len(plan.stages))),
         unsplit=tuple(_competitor(choice) for choice in known if choice.plan.tasks == 1),
@@ -217,6 +219,7 @@ def _stage(plan: Plan, number: int) -> StageAnatomy:
         predicted_ms=stage.predicted_ms,
         predicted_cost_usd=stage.predicted_usd,
         tiles=tuple(_place(plan, number, tile) for tile in range(stage.grid.tiles)) if tiled else (),
+        gang=gang.start if (gang := plan.gang_of(number)) else None,
     )
 
 

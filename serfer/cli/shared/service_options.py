@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -85,6 +86,11 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
             raise UsageError(f"two models are called {called}: name one of them, --plan NAME=DIR")
         models[called] = directory
     return models
+
+
+def widest_gang(models: Mapping[str, Path]) -> int:
+    """Return the most members that a gang of any of these models has, 0 where there is none."""
+    return max(load_plan(directory).widest_gang for directory in models.values())
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

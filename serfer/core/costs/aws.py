@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ class LambdaFacts:
     memory_max: Whole
     memory_per_vcpu: Whole
     package_limit: Whole
+    image_limit: Whole
     sync_payload_limit: Whole
     async_payload_limit: Whole
     timeout_max: Positive
@@ -42,6 +44,8 @@ class LambdaFacts:
     invoke_tail: Positive
     init: Positive
     load_rate: Positive
+    fetch_latency: Positive
+    image_rate: Positive
     memory_new_account: Whole
     concurrency_kept: Whole
     kept_warm: Positive
@@ -89,6 +93,7 @@ class ServiceFacts:
     price_email: Price
     price_budget: Price
     price_s3_gb: Price
+    price_ecr_gb: Price
     price_s3express_gb: Price
     price_s3express_upload: Price
     price_s3express_download: Price
@@ -199,6 +204,7 @@ def _source(entry: Any) -> Source:  # noqa: ANN401 - plain TOML
     return Source(**{key: str(given.get(key, default)) for key, default in _SOURCE.items()})
 
 
+@cache
 def shipped_aws() -> AwsFacts:
-    """Return the facts that ship with SerFer."""
+    """Return the facts that ship with SerFer: one object, which every opening of a plan shares."""
     return parse_aws(files("serfer.core.costs").joinpath("aws.toml").read_text(encoding="utf-8"))

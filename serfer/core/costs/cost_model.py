@@ -8,21 +8,37 @@ waits for the slowest, so
 An invocation takes a floor plus an exponential tail; the expected slowest of n is then floor + tail * (1 + 1/2 + ... +
 1/n) exactly. Inside a task everything runs one after another and adds up. Dollars are requests, memory times billed
 time, and the stores' requests and bytes; what a store costs an hour stands apart, because no query causes it.
+
+A gang of n members, one for each tile, is one step of that sum. Its stages wait for each other's halos, so each counts
+with its slowest member, and so does every exchange: a round trip to send, one to receive, and bytes at the bandwidth
+of an environment (`request_latency` and `bandwidth` of aws.toml, with their sources):
+
+    inside = task + slowest read + sum over stages of slowest compute + sum over exchanges + slowest write
+    exchange = (latency + most bytes sent / bandwidth) + (latency + most bytes received / bandwidth)
+    latency of the gang = dispatch + slowest of n invocations + inside
+
+Every member is billed from its own start until the last one has started and ended: n * (inside + slowest of n
+invocations - mean of one). With a share c of cold starts, a gang waits for one with probability 1 - (1 - c)^n, and all
+of its members are billed for that. A message is priced as one request to write, waiting for messages as one to read;
+both have their bytes' price. A Redis node has none of these prices, its hours stand apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.costs.aws import AwsFacts, LambdaFacts, StoreFacts
+from serfer.core.costs.cold_starts import ColdStart, cold_start
 from serfer.core.costs.vcpus import compute_seconds, vcpus
-from serfer.core.plan import CACHE, INLINE, OBJECTS, Plan, Shape, Stage, Tile
+from serfer.core.inline import CROP_BYTES
+from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Plan, Shape, Stage, Tile, stored_bytes
 from serfer.core.units import MS_PER_S
 
 DISPATCH_SECONDS = 2.8e-4
@@ -34,6 +50,7 @@ CARRY_RATE = 7.5e7
 CODEC_RATE = 4e7
 """Bytes a second that a worker does the same with, its runtime included. ADR 9."""
 _BASE64 = 4 / 3
+_NEAR_S = 0.005  # of a request, up to which large crops go through a store (serfer/wiring): S3 takes longer
 _MB_PER_GB = 1024
 _STEPS = 200  # of a distribution, for each mean of an invocation's tail
 _COLD_STEPS = 200_000  # of a distribution at most, for all cold starts together
@@ -47,13 +64,18 @@ class Platform:
     """The platform of a plan: Lambda, and the store between its stages, perhaps with a second one for large objects.
 
     `cold_share` is how many of the invocations find no warm environment; a cold one takes as long as it takes to start
-    a process and to load the function's weights.
+    a process and to have the function's weights (cold_starts.py).
     """
 
     functions: LambdaFacts
     store: StoreFacts
     cold_share: float = 0.0
     objects: StoreFacts | None = None
+
+    @property
+    def crop_limit(self) -> float:
+        """The bytes of a crop from which on the driver puts it into the store."""
+        return CROP_BYTES if self.store.request_latency <= _NEAR_S else math.inf
 
     @classmethod
     def over(cls, facts: AwsFacts, store: str, cold_share: float = 0.0) -> Platform:
@@ -95,7 +117,9 @@ class StageLoad:
 
     `serial_s` and `parallel_s` are compute on one vCPU, the part that more vCPUs do not speed up and the part that they
     do. Bytes are read from and written to the store, or carried by the driver; `ranges` are byte ranges read. `objects`
-    is what they do with the platform's second store, None for nothing.
+    is what they do with the platform's second store, None for nothing. `crops` are how many of the bytes carried in are
+    of the image, `put` those that the driver has put into the store instead. `weights_in` is the place of
+    the `weight_bytes` (`Stage.weights_in`).
     """
 
     serial_s: Floats
@@ -107,6 +131,38 @@ class StageLoad:
     carried_out: Floats
     weight_bytes: int = 0
     objects: Traffic | None = None
+    crops: Floats | float = 0.0
+    put: Floats | float = 0.0
+    weights_in: str = ZIP
+
+    def cold_start(self, platform: Platform) -> ColdStart:
+        """Predict the parts of a cold start of one of its tasks."""
+        return cold_start(self.weight_bytes, self.weights_in, platform.functions)
+
+    def placed(self, platform: Platform) -> StageLoad:
+        """Return the load with the image where the driver puts it: in payloads, or large crops in a near store."""
+        put: Floats = np.where(np.asarray(self.crops) > platform.crop_limit, self.crops, 0.0)
+        if not put.any():
+            return self
+        return replace(
+            self,
+            bytes_read=self.bytes_read + put,
+            ranges=self.ranges + (put > 0),
+            carried_in=self.carried_in - put,
+            crops=0.0,
+            put=put,
+        )
+
+    def driver_seconds(self, platform: Platform) -> Floats:
+        """Return what a driver takes for the bytes of a placed load: carrying them, or putting them into the store."""
+        moved = (self.carried_in + self.carried_out + self.put).sum(axis=-1)
+        return np.asarray(moved / CARRY_RATE + np.any(self.put) * platform.store.request_latency)
+
+    def usd(self, platform: Platform) -> Floats:
+        """Price the stores' requests and bytes, of all tasks and of the driver that puts crops."""
+        own = reduce(np.add, [traffic.usd(store) for traffic, store in self.through(platform)])
+        put = (np.asarray(self.put) > 0) * platform.store.price_put + self.put * platform.store.price_byte
+        return np.asarray((own + put).sum(axis=-1))
 
     @property
     def tasks(self) -> int:
@@ -129,6 +185,7 @@ class StageLoad:
 
 def task_seconds(load: StageLoad, memory_mb: Floats | float, platform: Platform) -> Floats:
     """Predict how long each task of a stage runs in a warm environment: what Lambda bills."""
+    load = load.placed(platform)
     functions, through = platform.functions, load.through(platform)
     compute = compute_seconds(load.serial_s, load.parallel_s, vcpus(memory_mb, functions.memory_per_vcpu))
     read = reduce(np.maximum, [traffic.reading_seconds(store) for traffic, store in through])  # both stores at once
@@ -143,14 +200,123 @@ def stage_price(load: StageLoad, memory_mb: Floats | float, platform: Platform) 
 
     `memory_mb` is a number, or an array whose last axis, of length 1, stands for the tasks; the result lacks that axis.
     """
-    memory = np.asarray(memory_mb)
-    tasks, cold = task_seconds(load, memory, platform), cold_seconds(load.weight_bytes, platform)
-    driver = load.tasks * DISPATCH_SECONDS + (load.carried_in + load.carried_out).sum(axis=-1) / CARRY_RATE
+    load, memory = load.placed(platform), np.asarray(memory_mb)
+    tasks, cold = task_seconds(load, memory, platform), load.cold_start(platform).seconds
+    driver = load.tasks * DISPATCH_SECONDS + load.driver_seconds(platform)
     starting = invoke_seconds(load.tasks, platform.functions) + _someone_is_cold(load.tasks, platform) * cold
     billed = billed_usd(memory, tasks + platform.cold_share * cold, platform.functions)
-    requests = reduce(np.add, [traffic.usd(store) for traffic, store in load.through(platform)])
-    usd = (billed + platform.functions.price_request + requests).sum(axis=-1)
+    usd = (billed + platform.functions.price_request).sum(axis=-1) + load.usd(platform)
     return np.asarray(driver + starting + tasks.max(axis=-1)), np.asarray(usd)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a gang's members send and receive before a stage: arrays whose last axis has a value for each member."""
+
+    bytes_sent: Floats
+    bytes_received: Floats
+    messages: Floats
+
+    def own_seconds(self, platform: Platform) -> tuple[Floats, Floats]:
+        """Return what each member's sending takes, and its receiving, the waiting apart."""
+        latency, bandwidth = platform.store.request_latency, platform.functions.bandwidth
+        sending = (self.messages > 0) * latency + self.bytes_sent / bandwidth
+        receiving = (self.bytes_received > 0) * latency + self.bytes_received / bandwidth
+        return np.asarray(sending), np.asarray(receiving)
+
+    def price(self, platform: Platform) -> tuple[Floats, Floats]:
+        """Predict its seconds, of the slowest sender and the slowest receiver, and the store's dollars."""
+        sending, receiving = self.own_seconds(platform)
+        store = platform.store
+        requests = self.messages * store.price_put + (self.bytes_received > 0) * store.price_get
+        usd = requests + (self.bytes_sent + self.bytes_received) * store.price_byte
+        return np.asarray(sending.max(axis=-1) + receiving.max(axis=-1)), np.asarray(usd.sum(axis=-1))
+
+
+@dataclass(frozen=True)
+class GangLoad:
+    """The work of a gang's members for one query.
+
+    `outer` is what they read before their first stage and write after their last, its compute apart. `serial_s` and
+    `parallel_s` have a row for each stage and a value for each member, 0 where it has no tile; there is an exchange
+    before each stage but the first.
+    """
+
+    outer: StageLoad
+    serial_s: Floats
+    parallel_s: Floats
+    exchanges: tuple[Exchange, ...]
+
+    def compute(self, memory_mb: float, platform: Platform) -> Floats:
+        """Return what each member computes in each stage, in seconds."""
+        granted = vcpus(memory_mb, platform.functions.memory_per_vcpu)
+        return compute_seconds(self.serial_s, self.parallel_s, granted)
+
+
+def moving_seconds(load: StageLoad, platform: Platform) -> tuple[Floats, Floats]:
+    """Return what reading takes each member of a gang at its start, and writing at its end."""
+    load = load.placed(platform)
+    through, bandwidth = load.through(platform), platform.functions.bandwidth
+    reading = reduce(np.maximum, [traffic.reading_seconds(store) for traffic, store in through])
+    writing = reduce(np.add, [traffic.writing_seconds(store) for traffic, store in through])
+    read = reduce(np.add, [traffic.bytes_read for traffic, _ in through]) + _BASE64 * load.carried_in
+    written = reduce(np.add, [traffic.bytes_written for traffic, _ in through]) + _BASE64 * load.carried_out
+    into = reading + read / bandwidth + load.carried_in / CODEC_RATE
+    out = writing + written / bandwidth + load.carried_out / CODEC_RATE
+    return np.asarray(into), np.asarray(out)
+
+
+@dataclass(frozen=True)
+class GangEnds:
+    """What a gang's members move before and after its stages: arrays without an axis for the members.
+
+    `reading_s` and `writing_s` are of the slowest member, `carrying_s` is the driver's, `usd` are the stores' requests
+    and bytes.
+    """
+
+    reading_s: Floats
+    writing_s: Floats
+    carrying_s: Floats
+    usd: Floats
+
+    @classmethod
+    def of(cls, load: StageLoad, platform: Platform) -> GangEnds:
+        """Predict the ends of a gang with such a load, its compute apart."""
+        load = load.placed(platform)
+        reading, writing = moving_seconds(load, platform)
+        return cls(reading.max(axis=-1), writing.max(axis=-1), load.driver_seconds(platform), load.usd(platform))
+
+    def each(self, count: int) -> GangEnds:
+        """Return the same with one axis of so many values."""
+        fields = (self.reading_s, self.writing_s, self.carrying_s, self.usd)
+        return GangEnds(*(np.broadcast_to(field, (count,)) for field in fields))
+
+
+def gang_price(
+    members: int,
+    inside_s: Floats | float,
+    carrying_s: Floats | float,
+    store_usd: Floats | float,
+    memory_mb: Floats | float,
+    cold_s: Floats | float,
+    platform: Platform,
+) -> tuple[Floats, Floats]:
+    """Predict a gang's expected seconds and its dollars, for one query.
+
+    `inside_s` are the seconds of reading, of its stages and exchanges, and of writing, each of the slowest member;
+    `carrying_s` the driver's for what is inline, `store_usd` what the stores charge, `cold_s` what a cold start adds.
+    """
+    functions = platform.functions
+    waiting = _someone_is_cold(members, platform) * np.asarray(cold_s)
+    running = TASK_SECONDS + inside_s + waiting
+    seconds = members * DISPATCH_SECONDS + carrying_s + invoke_seconds(members, functions) + running
+    billed = billed_usd(np.asarray(memory_mb), running + start_skew(members, functions), functions)
+    return np.asarray(seconds), np.asarray(members * (billed + functions.price_request) + store_usd)
+
+
+def start_skew(members: int, functions: LambdaFacts) -> float:
+    """Return how long a member that has started waits on average for the last of them to start."""
+    return invoke_seconds(members, functions) - invoke_seconds(1, functions)
 
 
 def billed_usd(memory_mb: Floats | float, seconds: Floats | float, functions: LambdaFacts) -> Floats:
@@ -162,11 +328,6 @@ def billed_usd(memory_mb: Floats | float, seconds: Floats | float, functions: La
 def invoke_seconds(tasks: int, functions: LambdaFacts) -> float:
     """Return the expected time of the slowest of `tasks` warm invocations that start together."""
     return functions.invoke_floor + functions.invoke_tail * sum(1 / number for number in range(1, tasks + 1))
-
-
-def cold_seconds(weight_bytes: int, platform: Platform) -> float:
-    """Return what a cold start adds: starting the process, and making sessions of the weights."""
-    return platform.functions.init + weight_bytes / platform.functions.load_rate
 
 
 def _someone_is_cold(tasks: int, platform: Platform) -> float:
@@ -261,11 +422,44 @@ class StagePrice:
 
 
 @dataclass(frozen=True)
+class GangPrice(StagePrice):
+    """The cost of one query in a gang, which counts as one stage.
+
+    `bytes_exchanged` are sent between its members; `waiting_s` is how long all of them together are billed while they
+    wait for others, of `billed_s`.
+    """
+
+    exchanges: int
+    bytes_exchanged: int
+    waiting_s: float
+
+    @property
+    def billed_gb_s(self) -> float:
+        """GB-seconds that are paid for."""
+        return self.memory_mb / _MB_PER_GB * self.billed_s
+
+    @property
+    def waiting_gb_s(self) -> float:
+        """GB-seconds that are paid for waiting."""
+        return self.memory_mb / _MB_PER_GB * self.waiting_s
+
+
+@dataclass(frozen=True)
 class PlanPrice:
-    """The cost of one query, by stage, and the distribution of its latency."""
+    """The cost of one query, by step, and the distribution of its latency: `stages` has one for each gang as well.
+
+    `numbers` are the plan's stages that each of them stands for, `cold_starts` what a cold start of each adds.
+    """
 
     stages: tuple[StagePrice, ...]
+    numbers: tuple[range, ...]
+    cold_starts: tuple[ColdStart, ...]
     latency: Latency
+
+    def name(self, step: int) -> str:
+        """Return the name of a step: a stage's, or that of a gang's first and last stages."""
+        numbers = self.numbers[step]
+        return f"stage-{numbers.start}" + (f"..{numbers[-1]}" if isinstance(self.stages[step], GangPrice) else "")
 
     @property
     def usd(self) -> float:
@@ -275,7 +469,8 @@ class PlanPrice:
     @property
     def stored(self) -> bool:
         """Whether anything goes through the store."""
-        return any(stage.bytes_written + stage.bytes_read for stage in self.stages)
+        exchanged = any(isinstance(stage, GangPrice) and stage.bytes_exchanged for stage in self.stages)
+        return exchanged or any(stage.bytes_written + stage.bytes_read for stage in self.stages)
 
 
 def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> PlanPrice:
@@ -285,18 +480,62 @@ def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> 
     """
     plan = plan if platform.objects else _without_objects(plan)
     warm = replace(platform, cold_share=0.0)
-    prices, known, cold = [], [], []
-    for number, stage in enumerate(plan.stages):
-        load, memory = plan_load(plan, number), memory_mb or stage.memory_mb
-        prices.append(_stage_priced(load, memory, platform))
-        known.append((float(stage_price(load, memory, warm)[0]), load.tasks))
-        cold.append((_someone_is_cold(load.tasks, platform), cold_seconds(load.weight_bytes, platform)))
-    return PlanPrice(tuple(prices), latency(known, platform.functions, cold if platform.cold_share else ()))
+    prices, known, cold, starts = [], [], [], []
+    numbers: list[range] = []
+    for number, _ in plan.functions:
+        if numbers and number in numbers[-1]:
+            continue
+        gang, memory = plan.gang_of(number), memory_mb or plan.stages[number].memory_mb
+        load: StageLoad
+        if gang is None:
+            load = plan_load(plan, number)
+            prices.append(_stage_priced(load, memory, platform))
+            known.append((float(stage_price(load, memory, warm)[0]), load.tasks))
+        else:
+            members = gang_load(plan, gang)
+            load = members.outer
+            prices.append(price_gang(members, memory, platform))
+            known.append((price_gang(members, memory, warm).seconds, load.tasks))
+        starts.append(load.cold_start(platform))
+        cold.append((_someone_is_cold(load.tasks, platform), starts[-1].seconds))
+        numbers.append(gang.stages if gang else range(number, number + 1))
+    distribution = latency(known, platform.functions, cold if platform.cold_share else ())
+    return PlanPrice(tuple(prices), tuple(numbers), tuple(starts), distribution)
+
+
+def price_gang(load: GangLoad, memory_mb: int, platform: Platform) -> GangPrice:
+    """Price one query in a gang."""
+    outer, members = load.outer.placed(platform), load.outer.tasks
+    compute, ends = load.compute(memory_mb, platform), GangEnds.of(load.outer, platform)
+    priced = [exchange.price(platform) for exchange in load.exchanges]
+    inside_s = float(compute.max(axis=-1).sum() + sum(each for each, _ in priced) + ends.reading_s + ends.writing_s)
+    store_usd, cold_s = float(ends.usd + sum(each for _, each in priced)), outer.cold_start(platform).seconds
+    seconds, usd = gang_price(members, inside_s, ends.carrying_s, store_usd, memory_mb, cold_s, platform)
+    driver = members * DISPATCH_SECONDS + float(ends.carrying_s)
+    billed = float(seconds) - driver - invoke_seconds(1, platform.functions)
+    exchanging = sum(sum(map(np.sum, exchange.own_seconds(platform))) for exchange in load.exchanges)
+    busy = members * TASK_SECONDS + compute.sum() + exchanging + sum(map(np.sum, moving_seconds(outer, platform)))
+    through = [traffic for traffic, _ in outer.through(platform)]
+    return GangPrice(
+        members,
+        memory_mb,
+        float(seconds),
+        float(usd),
+        members * billed,
+        sum(int(traffic.bytes_read.sum()) for traffic in through),
+        sum(int(traffic.ranges.sum()) for traffic in through),
+        sum(int(traffic.bytes_written.sum()) for traffic in through),
+        int((outer.carried_in + outer.carried_out).sum()),
+        exchanges=sum(bool(exchange.messages.any()) for exchange in load.exchanges),
+        bytes_exchanged=sum(int(exchange.bytes_sent.sum()) for exchange in load.exchanges),
+        waiting_s=members * billed - float(busy),
+    )
 
 
 def _stage_priced(load: StageLoad, memory_mb: int, platform: Platform) -> StagePrice:
+    load = load.placed(platform)
     seconds, usd = stage_price(load, memory_mb, platform)
-    starting = load.tasks * platform.cold_share * cold_seconds(load.weight_bytes, platform)
+    starting = load.tasks * platform.cold_share * load.cold_start(platform).seconds
     through = [traffic for traffic, _ in load.through(platform)]
     return StagePrice(
         load.tasks,
@@ -330,7 +569,118 @@ def plan_load(plan: Plan, number: int) -> StageLoad:
         carried_out=carried.bytes_written,
         weight_bytes=max(function.weights.bytes for function in stage.functions),
         objects=objects if OBJECTS in paths else None,
+        crops=crops,
+        weights_in=stage.weights_in,
     )
+
+
+def gang_load(plan: Plan, gang: Gang) -> GangLoad:
+    """Return what the members of a plan's gang do for one image; bytes and ranges are exact.
+
+    Cells from before the gang are read once, those that several stages of another member read are sent once.
+    """
+    stages = [plan.stages[number] for number in gang.stages]
+    members = range(stages[0].grid.tiles)
+    paths = [each.path for each in plan.stages]
+    later = {source.stage for stage in plan.stages[gang.stop :] for source in stage.inputs}
+    answered = {*later, len(plan.stages) - 1}
+    read = [
+        _cells_read([stage.tiles[member].pieces for stage in stages if member in range(len(stage.tiles))])
+        for member in members
+    ]
+
+    def through(path: str) -> Traffic:
+        outside = [
+            {key: cells for key, cells in each.items() if key[0] < gang.start and paths[key[0]] == path}
+            for each in read
+        ]
+        return Traffic(
+            _each(sum(_cell_bytes(plan, key, cells) for key, cells in each.items()) for each in outside),
+            _each(sum(map(_runs, each.values())) for each in outside),
+            _each(
+                sum(
+                    stage.written(stage.tiles[member])
+                    for number, stage in zip(gang.stages, stages, strict=True)
+                    if number in answered and stage.path == path and member < len(stage.tiles)
+                )
+                for member in members
+            ),
+        )
+
+    crops = _each(_pixels(tile, plan.input) if not gang.start else 0 for tile in stages[0].tiles)
+    cache, carried, objects = (through(path) for path in (CACHE, INLINE, OBJECTS))
+    compute = np.zeros((2, len(stages), len(members)))
+    for row, stage in enumerate(stages):
+        compute[0, row, : len(stage.tiles)] = [tile.serial_ms / MS_PER_S for tile in stage.tiles]
+        compute[1, row, : len(stage.tiles)] = [tile.parallel_ms / MS_PER_S for tile in stage.tiles]
+    return GangLoad(
+        StageLoad(
+            np.zeros(len(members)),
+            np.zeros(len(members)),
+            cache.bytes_read,
+            cache.ranges,
+            cache.bytes_written,
+            carried_in=crops + carried.bytes_read,
+            carried_out=carried.bytes_written,
+            weight_bytes=sum(stage.functions[0].weights.bytes for stage in stages),
+            objects=objects if OBJECTS in paths else None,
+            crops=crops,
+            weights_in=stages[0].weights_in,
+        ),
+        compute[0],
+        compute[1],
+        tuple(_exchanges(plan, gang, len(members))),
+    )
+
+
+_Written = tuple[int, int]
+"""What a tile wrote: its stage and number."""
+
+
+def _cells_read(several: Iterable[Iterable[Piece]]) -> dict[_Written, set[int]]:
+    """Return the numbers of the cells that pieces have of each tile before them."""
+    cells: dict[_Written, set[int]] = {}
+    for pieces in several:
+        for piece in pieces:
+            numbers = (range(each.first, each.first + len(each.cells)) for each in piece.ranges)
+            cells.setdefault((piece.stage, piece.tile), set()).update(*numbers)
+    return cells
+
+
+def _cell_bytes(plan: Plan, written: _Written, numbers: Iterable[int]) -> int:
+    """Return the bytes of some of the cells that a tile wrote, for one image."""
+    stage = plan.stages[written[0]]
+    cells = [stage.tiles[written[1]].cells[number] for number in numbers]
+    return stored_bytes(sum(stage.outputs[cell.output].channels * cell.rect.area for cell in cells), len(cells), 1)
+
+
+def _runs(numbers: Iterable[int]) -> int:
+    """Count the runs of consecutive numbers."""
+    ordered = sorted(numbers)
+    return bool(ordered) + sum(after != before + 1 for before, after in pairwise(ordered))
+
+
+def _exchanges(plan: Plan, gang: Gang, members: int) -> Iterable[Exchange]:
+    """Yield what members send one another for each stage of a gang but the first."""
+    had: list[Mapping[_Written, set[int]]] = [{} for _ in range(members)]
+    for number in gang.stages:
+        sent, received, messages = np.zeros((3, members))
+        for reader, tile in enumerate(plan.stages[number].tiles):
+            wanted = _cells_read([tile.pieces])
+            for (stage, writer), cells in wanted.items():
+                new = cells - had[reader].get((stage, writer), set())
+                if stage >= gang.start and writer != reader and new:
+                    size = _cell_bytes(plan, (stage, writer), new)
+                    sent[writer] += size
+                    received[reader] += size
+                    messages[writer] += 1
+            had[reader] = _union(had[reader], wanted)
+        if number > gang.start:
+            yield Exchange(sent, received, messages)
+
+
+def _union(one: Mapping[_Written, set[int]], other: Mapping[_Written, set[int]]) -> dict[_Written, set[int]]:
+    return {key: one.get(key, set()) | other.get(key, set()) for key in (*one, *other)}
 
 
 def _each(values: Iterable[float]) -> Floats:

@@ -74,13 +74,21 @@ class Prices:
         }
 
     def _query(self, price: PlanPrice) -> dict[str, Any]:
-        rows = zip(self.plan.stages, price.stages, strict=True)
         return {
             "latency_ms": latency_ms(price.latency),
             "cost_usd": price.usd,
             "stages": [
-                {"name": f"stage-{number}", "grid": str(stage.grid), "path": stage.path, **_stage(one)}
-                for number, (stage, one) in enumerate(rows)
+                {
+                    "name": price.name(step),
+                    "grid": str(self.plan.stages[numbers.start].grid),
+                    "path": self.plan.stages[numbers[-1]].path,
+                    "weights_in": self.plan.stages[numbers.start].weights_in,
+                    "cold_start": {f"{name}_ms": MS_PER_S * seconds for name, seconds in asdict(start).items()},
+                    **_stage(one),
+                }
+                for step, (numbers, one, start) in enumerate(
+                    zip(price.numbers, price.stages, price.cold_starts, strict=True)
+                )
             ],
         }
 

@@ -12,6 +12,10 @@ before it wrote. A tile writes its share of all of them once, as cells in a fixe
 (serfer/core/checksum.py). A piece says which cells a tile reads from one tile before it, as ranges. Offsets are counted
 in elements of one image; a batch of N images multiplies them by N, while a cell has one checksum whatever N is.
 
+Consecutive stages may be a gang: one function runs them all, invoked once for each tile. In a gang, a tile keeps what
+it wrote, and what others read of it travels through the store while the functions run, as cells of the same layout. Any
+of its stages can be run as an ordinary stage too.
+
 A vector of K values is a map of one row: 1 x K. So its columns are cut by the same rectangles as maps are.
 """
 
@@ -21,15 +25,20 @@ from serfer.core.plan.codec import FORMAT, dump_plan, parse_plan, sealed
 from serfer.core.plan.model import (
     ACTIVATIONS,
     CACHE,
+    CONTAINER,
+    FETCHED,
     IMAGE,
     INLINE,
     OBJECTS,
     PATHS,
+    WEIGHT_PLACES,
+    ZIP,
     Alternative,
     Artefact,
     Cell,
     DeploymentOption,
     Function,
+    Gang,
     Input,
     ModelChange,
     Operator,
@@ -50,6 +59,8 @@ __all__ = [
     "ACTIVATIONS",
     "CACHE",
     "CHANNELS",
+    "CONTAINER",
+    "FETCHED",
     "FORMAT",
     "IMAGE",
     "INLINE",
@@ -57,11 +68,14 @@ __all__ = [
     "MAX_ELEMENTS",
     "OBJECTS",
     "PATHS",
+    "WEIGHT_PLACES",
+    "ZIP",
     "Alternative",
     "Artefact",
     "Cell",
     "DeploymentOption",
     "Function",
+    "Gang",
     "ImageLimits",
     "Input",
     "ModelChange",

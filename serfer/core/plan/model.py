@@ -15,6 +15,9 @@ ACTIVATIONS = ("softmax", "sigmoid", "none")
 PATHS = ("cache", "inline", "objects")
 CACHE, INLINE, OBJECTS = PATHS
 """Paths of a stage's output: through the store, inside answers and payloads, or through a second store of objects."""
+WEIGHT_PLACES = ("zip", "fetched", "image")
+ZIP, FETCHED, CONTAINER = WEIGHT_PLACES
+"""Where a function has its weights: in its zip package, in the deployment's bucket, or in its container image."""
 _UNTRAINED = "random"  # how the zoo says that weights are
 
 
@@ -121,6 +124,11 @@ class Piece:
     tile: int
     ranges: tuple[Range, ...]
 
+    @property
+    def cell_numbers(self) -> list[int]:
+        """The numbers of its cells in the other tile's object."""
+        return [number for part in self.ranges for number in range(part.first, part.first + len(part.cells))]
+
 
 @dataclass(frozen=True, slots=True)
 class Padding:
@@ -165,9 +173,14 @@ class Function:
     graphs: tuple[Artefact, ...]
 
     @property
+    def files(self) -> tuple[Artefact, ...]:
+        """Its files in the plan directory."""
+        return (self.weights, *self.graphs)
+
+    @property
     def bytes(self) -> int:
         """Bytes in the package, its code and dependencies apart."""
-        return self.weights.bytes + sum(graph.bytes for graph in self.graphs)
+        return sum(file.bytes for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +191,9 @@ class Stage:
     included, when the network was split (costs/cost_model.py). `path` says how its output travels: "inline" where its
     tiles answer with it and later tasks carry it, unless a payload becomes too large by that (serfer/core/inline.py);
     "cache", through the store, as what may not be inline does; "objects", through a second store where there is one
-    (storage/routed.py). The last stage is always inline.
+    (storage/routed.py). The last stage is always inline. `weights_in` says where its functions have their weights:
+    "zip", in their package; "fetched", by digest in a bucket, from which an environment reads them once; "image", in a
+    container image. The stages of a gang have theirs in one place.
     """
 
     operators: tuple[Operator, ...]
@@ -191,6 +206,7 @@ class Stage:
     tiles: tuple[Tile, ...]
     functions: tuple[Function, ...]
     path: str
+    weights_in: str = ZIP
 
     @property
     def inline(self) -> bool:
@@ -213,9 +229,39 @@ class Stage:
         return stored_bytes(elements, len(tile.cells), batch)
 
     @property
+    def fetches(self) -> bool:
+        """Whether an environment of its functions fetches its weights when it starts."""
+        return self.weights_in == FETCHED
+
+    @property
     def files(self) -> list[Artefact]:
         """Every file of the stage's functions."""
-        return [file for function in self.functions for file in (function.weights, *function.graphs)]
+        return [file for function in self.functions for file in function.files]
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Stages [start, stop) that one function runs without returning: its tiles stay, and exchange halos meanwhile.
+
+    Each tile number is a member: one invocation, which computes that tile of every stage that has it. `predicted_ms`
+    and `predicted_usd` are for the whole gang; its stages' own predictions are for running them one by one, which any
+    driver may do instead.
+    """
+
+    start: int
+    stop: int
+    predicted_ms: float
+    predicted_usd: float
+
+    @property
+    def stages(self) -> range:
+        """The numbers of its stages."""
+        return range(self.start, self.stop)
+
+    @property
+    def name(self) -> str:
+        """Its name: that of its first stage, and the number of the last."""
+        return f"stage-{self.start}..{self.stop - 1}"
 
 
 def stored_bytes(elements: int, cells: int, batch: int) -> int:
@@ -291,7 +337,7 @@ class Plan:
     too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
     (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
     (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
-    fastest first.
+    fastest first. `gangs` are disjoint and in order.
     """
 
     format: int
@@ -313,6 +359,7 @@ class Plan:
     why: str
     alternatives: tuple[Alternative, ...]
     digest: str
+    gangs: tuple[Gang, ...] = ()
 
     @property
     def artefacts(self) -> list[Artefact]:
@@ -325,20 +372,74 @@ class Plan:
         return sum(stage.grid.tiles for stage in self.stages)
 
     @property
+    def predicted_ms(self) -> list[float]:
+        """Predicted milliseconds of each step of a warm query: a gang, or a stage outside of any."""
+        gangs = {gang.start: gang.predicted_ms for gang in self.gangs}
+        steps = sorted({stage for stage, _ in self.functions})
+        return [gangs.get(stage, self.stages[stage].predicted_ms) for stage in steps]
+
+    @property
+    def predicted_usd(self) -> float:
+        """Predicted dollars of a warm query, gangs as such."""
+        gangs = {gang.start: gang.predicted_usd for gang in self.gangs}
+        steps = sorted({stage for stage, _ in self.functions})
+        return sum(gangs.get(stage, self.stages[stage].predicted_usd) for stage in steps)
+
+    @property
     def untrained(self) -> bool:
         """Whether the weights are random numbers: answers mean nothing then."""
         return self.weights.startswith(_UNTRAINED)
 
+    def gang_of(self, stage: int) -> Gang | None:
+        """Return the gang that a stage belongs to, if any."""
+        return next((gang for gang in self.gangs if stage in gang.stages), None)
+
+    @property
+    def widest_gang(self) -> int:
+        """The most members that a gang has, 0 where there is none."""
+        return max((self.stages[gang.start].grid.tiles for gang in self.gangs), default=0)
+
     @property
     def functions(self) -> list[tuple[int, int]]:
-        """Every function, as (stage, number)."""
-        return [(index, number) for index, stage in enumerate(self.stages) for number in range(len(stage.functions))]
+        """Every function, as (stage, number); a gang's is that of its first stage."""
+        later = {stage for gang in self.gangs for stage in gang.stages[1:]}
+        return [
+            (index, number)
+            for index, stage in enumerate(self.stages)
+            if index not in later
+            for number in range(len(stage.functions))
+        ]
+
+    def parts(self, stage: int, number: int) -> list[Function]:
+        """Return what a function of `functions` holds: its weights and graphs for each of its stages."""
+        gang = self.gang_of(stage)
+        return [self.stages[index].functions[number] for index in (gang.stages if gang else (stage,))]
+
+    def packaged(self, stage: int, number: int) -> list[Artefact]:
+        """Return the files in the package of a function of `functions`: all of it, or all but fetched weights."""
+        fetches = self.stages[stage].fetches
+        return [file for part in self.parts(stage, number) for file in (part.graphs if fetches else part.files)]
+
+    def fetched(self, stage: int, number: int) -> list[Artefact]:
+        """Return the weights that a function of `functions` fetches; none where they are in its package."""
+        return [part.weights for part in self.parts(stage, number)] if self.stages[stage].fetches else []
+
+    def function_bytes(self, stage: int, number: int) -> int:
+        """Return the bytes in the package of a function of `functions`, its code and dependencies apart."""
+        return sum(file.bytes for file in self.packaged(stage, number))
+
+    def home(self, stage: int, number: int) -> tuple[int, int]:
+        """Return the function, as in `functions`, that runs the tiles of a stage's function `number`."""
+        gang = self.gang_of(stage)
+        return (gang.start if gang else stage), number
 
     def function(self, stage: int, number: int) -> str:
         """Return the name of a function of a stage; it carries the plan's digest so that plans never mix."""
+        stage, number = self.home(stage, number)
         slug = "".join(char if char.isalnum() else "-" for char in self.model)[:24]
         return f"serfer-{slug}-{self.digest[:12]}-{stage}-{number}"
 
     def deployed(self, prefix: str, stage: int, number: int) -> str:
         """Return the name that a function of a stage has in AWS, in the stack of functions that begin with `prefix`."""
+        stage, number = self.home(stage, number)
         return f"{prefix}-{self.digest[:12]}-{stage}-{number}"

@@ -9,7 +9,7 @@ import math
 
 from serfer.core.errors import PlanError
 from serfer.core.plan.layout import ORIGINAL, UNSPLIT, is_graph, stage_directory, weights_file
-from serfer.core.plan.model import ACTIVATIONS, IMAGE, PATHS, Cell, Input, Piece, Plan, Stage
+from serfer.core.plan.model import ACTIVATIONS, IMAGE, PATHS, WEIGHT_PLACES, Cell, Input, Piece, Plan, Stage
 
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
@@ -28,6 +28,13 @@ def _check_files(number: int, stage: Stage) -> None:
     figures = [stage.predicted_ms, stage.predicted_usd, *compute, *macs]
     if not (all(0 <= value < math.inf for value in figures) and stage.memory_mb > 0):
         raise PlanError(f"plan.json's stage {number} has impossible figures")
+
+
+def _check_words(number: int, stage: Stage) -> None:
+    if stage.path not in PATHS:
+        raise PlanError(f"plan.json's stage {number} has an unknown path of its output: {stage.path!r:.40}")
+    if stage.weights_in not in WEIGHT_PLACES:
+        raise PlanError(f"plan.json's stage {number} has its weights in an unknown place: {stage.weights_in!r:.40}")
 
 
 def check_sound(plan: Plan) -> None:
@@ -49,10 +56,10 @@ def check_sound(plan: Plan) -> None:
             "that come with one vCPU"
         )
     for number, stage in enumerate(plan.stages):
-        if stage.path not in PATHS:
-            raise PlanError(f"plan.json's stage {number} has an unknown path of its output: {stage.path!r:.40}")
+        _check_words(number, stage)
         _check_files(number, stage)
         _check_tiles(plan, number, stage)
+    _check_gangs(plan)
     last = plan.stages[-1]
     if not last.inline or any(tile.cells != (Cell(0, tile.outputs[0]),) for tile in last.tiles):
         raise PlanError("plan.json's last stage does not answer with its output")
@@ -90,3 +97,22 @@ def _readable(plan: Plan, number: int, piece: Piece) -> bool:
         return False
     known = {(source.stage, source.output) for source in plan.stages[number].inputs}
     return all((piece.stage, cell.output) in known for part in piece.ranges for cell in part.cells)
+
+
+def _check_gangs(plan: Plan) -> None:
+    """Refuse gangs that overlap, or whose stages cannot run in one function with a member for each tile."""
+    end = 0
+    for gang in plan.gangs:
+        stages = plan.stages[gang.start : gang.stop] if end <= gang.start else ()
+        if len(stages) != gang.stop - gang.start or len(stages) < 2:  # noqa: PLR2004 - one stage exchanges nothing
+            raise PlanError("plan.json has a gang of stages that do not exist, or belong to another")
+        end = gang.stop
+        most = stages[0].grid.tiles
+        alike = all(
+            (stage.memory_mb, stage.weights_in, len(stage.functions)) == (stages[0].memory_mb, stages[0].weights_in, 1)
+            for stage in stages
+        )
+        if not alike or any(stage.grid.tiles > most for stage in stages):
+            raise PlanError(f"plan.json's gang of stages {gang.start} to {gang.stop - 1} cannot be one function")
+        if not all(0 <= figure < math.inf for figure in (gang.predicted_ms, gang.predicted_usd)):
+            raise PlanError(f"plan.json's gang of stages {gang.start} to {gang.stop - 1} has impossible figures")

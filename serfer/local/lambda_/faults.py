@@ -14,6 +14,8 @@ from typing import Any
 
 from serfer.core.errors import UsageError
 
+_LONGEST_S = 60.0
+
 
 @dataclass(frozen=True)
 class Faults:
@@ -21,8 +23,8 @@ class Faults:
 
     `throttle` is the share of invocations that are refused with 429. With `twice` every event is delivered twice, and
     twice as many invocations have room, so that a doubled one displaces no other. One environment in `slow_one_in` (0:
-    none) takes `slow_factor` times as long for everything its handler does. `seed` fixes which invocations are refused
-    and which environments, in the order of their creation, are slow.
+    none) takes `slow_factor` times as long for everything its handler does. Each invocation begins `latency_s` seconds
+    late. `seed` fixes which invocations are refused and which environments, in the order of their creation, are slow.
 
     Raises UsageError for an invalid share.
     """
@@ -32,12 +34,15 @@ class Faults:
     slow_one_in: int = 0
     slow_factor: float = 50.0
     seed: int = 0
+    latency_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.throttle < 1:
             raise UsageError(f"throttle must be at least 0 and less than 1, not {self.throttle}")
         if self.slow_one_in < 0:
             raise UsageError(f"slow_one_in must not be negative: {self.slow_one_in}")
+        if not 0 <= self.latency_s <= _LONGEST_S:
+            raise UsageError(f"latency_s must be 0 to {_LONGEST_S:g} seconds, not {self.latency_s}")
         if self.slow_factor < 1:
             raise UsageError(f"slow_factor must be at least 1, not {self.slow_factor}")
 
@@ -77,6 +82,7 @@ class Injector:
 
     def __init__(self, faults: Faults, chance: Callable[[], float] | None = None) -> None:
         self.twice = faults.twice
+        self.latency_s = faults.latency_s
         self._faults = faults
         self._chance = chance or random.Random(faults.seed).random  # noqa: S311 - which one is hit is not a secret
         self._created = faults.seed

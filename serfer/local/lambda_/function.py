@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -31,7 +32,9 @@ class FunctionConfig:
     """The parameters of CreateFunction; memory in MiB, timeout in seconds, `handler` as "module.attribute".
 
     `layers` are directories whose python/ AWS mounts at /opt/python, the first one in front; `python` is another
-    interpreter than the one that runs the service.
+    interpreter than the one that runs the service. A `wrapper` is a script that this interpreter runs instead of the
+    bootstrap, with the bootstrap's command line as its arguments, as AWS_LAMBDA_EXEC_WRAPPER names one in AWS.
+    `image` says that the directory stands for a container image, which is bounded as one.
     """
 
     name: str
@@ -42,6 +45,8 @@ class FunctionConfig:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # passwords too
     layers: tuple[Path, ...] = ()
     python: Path | None = None
+    wrapper: Path | None = None
+    image: bool = False
 
     @property
     def interpreter(self) -> Path:
@@ -58,9 +63,10 @@ def package_size(directory: Path) -> int:
     """Return the bytes of all files below `directory`, linked ones counted in full like in a zip."""
     total = 0
     for folder, subfolders, files in os.walk(directory, followlinks=True):
-        here = Path(folder)
-        subfolders[:] = [name for name in subfolders if not _loops(here / name)]
-        total += sum((here / name).stat().st_size for name in files if (here / name).exists())
+        subfolders[:] = [name for name in subfolders if not _loops(Path(folder, name))]
+        for name in files:
+            with contextlib.suppress(OSError):  # a link to nothing
+                total += os.stat(f"{folder}/{name}").st_size  # noqa: PTH116 - a Path each takes twice the time
     return total
 
 
@@ -88,11 +94,13 @@ def check_function(config: FunctionConfig, facts: LambdaFacts) -> int:
             f"function {config.name}: a timeout of {config.timeout_s} s, Lambda's limit is {facts.timeout_max} s"
         )
     size = sum(map(package_size, (config.directory, *config.layers)))
-    if size > facts.package_limit:
+    limit = facts.image_limit if config.image else facts.package_limit
+    if size > limit:
         layers = " with its layers" if config.layers else ""
+        kind, unpacked = ("container image", "") if config.image else ("package", " unzipped")
         raise InputError(
-            f"function {config.name}: its package {config.directory}{layers} has {size:,} bytes unzipped, "
-            f"Lambda's limit is {facts.package_limit:,}"
+            f"function {config.name}: its {kind} {config.directory}{layers} has {size:,} bytes{unpacked}, "
+            f"Lambda's limit is {limit:,}"
         )
     python_version(config.interpreter)
     return size
@@ -144,6 +152,6 @@ def describe(config: FunctionConfig, code_size: int) -> dict[str, object]:
         "Version": "$LATEST",
         "State": "Active",
         "LastUpdateStatus": "Successful",
-        "PackageType": "Zip",
+        "PackageType": "Image" if config.image else "Zip",
         "Architectures": ["x86_64"],
     }

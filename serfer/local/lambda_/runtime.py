@@ -69,7 +69,8 @@ def command(config: FunctionConfig, slowness: float = 1.0) -> list[str]:
     data_limit = (config.memory_mb + DATA_SLACK_MB) << 20
     layers = [str(layer.resolve() / "python") for layer in config.layers]
     own = [str(BOOTSTRAP), str(os.getpid()), str(data_limit), str(slowness)]
-    return [str(config.interpreter), "-S", "-P", *own, *layers]
+    wrapper = [str(config.wrapper)] if config.wrapper else []
+    return [str(config.interpreter), "-S", "-P", *wrapper, *own, *layers]
 
 
 def variables(config: FunctionConfig, runtime: Path, api_port: int, stream: str) -> dict[str, str]:

@@ -206,7 +206,11 @@ class LambdaService:
             self.counts.throttled += 1
             _throttle(exchange)
         elif kind == "RequestResponse":
-            self._invoke_now(exchange, function)
+            latency_s = self._faults.latency_s if self._faults else 0.0
+            if latency_s:
+                asyncio.get_running_loop().call_later(latency_s, self._invoke_now, exchange, function)
+            else:
+                self._invoke_now(exchange, function)
         elif kind not in ("Event", "DryRun"):
             _refuse(exchange, 400, "InvalidParameterValueException", f"there is no invocation type {kind}")
         elif problem := _json_problem(exchange.body):

@@ -1,9 +1,10 @@
-"""Record a plan of today's format with an input and its answer: `.venv/bin/python tests/data/plans/record.py`.
+"""Record a plan of a format with an input and its answer: `.venv/bin/python tests/data/plans/record.py 6`.
 
 Weights and input are small whole numbers, so sums are exact and the answer is the same bit by bit on every processor.
-Run it when FORMAT grows, and keep plan.json of the format before.
+Run it when there is a new format, and keep the plans of those that are still read.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from torch import nn
 
 import serfer
-from serfer.core.plan import FORMAT
 
 
 def network():
@@ -26,10 +26,16 @@ def network():
     return layers.eval()
 
 
+OPTIONS = {5: {"grids": ("2x2", "1x2", "col2")}, 6: {"grids": ("2x1", "2x1", "1"), "gang": "always"}}
+"""What makes a plan of each format: 5 has no gangs, 6 has, and all weights in zips."""
+
 if __name__ == "__main__":
-    place = Path(__file__).parent / f"v{FORMAT}"
+    number = int(sys.argv[1])
+    place = Path(__file__).parent / f"v{number}"
     batch = np.random.default_rng(0).integers(0, 8, (2, 3, 16, 16)).astype(np.float32)
-    serfer.split(network(), batch, place, grids=("2x2", "1x2", "col2"), activation="none")
+    plan = serfer.split(network(), batch, place, activation="none", weights="zip", **OPTIONS[number])
+    if plan.format != number:
+        sys.exit(f"the plan has format {plan.format}: other options make one of format {number}")
     with serfer.open(place) as pipeline:
         np.save(place / "answer.npy", pipeline.run(batch))
     np.save(place / "input.npy", batch)

@@ -13,7 +13,7 @@ from PIL import Image
 
 import serfer
 from serfer.core.errors import ModelError
-from serfer.packaging.bundle import directory_bytes, function_directory
+from serfer.packaging.bundle import dependencies, directory_bytes, function_directory
 from splitter.network.zoo import ZOO, find, imagenet_labels
 from splitter.tiling.grids import ONE, parse_grids
 
@@ -173,7 +173,7 @@ def test_a_split_network_equals_its_module_and_fits_its_functions(network, own, 
         with serfer.open(Path(directory) / "plan") as pipeline:
             got = pipeline.run(network.batch)
         for stage, number in plan.functions:
-            function = function_directory(plan, Path(directory) / "plan", stage, number, shelf / "cache")
+            function = function_directory(plan, Path(directory) / "plan", stage, number, dependencies(shelf / "cache"))
             assert directory_bytes(function) <= PACKAGE_LIMIT
             shutil.rmtree(function)
     errors = _errors(got, network.logits)

@@ -68,7 +68,7 @@ class Runner:
     params=[
         pytest.param("efficientnet-lite0-224x224", marks=pytest.mark.slow),
         pytest.param("efficientnet-lite0-225x301", marks=pytest.mark.slow),
-        "alexnet-224x224",
+        pytest.param("alexnet-224x224", marks=pytest.mark.slow),
         pytest.param("alexnet-225x301", marks=pytest.mark.slow),
     ],
 )
@@ -101,7 +101,7 @@ def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
     ("name", "grids"),
     [
         pytest.param("efficientnet-lite0", ["2x2", "3x3", "1"], marks=pytest.mark.slow),
-        ("alexnet", ["2x2", "2x2", "1", "1"]),
+        pytest.param("alexnet", ["2x2", "2x2", "1", "1"], marks=pytest.mark.slow),
     ],
 )
 def test_a_plan_written_by_split_is_read_back(name, grids, zoo, zoo_plan):
@@ -151,6 +151,7 @@ def crops(count, size):
     return np.stack(pieces)
 
 
+@pytest.mark.slow
 def test_alexnets_random_weights_are_reproducible(zoo):
     from splitter.network.zoo import ZOO  # noqa: PLC0415 - torch is slow to import
 
@@ -160,6 +161,7 @@ def test_alexnets_random_weights_are_reproducible(zoo):
     assert "random" in ZOO["alexnet"].weights
 
 
+@pytest.mark.slow
 def test_the_papers_network_is_exact_through_driver_and_store_without_polling(zoo, zoo_plan):
     source, sample, _ = zoo("alexnet")
     _, directory = zoo_plan("alexnet", ["2x2", "2x2", "1", "1"])

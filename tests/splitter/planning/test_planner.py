@@ -6,13 +6,15 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx
+from splitter.planning.limits import WeightStorage, memory_needed
 from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.package_fit import fit
-from splitter.planning.planner import WeightStorage, choose, memory_needed, prepare, tile_rects
+from splitter.planning.planner import choose, prepare
 from splitter.planning.search import BALANCED, COST, LATENCY
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes
 from splitter.tiling.grids import parse_grids
+from splitter.tiling.parts import tile_rects
 from splitter.tiling.regions import infer_regions, tile_macs, whole_regions
 from tests.splitter.models import BUDGET, FACTS, LIMIT, Net
 
@@ -117,17 +119,17 @@ def test_an_operator_too_large_for_any_function_is_named_with_its_bytes(chain, p
     with pytest.raises(
         ModelError, match=rf"no cut divides, with operator 't\d+' \(Gemm\), cannot be deployed.*{message}"
     ):
-        fitted(chain, "auto", room, precision=precision)
+        fitted(chain, "auto", room, precision=precision, weights="zip")
 
 
 def test_a_stage_too_large_for_its_given_grid_is_named(chain):
     with pytest.raises(ModelError, match=r"stage 1 of 2, with operator .* \(Gemm\), cannot .*room for 600,000"):
-        fitted(chain, ["2x2", "1"], 600_000, precision="fp32")
+        fitted(chain, ["2x2", "1"], 600_000, precision="fp32", weights="zip")
 
 
 @pytest.mark.parametrize("grid", ["1", "2x2", "col2"])
 def test_a_head_that_is_too_large_is_spread_by_columns_for_any_requested_grid(chain, grid):
-    decision = fitted(chain, grid, 600_000, precision="fp32")
+    decision = fitted(chain, grid, 600_000, precision="fp32", weights="zip")
     assert decision.choices[-1].grid.columns
     assert decision.changes == ()
     assert not any(choice.grid.columns for choice in decision.choices[:-1])

@@ -16,13 +16,14 @@ from serfer.core.units import FLOAT_BYTES
 from splitter.network.ingest import from_onnx
 from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import operator_work, tile_moves
-from splitter.planning.planner import LEAST_SIDE, choices_of, prepare, tile_rects
+from splitter.planning.planner import choices_of, prepare
 from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Search
-from splitter.planning.stage_costs import can_part
+from splitter.planning.stage_graph import LEAST_SIDE
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import COLUMNS, ONE, GridChoice
+from splitter.tiling.parts import can_part, tile_rects
 from splitter.tiling.regions import infer_regions
 from tests.splitter.models import Net
 
@@ -78,7 +79,7 @@ class Enumerated:
 
     def __init__(self, graph, cuts, budget, *, everywhere=False):
         self.graph, self.cuts, self.budget, self.everywhere = graph, cuts, budget, everywhere
-        self.prices = {}
+        self.prices, self.known_stages = {}, {}
         self.paths = [CACHE, INLINE, OBJECTS] if budget.platform.objects else [CACHE, INLINE]
 
     def chains(self, at=0, before=None, path=INLINE):
@@ -101,27 +102,39 @@ class Enumerated:
             self.prices[key] = self._price(*key)
         return self.prices[key]
 
-    def _price(self, at, to, grid, before, come, go):
+    def stage(self, *key):
+        if key not in self.known_stages:
+            self.known_stages[key] = self._stage(*key)
+        return self.known_stages[key]
+
+    def _stage(self, at, to, grid):
+        """Return each tile's regions that are read, what it reads, writes and computes; None for no such stage."""
         left, right = self.cuts[at], self.cuts[to]
-        size = weight_bytes(self.graph, left.position, right.position)
         tiles = self.tiles(left, right, grid)
-        if tiles is None or size > self.budget.limit.room:
+        if tiles is None or weight_bytes(self.graph, left.position, right.position) > self.budget.limit.room:
             return None
         graph, nodes, tiles = tiles
-        read, written, ranges, seconds = [], [], [], []
+        needed, read, written, seconds = [], [], [], []
         for outputs, regions in tiles:
-            needed = [name for name in left.tensors if name in regions]
-            read.append(sum(graph.shape(name).channels * regions[name].area for name in needed))
+            needed.append({name: regions[name] for name in left.tensors if name in regions})
+            read.append(sum(graph.shape(name).channels * region.area for name, region in needed[-1].items()))
             written.append(sum(graph.shape(name).channels * rect.area for name, rect in outputs.items()))
-            ranges.append(sum(self.pieces(name, regions[name], before) for name in needed) if at else 0)
             works = [operator_work(graph, node, at_origin(regions[node.output])) for node in nodes]
-            seconds.append(self.compute([*works, *tile_moves(graph, nodes, regions, needed, outputs)]))
-        read, written = (np.array(each) * FLOAT_BYTES for each in (read, written))
+            seconds.append(self.compute([*works, *tile_moves(graph, nodes, regions, list(needed[-1]), outputs)]))
+        return needed, *(np.array(each) * FLOAT_BYTES for each in (read, written)), seconds
+
+    def _price(self, at, to, grid, before, come, go):
+        stage = self.stage(at, to, grid)
+        if stage is None:
+            return None
+        needed, read, written, seconds = stage
+        ranges = [sum(self.pieces(*item, before) for item in regions.items()) if at else 0 for regions in needed]
+        size = weight_bytes(self.graph, self.cuts[at].position, self.cuts[to].position)
         last = to == len(self.cuts) - 1
         too_large = read.sum() > INLINE_MOST, written.sum() > INLINE_MOST
         if (at and come == INLINE and too_large[0]) or (not last and go == INLINE and too_large[1]):
             return None
-        none, ranges = np.zeros(len(tiles)), np.array(ranges)
+        none, ranges = np.zeros(len(needed)), np.array(ranges)
 
         def by(path):
             into = (read, ranges) if come == path else (none, none)
@@ -212,7 +225,7 @@ def cases(count):
 def _little_rides_along():
     """Tiny networks have tiny maps: nearly all of them would."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("splitter.planning.planner.INLINE_MOST", INLINE_MOST)
+        patch.setattr("splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
         yield
 
 

@@ -84,7 +84,7 @@ def test_sessions_are_built_as_workers_build_them(monkeypatch, tmp_path):
     cache = sessions.SessionCache(tmp_path, threads=1)
     (tmp_path / "graph").write_bytes(model.SerializeToString())
     (tmp_path / "weights").write_bytes(b"")
-    function = type("F", (), {"weights": type("W", (), {"path": "weights"})})
+    function = type("F", (), {"weights": type("W", (), {"path": "weights", "bytes": 0})})
     theirs = cache._build(function, "graph").get_session_options()
     assert ours == seen
     for name in ("intra_op_num_threads", "inter_op_num_threads", "graph_optimization_level", "execution_mode"):

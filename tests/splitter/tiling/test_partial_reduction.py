@@ -176,7 +176,7 @@ def test_spreading_over_several_functions_is_chosen_automatically_and_exact(tmp_
     net = Net(3, 8, 8)
     x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
     model = net.model(layer(net, net.flat(x), "gemm", before=256, after=300))  # 300 KB
-    plan = cut(model, (8, 8), tmp_path / "plan", limit=room_for(90_000), precision="fp32")
+    plan = cut(model, (8, 8), tmp_path / "plan", limit=room_for(90_000), precision="fp32", weights="zip")
     assert plan.stages[-1].grid.columns
     assert len(plan.stages[-1].functions) > 1
     assert functions_within(plan, plan.limit)
@@ -192,7 +192,7 @@ def test_uneven_columns_fit_their_functions(tmp_path):
     net = Net(4, 10, 10)
     model = net.model(layer(net, net.flat("x"), "gemm without bias", before=400, after=5))  # 8000 B; a column is 1600 B
     limit = room_for(4_000)
-    plan = cut(model, (10, 10), tmp_path / "plan", limit=limit, precision="fp32", gap="never")
+    plan = cut(model, (10, 10), tmp_path / "plan", limit=limit, precision="fp32", gap="never", weights="zip")
     assert functions_within(plan, limit)
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
@@ -204,7 +204,7 @@ def test_a_layer_before_the_last_counts_in_every_function(tmp_path):
     model = net.model(layer(net, x, "gemm without bias", before=100, after=400))  # 160 KB
     limit = room_for(170_000)
     for grids in ("auto", "col2", "col4"):
-        plan = cut(model, (10, 10), tmp_path / grids, grids, limit=limit, precision="fp32")
+        plan = cut(model, (10, 10), tmp_path / grids, grids, limit=limit, precision="fp32", weights="zip")
         assert functions_within(plan, limit), grids
         check_every_answer(model, plan, tmp_path / grids, net.batch_of(2))
 

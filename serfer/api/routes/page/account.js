@@ -9,6 +9,7 @@ export const PARTS = {
   wait: "waiting to be sent",
   cold: "cold starts",
   network: "the way to the functions and back",
+  halo: "waiting for halos",
   read: "reading pieces",
   compute: "computing",
   write: "writing pieces",
@@ -21,6 +22,7 @@ const ADVICE = {
   cold: "The next query finds these environments warm; `serfer warm` starts them before they are needed.",
   wait: "The functions' concurrency was used up, or the driver had more to do than its processor could.",
   network: "Every stage pays for Lambda's own share and the network's once: fewer stages would pay less.",
+  halo: "Tiles waited for one another: even grids, warm functions and a faster store would help.",
   read: "A store nearer to the functions, or fewer stages, would help.",
   write: "A store nearer to the functions, or fewer stages, would help.",
   compute: "More memory gives a function more processor.",
@@ -39,10 +41,11 @@ export function split(task) {
     return taken;
   };
   const compute = take(task.compute_ms); // a cold start gives way first: an environment may start before its task comes
-  const read = take(task.read_ms);
+  const halo = take(task.wait_ms);
+  const read = take((task.read_ms ?? 0) - (task.wait_ms ?? 0));
   const write = take(task.write_ms);
   const cold = take(task.init_ms);
-  return { wait, cold, read, compute, write, network: left };
+  return { wait, cold, halo, read, compute, write, network: left };
 }
 
 const answered = (task) => task.outcome === "answered" && task.ended_ms !== null;
@@ -56,13 +59,26 @@ export function slowest(timeline) {
   });
 }
 
+/** The slowest chain of tasks, last first: of a gang, the stages of the member that ended last. */
+function chain(timeline) {
+  const last = [];
+  for (const task of slowest(timeline).reverse()) {
+    const after = last.at(-1);
+    const member = after !== undefined && task.gang != null && task.gang === after.gang;
+    const own = (one) => one.stage === task.stage && one.tile === after.tile && answered(one);
+    const next = member ? timeline.tasks.find(own) : task; // a member may have no tile of a stage
+    if (next) last.push(next);
+  }
+  return last;
+}
+
 /** Return the ms of each of PARTS; together they are `answered_ms`. */
 export function account(timeline) {
   const spent = Object.fromEntries(Object.keys(PARTS).map((part) => [part, 0]));
   spent.queue = timeline.queue_ms;
   spent.decode = timeline.decode_ms;
   let until = timeline.answered_ms;
-  for (const task of slowest(timeline).reverse()) {
+  for (const task of chain(timeline)) {
     const mine = timeline.tasks.filter((one) => one.stage === task.stage && one.tile === task.tile);
     const first = Math.min(...mine.map((one) => one.asked_ms));
     spent.driver += Math.max(0, until - task.ended_ms);

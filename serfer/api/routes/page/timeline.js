@@ -7,7 +7,7 @@ const ROW = 20;
 const BAR = 12;
 const TOP = 24;
 const NARROW = 520;
-const LEGEND = ["queue", "decode", "wait", "network", "cold", "read", "compute", "write"];
+const LEGEND = ["queue", "decode", "wait", "network", "cold", "halo", "read", "compute", "write"];
 
 /** Round numbers along an axis from 0 to `end`, at most `most` of them. */
 export function ticks(end, most) {
@@ -21,7 +21,7 @@ export function ticks(end, most) {
 function pieces(task) {
   const parts = split(task);
   let at = task.asked_ms;
-  return ["wait", "before", "cold", "read", "compute", "write", "after"].map((name) => {
+  return ["wait", "before", "cold", "halo", "read", "compute", "write", "after"].map((name) => {
     const part = name === "before" || name === "after" ? "network" : name;
     const ms = part === "network" ? parts.network / 2 : parts[part];
     at += ms;
@@ -60,7 +60,7 @@ function told(task) {
   const parts = split(task);
   const name = `Stage ${task.stage}, tile ${task.tile}${task.attempt ? `, attempt ${task.attempt + 1}` : ""}`;
   if (task.outcome !== "answered") return `${name}: ${task.outcome} after ${duration((task.ended_ms ?? task.asked_ms) - task.asked_ms)}`;
-  const steps = ["wait", "cold", "read", "compute", "write", "network"].filter((part) => parts[part] >= 0.05);
+  const steps = ["wait", "cold", "halo", "read", "compute", "write", "network"].filter((part) => parts[part] >= 0.05);
   const took = steps.map((part) => `${PARTS[part]} ${duration(parts[part])}`).join(", ");
   return `${name}: ${duration(task.ended_ms - task.asked_ms)}: ${took}. Environment ${task.environment}, ${perMillion(task.cost_usd)} a million such tasks`;
 }
@@ -177,10 +177,10 @@ export function shareBar(timeline) {
 }
 
 export function timelineTable(timeline) {
-  const heads = ["Stage", "Tile", "Attempt", "Outcome", "Asked", "Waited", "Cold start", "Reading", "Computing", "Writing", "Network", "Ended", "Environment"];
+  const heads = ["Stage", "Tile", "Attempt", "Outcome", "Asked", "Waited", "Cold start", "Halos", "Reading", "Computing", "Writing", "Network", "Ended", "Environment"];
   const rows = timeline.tasks.map((task) => {
     const parts = split(task);
-    const inside = [parts.wait, parts.cold, parts.read, parts.compute, parts.write, parts.network].map(duration);
+    const inside = [parts.wait, parts.cold, parts.halo, parts.read, parts.compute, parts.write, parts.network].map(duration);
     return [`stage-${task.stage}`, task.tile, task.attempt + 1, task.outcome, duration(task.asked_ms), ...inside, duration(task.ended_ms), task.environment ?? "–"];
   });
   const caption = `Every attempt of every task; the request waited ${duration(timeline.queue_ms)}, was decoded in ${duration(timeline.decode_ms)} and answered after ${duration(timeline.answered_ms)}`;

@@ -17,9 +17,11 @@ from typing import NamedTuple, Protocol
 
 from drivers.batching import Batching, BatchTerms
 from drivers.clock import Clock
+from drivers.dispatching.prewarming import Prewarmer, Prewarming, WarmingInvoker
+from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.invoker import Invoker, SharedInvoker
-from drivers.priority_semaphore import PrioritySemaphore
 from serfer.core.errors import UsageError
+from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.wire import MAX_BATCH, Report, Task
 
@@ -180,6 +182,13 @@ class Dispatcher:
         self._slots = PrioritySemaphore(concurrency)
         self._waiting = WaitingGroups()
         self._arrivals = itertools.count()
+        self._prewarmer: Prewarmer | None = None
+
+    def prewarm(self, plan: Plan, terms: Prewarming) -> Prewarmer | None:
+        """Let attempts wait for the warm-up requests of what is returned; None where there is nothing to warm."""
+        if isinstance(self._invoker, WarmingInvoker):
+            self._prewarmer = Prewarmer(plan, self._invoker, self._slots, terms, self._clock)
+        return self._prewarmer
 
     def next_age(self) -> int:
         """Return the age of a query that arrives now: they are alike where the oldest does not go first."""
@@ -195,20 +204,51 @@ class Dispatcher:
         attempt.carrier = asyncio.get_running_loop().create_task(self._carry(attempt))
         return attempt.carrier
 
+    def start_gang(self, attempts: Sequence[Attempt]) -> asyncio.Task[None]:
+        """Queue the members of a gang, which get their slots together; return the asyncio task that waits for those."""
+        carrier = asyncio.get_running_loop().create_task(self._admit(attempts))
+        for attempt in attempts:
+            attempt.carrier = carrier
+        return carrier
+
     def withdraw(self, attempt: Attempt) -> None:
-        """Take an attempt that waits out of the queue."""
+        """Take an attempt that waits out of the queue, and with a member its gang."""
         attempt.carrier.cancel()
         if attempt.group is not None:
             self._waiting.leave(attempt)
 
+    async def _admit(self, attempts: Sequence[Attempt]) -> None:
+        """Wait for the slots of a gang, and invoke its members."""
+        await asyncio.gather(*(self._warmed(attempt) for attempt in attempts))
+        await self._slots.acquire(attempts[0].age, len(attempts))
+        for attempt in attempts:
+            carrier = asyncio.get_running_loop().create_task(self._run(attempt))
+            attempt.owner.sent(attempt, carrier)
+            attempt.carrier = carrier
+
     async def _carry(self, first: Attempt) -> None:
-        """Wait for a slot, invoke an attempt with those that share its invocation, and tell each one's query."""
+        """Wait for a slot, and invoke an attempt with those that share its invocation."""
+        try:
+            await self._warmed(first)
+            await self._slots.acquire(self._priority(first))
+        except Exception as bug:  # noqa: BLE001 - as in _run
+            first.owner.broken(bug)
+        else:
+            await self._run(first, shares=True)
+
+    async def _warmed(self, attempt: Attempt) -> None:
+        """Wait for an environment that is starting for an attempt's function."""
+        if self._prewarmer:
+            stage, tile, _ = attempt.place
+            await self._prewarmer.wait(self._functions[stage][tile], tile)
+
+    async def _run(self, first: Attempt, *, shares: bool = False) -> None:
+        """Invoke an attempt that has a slot, perhaps with others, and tell each one's query."""
         members = [first]
         try:
-            await self._slots.acquire(self._priority(first))
             try:
                 started = self._clock.time()
-                members = self._take(first, started)
+                members = self._take(first, started) if shares else members
                 results = await self._results(members)
             finally:
                 self._slots.release()

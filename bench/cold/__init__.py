@@ -1,0 +1,1 @@
+"""Cold starts of functions, part by part."""

@@ -1,0 +1,183 @@
+"""`serfer bench cold`: cold starts part by part, against the cost model's, and the first answer of a cold plan."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from bench.cold import page_cache
+from bench.cold.functions import PROCESS, RESPONSE, SECOND, SECOND_SESSION, Bench, FunctionStart, measure_functions
+from bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
+from bench.core.options import NetworkOption, RowsOption, network
+from bench.core.results import Table, publish_rows
+from serfer.cli.shared.options import JsonOption, PlanOption, StoreOption, status_line
+from serfer.core.costs.cold_starts import ColdStart, cold_start
+from serfer.core.errors import UsageError
+from serfer.core.plan import Plan
+from serfer.core.units import MS_PER_S
+from serfer.local.servers.redis import RedisServer
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings, load_settings
+from storage import open_store
+
+Progress = Callable[[str], None]
+QUERY = "query"
+WHOLE = "all parts"
+_STARTING = (
+    *(PROCESS, "runtime", "own code", "logger", "store client", "numpy", "onnxruntime"),
+    *("plan", "store"),
+)
+_SESSIONS = "graphs", "sessions", "run"
+_ORDER = (*_STARTING, "weights", *_SESSIONS, "task", RESPONSE, DRIVER, OVERLAPPED)
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """Milliseconds of a part of a function's cold start, or of the first answer of a query: the median of `rounds`.
+
+    `predicted_ms` is the cost model's, for the three parts that it knows.
+    """
+
+    function: str
+    part: str
+    ms: float
+    least_ms: float
+    greatest_ms: float
+    rounds: int
+    predicted_ms: float | None = None
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Its columns."""
+        predicted = "" if self.predicted_ms is None else f"{self.predicted_ms:,.0f}"
+        cells = {"ms": self.ms, "from": self.least_ms, "to": self.greatest_ms}
+        shown = {name: f"{value:,.1f}" for name, value in cells.items()}
+        return {"function": self.function, "part": self.part, **shown, "predicted ms": predicted}
+
+
+def measure(bench: Bench, rounds: int, progress: Progress = lambda _: None) -> tuple[list[PartTime], str]:
+    """Measure functions and queries in turn; return their parts, and what was dropped from the page cache."""
+    starts: dict[tuple[int, int], list[FunctionStart]] = defaultdict(list)
+    answers: list[FirstAnswer] = []
+    for number in range(rounds):
+        progress(f"round {number + 1} of {rounds}: every function by itself")
+        for part, start in asyncio.run(measure_functions(bench)).items():
+            starts[part].append(start)
+        progress(f"round {number + 1} of {rounds}: the first answer of all")
+        answers.append(asyncio.run(measure_first_answer(bench)))
+    rows = [row for part, each in starts.items() for row in _function_rows(bench, part, [one.parts for one in each])]
+    done = {each.page_cache for ones in starts.values() for each in ones}
+    return [*rows, *_query_rows(answers)], " and ".join(sorted(done))
+
+
+def _function_rows(bench: Bench, part: tuple[int, int], starts: Sequence[Mapping[str, float]]) -> list[PartTime]:
+    name = ".".join(map(str, part))
+    predicted = predict(bench.plan, part, bench.settings)
+    modelled = [
+        ("process and imports", _STARTING, predicted.process),
+        ("fetching", ("weights",), predicted.fetching),
+        ("sessions and first run", _SESSIONS, predicted.sessions),
+    ]
+    added = [
+        _row(name, title, [sum(start.get(key, 0.0) for key in keys) - _warm(start, keys) for start in starts], seconds)
+        for title, keys, seconds in modelled
+    ]
+    whole = [sum(start.get(key, 0.0) for key in _ORDER) for start in starts]
+    cold = [seconds - start[SECOND] for seconds, start in zip(whole, starts, strict=True)]
+    return [
+        *(_row(name, each, [start.get(each, 0.0) for start in starts]) for each in _parts(starts)),
+        _row(name, WHOLE, whole),
+        *added,
+        _row(name, "cold start", cold, predicted.seconds),
+        _row(name, SECOND, [start[SECOND] for start in starts]),
+    ]
+
+
+def _warm(start: Mapping[str, float], keys: Sequence[str]) -> float:
+    """Return what a warm invocation takes of these parts too."""
+    return start[SECOND_SESSION] if "run" in keys else 0.0
+
+
+def _query_rows(answers: Sequence[FirstAnswer]) -> list[PartTime]:
+    parts = [answer.parts for answer in answers]
+    return [
+        *(_row(QUERY, each, [part.get(each, 0.0) for part in parts]) for each in _parts(parts)),
+        _row(QUERY, "first answer", [answer.seconds for answer in answers]),
+        _row(QUERY, "second answer", [answer.second for answer in answers]),
+    ]
+
+
+def _parts(measured: Sequence[Mapping[str, float]]) -> list[str]:
+    seen = {key for each in measured for key in each}
+    return [key for key in _ORDER if key in seen]
+
+
+def _row(function: str, part: str, seconds: Sequence[float], predicted: float | None = None) -> PartTime:
+    ms = [MS_PER_S * each for each in seconds]
+    modelled = None if predicted is None else MS_PER_S * predicted
+    return PartTime(function, part, median(ms), min(ms), max(ms), len(ms), modelled)
+
+
+def predict(plan: Plan, part: tuple[int, int], settings: Settings) -> ColdStart:
+    """Predict the cold start of a function as the planner does."""
+    start, number = part
+    gang = plan.gang_of(start)
+    stages = [plan.stages[stage] for stage in (gang.stages if gang else [start])]
+    weights = sum(stage.functions[min(number, len(stage.functions) - 1)].weights.bytes for stage in stages)
+    return cold_start(weights, stages[0].weights_in, settings.facts().functions)
+
+
+def table(rows: Sequence[PartTime]) -> Table:
+    """Return parts by function: medians with their least and greatest, and what the cost model predicts."""
+    functions = [*dict.fromkeys(row.function for row in rows)]
+    cells = {(row.part, row.function): row for row in rows}
+    parts = [*dict.fromkeys(row.part for row in rows)]
+    body = [[part, *(_cell(cells.get((part, function))) for function in functions)] for part in parts]
+    return Table(["ms", *functions], body)
+
+
+def _cell(row: PartTime | None) -> str:
+    if row is None:
+        return ""
+    predicted = "" if row.predicted_ms is None else f", predicted {row.predicted_ms:,.0f}"
+    return f"{row.ms:,.1f} ({row.least_ms:,.1f} to {row.greatest_ms:,.1f}{predicted})"
+
+
+def command(
+    model: NetworkOption = None,
+    plan: PlanOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Cold starts of each function; functions take turns.")] = 5,
+    store: StoreOption = None,
+    page_cache_mode: Annotated[
+        str,
+        typer.Option(
+            "--page-cache",
+            help="What is dropped before each start: files (of the function and the runtime), all (takes root), kept.",
+        ),
+    ] = page_cache.FILES,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure cold starts part by part in fresh processes, against those predicted, and a cold plan's first answer."""
+    if page_cache_mode not in page_cache.MODES:
+        raise UsageError(f"--page-cache is {', '.join(page_cache.MODES)}, not {page_cache_mode!r}")
+    settings = load_settings()
+    with status_line() as progress:
+        found = network(model, plan, settings, progress)
+        server = None if store else RedisServer()
+        try:
+            url = store or (server.url if server else "")
+            with open_store(url) as opened:
+                bench = Bench(load_plan(found), found, opened, url, settings, page_cache_mode)
+                rows, dropped = measure(bench, rounds, progress)
+        finally:
+            if server:
+                server.stop()
+    notes = [f"page cache: {dropped}", f"{len(bench.plan.functions)} functions, each started {rounds} times"]
+    publish_rows(rows, directory, as_json=as_json, table=table(rows), notes=notes)

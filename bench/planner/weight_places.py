@@ -1,0 +1,125 @@
+"""Places and precisions of weights, priced: what each allows the planner, warm and cold, as predicted.
+
+For each network the best plan whose weights are in zips, and one function with its weights in a zip, fetched or in an
+image, each in fp32 and in fp16. Nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Annotated
+
+import typer
+
+from bench.core.options import MarkdownOption
+from bench.core.results import Results, publish, table_of
+from bench.planner.planner import Network, read_network
+from serfer.cli.shared.options import JsonOption, status_line
+from serfer.core.plan import WEIGHT_PLACES, ZIP
+from serfer.core.units import MS_PER_S
+from serfer.settings import load_settings
+from splitter.plan_dir.precision import predicted_loss, storable
+from splitter.planning.explanation import describe
+from splitter.planning.gang_prices import CandidateGang
+from splitter.planning.limits import WeightStorage
+from splitter.planning.options import memory_sizes
+from splitter.planning.planner import prepare
+from splitter.planning.search import BALANCED, Chain
+from splitter.planning.stage_prices import CandidateStage
+from splitter.tiling.cuts import Cut, cut_points
+from splitter.tiling.grids import COLUMNS, ONE, GridChoice
+
+NETWORKS = ("alexnet", "vgg16", "resnet152")
+_SIZE = 224
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Way:
+    """The best plan of a network for the product of latency and dollars, with its weights in one place.
+
+    `ms` and `usd` are of a warm query; `cold_ms` is the first answer where every environment is cold. A plan that is
+    not possible has None.
+    """
+
+    model: str
+    weights: str
+    precision: str
+    predicted_loss: float
+    plan: str
+    ms: float | None
+    usd: float | None
+    cold_ms: float | None
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Return the cells of its row."""
+        return {
+            "network": self.model,
+            "weights": f"{self.weights}, {self.precision}",
+            "plan": self.plan,
+            "warm ms": _number(self.ms, 1),
+            "$ a million": _number(self.usd and _MILLION * self.usd, 2),
+            "cold first answer ms": _number(self.cold_ms, 0),
+        }
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def ways(network: Network) -> Iterator[Way]:
+    """Yield the ways to hold a network's weights: zips with any split, then one function by place and precision."""
+    graph, names = network.graph, storable(network.graph, network.graph.nodes)
+    whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), (graph.output,))]
+    every = cut_points(graph, network.budget.limit.room)
+    kinds = [("split, zips", (ZIP,), every), *((f"one function, {place}", (place,), whole) for place in WEIGHT_PLACES)]
+    for (what, places, cuts), half in product(kinds, (False, True)):
+        storage = WeightStorage(names if half else frozenset(), always=half, spread=True, places=places)
+        grids = GridChoice(for_large=COLUMNS) if cuts is every else GridChoice((ONE,))
+        gang = "auto" if cuts is every else "never"
+        search = prepare(graph, cuts, grids, None, network.budget, storage, gang=gang)
+        chain = search.best(BALANCED) if search.fastest else None
+        loss = predicted_loss(graph, names) if half else 0.0
+        way = Way(network.name, what, "fp16" if half else "fp32", loss, "does not fit", None, None, None)
+        if chain:
+            cold_ms = MS_PER_S * (chain.seconds + _cold_seconds(chain, network))
+            way = replace(way, plan=describe(chain), ms=MS_PER_S * chain.seconds, usd=chain.usd, cold_ms=cold_ms)
+        yield way
+
+
+def _cold_seconds(chain: Chain, network: Network) -> float:
+    """Return what cold starts of all steps add, one after another; columns have their share of the weights."""
+    total = 0.0
+    for edge, _ in chain.steps:
+        candidate = edge.stage
+        assert isinstance(candidate, CandidateStage | CandidateGang)  # noqa: S101 - what the planner put there
+        grid = candidate.work.grid if isinstance(candidate, CandidateStage) else ONE
+        share = grid.tiles if grid.columns else 1
+        fit = replace(candidate.fit, weight_bytes=candidate.fit.weight_bytes // share)
+        total += fit.cold_seconds(network.budget.platform)
+    return total
+
+
+def command(
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", help=f"A model of the zoo, several times for several; without it {', '.join(NETWORKS)}."
+        ),
+    ] = None,
+    as_markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Price the places that weights may have, in fp32 and fp16: warm, and the first answer of a cold plan."""
+    facts, rows = load_settings().facts(), list[Way]()
+    with status_line() as progress:
+        for model in models or NETWORKS:
+            progress(f"planning {model}")
+            rows += ways(read_network(model, _SIZE, facts, memory_mb=memory_sizes(facts.functions)))
+    records = [asdict(row) for row in rows]
+    publish(
+        Results(records, [table_of(rows)], ["all predicted: nothing ran"]), as_json=as_json, as_markdown=as_markdown
+    )

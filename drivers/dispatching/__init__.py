@@ -1,0 +1,1 @@
+"""Dispatch of attempts to functions: slots, shared invocations, warm-ups."""

@@ -1,0 +1,149 @@
+"""Warm-ups of a plan's later stages: their environments start while a query's first stage runs.
+
+The stages of a query run one after the other, and so would their cold starts. A driver that has sent no query for as
+long as environments are kept sends a warm-up request for every task of the later stages as the query starts. A task
+then waits for one of its function's requests, which frees an environment: invoked before, it would start another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast, runtime_checkable
+
+from drivers.clock import Clock, timeout_at
+from drivers.dispatching.priority_semaphore import PrioritySemaphore
+from drivers.driver import WarmUpRecord
+from drivers.invoker import Invoker
+from serfer.core.plan import Plan
+from serfer.core.run_machine import Failure
+from serfer.core.units import MS_PER_S
+from serfer.core.wire import Warmed, WarmUp
+
+
+@runtime_checkable
+class WarmingInvoker(Invoker, Protocol):
+    """An invoker of functions that have environments to warm."""
+
+    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
+        """Send a warm-up request, and wait until its environment is free again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prewarming:
+    """When a driver warms functions: after `idle_s` s without a query. A task waits at most `patience_s` s for one."""
+
+    idle_s: float
+    patience_s: float
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What warms an environment: the function's name and memory, and the payload."""
+
+    function: str
+    memory_mb: int
+    payload: WarmUp
+
+
+class WarmUps:
+    """The warm-up requests of one query, in flight or answered."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sent: dict[asyncio.Task[None], tuple[_Request, float]] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+        self.records: list[WarmUpRecord] = []
+
+    def sent(self, request: _Request) -> None:
+        """Note that the running asyncio task sends a request."""
+        self._sent[_current()] = request, self._clock.time()
+
+    def answered(self, result: Warmed | Failure) -> None:
+        """Note what has come of it; one that has failed is not billed."""
+        if isinstance(result, Warmed):
+            self._record(_current(), result)
+        else:
+            del self._sent[_current()]
+
+    def cancel(self) -> None:
+        """Stop waiting for requests; what has been sent is billed."""
+        for task in self.tasks:
+            task.cancel()
+        for task in [*self._sent]:
+            self._record(task, None)
+
+    def _record(self, task: asyncio.Task[None], result: Warmed | None) -> None:
+        request, since = self._sent.pop(task)
+        ms = MS_PER_S * (self._clock.time() - since)
+        self.records.append(WarmUpRecord(request.payload.stage, request.memory_mb, since, ms, result))
+
+
+class Prewarmer:
+    """Sends a driver's warm-up requests in slots that are free, and makes tasks wait for them."""
+
+    def __init__(
+        self, plan: Plan, invoker: WarmingInvoker, slots: PrioritySemaphore, terms: Prewarming, clock: Clock
+    ) -> None:
+        self._invoker = invoker
+        self._slots = slots
+        self._terms = terms
+        self._clock = clock
+        self._used = -math.inf
+        self._requests = [*_requests(plan)]
+        self._waiting: dict[tuple[str, int | None], asyncio.Task[None]] = {}
+
+    def start(self) -> WarmUps:
+        """Send the warm-up requests of a query that starts now, if the functions may have no environments."""
+        warm_ups, now = WarmUps(self._clock), self._clock.time()
+        idle, self._used = now - self._used > self._terms.idle_s, now
+        if not idle:
+            return warm_ups
+        self._waiting.clear()  # requests of long ago
+        for request in self._requests:
+            task = asyncio.get_running_loop().create_task(self._warm(request, warm_ups))
+            warm_ups.tasks.append(task)
+            self._waiting[request.function, request.payload.tile] = task
+        return warm_ups
+
+    def ended(self) -> None:
+        """Note that a query has ended: environments are kept from now on."""
+        self._used = self._clock.time()
+
+    async def wait(self, function: str, tile: int) -> None:
+        """Wait for the warm-up request of a function's tile, if there is one that no other task has waited for."""
+        task = self._waiting.pop((function, tile), None)
+        if task:
+            try:
+                async with timeout_at(self._clock, self._clock.time() + self._terms.patience_s):
+                    await asyncio.wait([task])
+            except TimeoutError:
+                return
+
+    async def _warm(self, request: _Request, warm_ups: WarmUps) -> None:
+        """Send a request, unless all slots are taken; its failure does not concern the query."""
+        if not self._slots.try_acquire():
+            return
+        try:
+            warm_ups.sent(request)
+            warm_ups.answered(await self._invoker.warm(request.function, request.payload))
+        finally:
+            self._slots.release()
+
+
+def _current() -> asyncio.Task[None]:
+    return cast("asyncio.Task[None]", asyncio.current_task())
+
+
+def _requests(plan: Plan) -> Iterator[_Request]:
+    """Yield a request for each environment that a query needs after its first stage or gang."""
+    for start, part in plan.functions:
+        gang = plan.gang_of(start)
+        stages = [plan.stages[number] for number in (gang.stages if gang else [start])]
+        for tile in range(max(len(stage.tiles) for stage in stages)):
+            if start > 0 and any(tile < len(stage.tiles) and stage.tiles[tile].function == part for stage in stages):
+                payload = WarmUp(plan.digest, start, part, hold_s=0.0, tile=tile)
+                yield _Request(plan.function(start, part), stages[0].memory_mb, payload)

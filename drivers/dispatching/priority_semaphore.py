@@ -1,0 +1,56 @@
+"""A semaphore with priorities: how many invocations run at once, and whose turn it is.
+
+First come, first served starves queries that have begun: their later stages queue behind the first stages of every
+query that came after them (SerFer, section 9.2). Here the oldest query goes first, with all that it has to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+
+
+class PrioritySemaphore:
+    """A semaphore whose waiters are served by their `priority`, the lowest first, and in order of arrival within it."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
+        self._arrivals = itertools.count()
+
+    async def acquire(self, priority: int, slots: int = 1) -> None:
+        """Wait for slots, and take all of them at once; cancelling gives up waiting.
+
+        Nobody passes a waiter of higher priority that needs more slots than are free: it would wait for ever.
+        """
+        if self._free >= slots and not self._waiting:
+            self._free -= slots
+            return
+        turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (priority, next(self._arrivals), slots, turn))
+        self.release(0)  # there may be room for it, though not for those that wait
+        try:
+            await turn
+        except asyncio.CancelledError:
+            granted = turn.done() and not turn.cancelled()  # the slots came just as their waiter gave up
+            self.release(slots if granted else 0)
+            raise
+
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free that no one waits for; return whether it was."""
+        free = self._free > 0 and not self._waiting
+        self._free -= free
+        return free
+
+    def release(self, slots: int = 1) -> None:
+        """Release slots to the first waiters, if any."""
+        self._free += slots
+        while self._waiting:
+            _, _, needed, turn = self._waiting[0]
+            if not turn.done():
+                if needed > self._free:
+                    return
+                self._free -= needed
+                turn.set_result(None)
+            heapq.heappop(self._waiting)

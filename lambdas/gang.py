@@ -1,0 +1,190 @@
+"""A member of a gang: its tile of stage after stage, in one invocation, with borders to and from the other members.
+
+    for each stage:  wait for the borders it reads ─▶ compute ─▶ send the borders that others read ─▶ keep the rest
+
+A border is a message to the reader's inbox (serfer/core/keys.py): stage and tile that wrote it, then its cells as they
+would lie in the tile's object, each with its checksum. An empty message means that the gang was aborted. After each
+stage a message without cells goes to one more inbox, the gang's board, which the driver reads to see who is behind.
+
+What a member sends depends on nothing but its task, so a member that died is started again and sends the same; a border
+that arrives twice counts once. Sums need no rule of their own: the shares of a global pooling are borders too, and
+every member adds all of them up in tile order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lambdas.cells import Array, InputCell, TileInputs, cells_to_bytes, input_numbers, part_of, read_cells
+from lambdas.sessions import SessionCache
+from serfer.core.checksum import verified
+from serfer.core.errors import AlteredPieceError, GangAbortedError, GangStalledError
+from serfer.core.geometry import Rect
+from serfer.core.keys import inbox_key, output_key
+from serfer.core.plan import Stage, Tile
+from serfer.core.plan.borders import BORDER_HEADER, Member, Source, cell_bytes, cell_of, members
+from serfer.core.report import StoreCounts
+from serfer.core.wire import Buffer, Task
+from storage.exchange import START, Exchange, Message
+from storage.store import Store
+
+
+@dataclass
+class StageShare:
+    """A stage's share of a member's invocation: times of time.perf_counter, seconds waited, store traffic, answer."""
+
+    started: float
+    counts: StoreCounts = field(default_factory=StoreCounts)
+    read: float = 0.0
+    computed: float = 0.0
+    ended: float = 0.0
+    waited: float = 0.0
+    output: memoryview | None = None
+
+
+class GangRun:
+    """One run of a member; `task` says of which query."""
+
+    def __init__(self, member: Member, task: Task, sessions: SessionCache, store: Store, exchange: Exchange) -> None:
+        self._member, self._task = member, task
+        self._plan, self._gang = member.plan, member.gang
+        self._sessions, self._store, self._exchange = sessions, store, exchange
+        self._inbox, self._cursor = self._inbox_of(task.tile), START
+        self._own: dict[int, list[Array]] = {}
+        self._arrived: dict[Source, dict[int, memoryview]] = {}
+
+    def run(self, first: Sequence[Array], values: Sequence[Buffer], share: StageShare) -> list[StageShare]:
+        """Run all stages and return the share of each; `share` is the first one's, begun by reading.
+
+        `first` are the inputs of the first stage where it reads the image, else `values` are the ranges of all that the
+        member reads of stages before the gang, in order.
+
+        Raises:
+            GangAbortedError: the driver aborted the gang.
+            GangStalledError: a border did not come within the task's patience.
+            AlteredPieceError: what was read is not what was written.
+        """
+        shares, rest = [], iter(values)
+        for number in self._member.stages:
+            stage = self._plan.stages[number]
+            tile = stage.tiles[self._task.tile]
+            self._await(number, share)
+            inputs = first if number == self._gang.start and first else self._inputs(stage, tile, rest)
+            share.read = time.perf_counter()
+            outputs = self._sessions.run(stage, tile, {f"input{at}": value for at, value in enumerate(inputs)})
+            share.computed = time.perf_counter()
+            self._pass_on(number, tile, outputs, share)
+            self._keep(number, outputs)
+            share.ended = time.perf_counter()
+            shares.append(share)
+            share = StageShare(share.ended)
+        return shares
+
+    def _await(self, number: int, share: StageShare) -> None:
+        """Wait until every border that a stage reads has arrived."""
+        began = time.perf_counter()
+        while missing := self._member.awaited[number] - self._arrived.keys():
+            patience_s = self._task.gang.patience_s if self._task.gang else 0.0
+            left_s = began + patience_s - time.perf_counter()
+            received = self._exchange.receive(self._inbox, self._cursor, left_s) if left_s > 0 else []
+            if not received:
+                stage, tile = min(missing)
+                raise GangStalledError(
+                    f"member {self._task.tile} waited {patience_s:g} s for the border of tile {tile} of stage {stage}"
+                )
+            for cursor, value in received:
+                self._cursor = cursor
+                self._take(value)
+            size = sum(len(value) for _, value in received)
+            share.counts += StoreCounts(bytes_get=size, gets=len(received))
+            share.waited = time.perf_counter() - began
+
+    def _take(self, value: bytes) -> None:
+        """Cut a message into its cells."""
+        if not value:
+            raise GangAbortedError("the driver aborted the gang")
+        if len(value) < BORDER_HEADER.size:
+            raise AlteredPieceError(f"a message under {self._inbox!r} has no header")
+        source: Source = BORDER_HEADER.unpack_from(value)
+        numbers = self._member.received.get(source)
+        if numbers is None or source in self._arrived:
+            return  # sent again
+        view, end, cells = memoryview(value), BORDER_HEADER.size, {}
+        for number in numbers:
+            start, end = end, end + cell_bytes(self._plan, source, number, self._task.batch)
+            cells[number] = view[start:end]
+        if end != len(value):
+            raise AlteredPieceError(f"a border under {self._inbox!r} has another size than the plan says")
+        self._arrived[source] = cells
+
+    def _inputs(self, stage: Stage, tile: Tile, rest: Iterator[Buffer]) -> list[Array]:
+        """Put a tile's inputs together from before the gang, from borders, and from what the member wrote itself."""
+        before = [piece for piece in tile.pieces if piece.stage < self._gang.start]
+        given = [next(rest) for piece in before for _ in piece.ranges]
+        cells = [
+            *read_cells(given, before, stage, self._task.query, self._task.batch),
+            *self._border_cells(stage, tile),
+        ]
+        return TileInputs(stage, tile, self._task.batch).filled_with(cells, self._own_parts(stage, tile))
+
+    def _own_parts(self, stage: Stage, tile: Tile) -> dict[int, tuple[Rect, Array]]:
+        """Return what the member itself wrote of each input: the rectangle that the tile reads of it."""
+        parts = {}
+        for (source, output), number in input_numbers(stage).items():
+            if source not in self._own:
+                continue
+            have = self._plan.stages[source].tiles[self._task.tile].outputs[output]
+            if shared := have.overlap(tile.inputs[number]):
+                parts[number] = shared, part_of(self._own[source][output], shared.within(have))
+        return parts
+
+    def _border_cells(self, stage: Stage, tile: Tile) -> Iterator[InputCell]:
+        numbers = input_numbers(stage)
+        for piece in tile.pieces:
+            if piece.stage < self._gang.start or piece.tile == self._task.tile:
+                continue
+            source = piece.stage, piece.tile
+            key = output_key(self._task.query, *source)
+            for number in piece.cell_numbers:
+                cell = cell_of(self._plan, source, number)
+                data = verified(self._arrived[source][number], key, number)
+                yield InputCell(numbers[piece.stage, cell.output], cell.rect, np.frombuffer(data, dtype="<f4"))
+
+    def _pass_on(self, number: int, tile: Tile, outputs: Sequence[Array], share: StageShare) -> None:
+        """Send the borders of what a stage computed, and write all of it where it is read outside of the gang."""
+        key = output_key(self._task.query, number, self._task.tile)
+        if number + 1 < self._gang.stop:
+            self._send(number, tile, outputs, key, share)
+        if number not in self._member.outside:
+            return
+        value = cells_to_bytes(outputs, tile, key)
+        if number + 1 == self._gang.stop and self._task.inline:
+            share.output = value
+        else:
+            self._store.put(key, value, self._task.ttl)
+            share.counts += StoreCounts(bytes_put=len(value), puts=1)
+
+    def _send(self, number: int, tile: Tile, outputs: Sequence[Array], key: str, share: StageShare) -> None:
+        header = BORDER_HEADER.pack(number, self._task.tile)
+        messages = [
+            Message(self._inbox_of(border.reader), b"".join((header, cells_to_bytes(outputs, tile, key, border.cells))))
+            for border in self._member.sent[number]
+        ]
+        messages.append(Message(self._inbox_of(members(self._plan, self._gang)), header))
+        self._exchange.send(messages, self._task.ttl)
+        size = sum(len(message.value) for message in messages)
+        share.counts += StoreCounts(bytes_put=size, puts=len(messages))
+
+    def _keep(self, number: int, outputs: list[Array]) -> None:
+        """Keep what a stage computed while a later one reads it, and drop what no later one does."""
+        self._own[number] = outputs
+        last = self._member.last_use
+        self._own = {stage: own for stage, own in self._own.items() if last.get(stage, -1) > number}
+        self._arrived = {source: cells for source, cells in self._arrived.items() if last[source[0]] > number}
+
+    def _inbox_of(self, member: int) -> str:
+        return inbox_key(self._task.query, self._gang.start, member)

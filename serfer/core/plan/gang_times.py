@@ -1,0 +1,34 @@
+"""How long a member of a gang waits for another, and how long its function may take: by what the gang is predicted to.
+
+Both are far below a query's deadline: a member that waits for one that died is billed for it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from serfer.core.plan.model import Gang, Plan
+from serfer.core.units import MS_PER_S
+
+_COLD_START_S = 10.0
+"""Another member may have to start: Lambda allows an environment ten seconds for it."""
+_SLOW = 4.0
+"""So many times as slow as predicted, a gang is late and not lost."""
+_MOST_PATIENCE_S = 40.0
+"""Less than the minute that any function may take (TASK_TIMEOUT_S), which the slowest member needs as well."""
+_REPORT_S = 5.0
+
+
+def patience_s(gang: Gang) -> float:
+    """Return how many seconds a member waits for a border at most."""
+    return min(_COLD_START_S + _SLOW * gang.predicted_ms / MS_PER_S, _MOST_PATIENCE_S)
+
+
+def function_timeout_s(plan: Plan, stage: int, most: float) -> int:
+    """Return the time limit of a stage's function, in whole seconds, at most `most`.
+
+    For a gang it is less where a member that has computed slowly, waited in vain and reported it is done before.
+    """
+    gang = plan.gang_of(stage)
+    needed = patience_s(gang) + _SLOW * gang.predicted_ms / MS_PER_S + _REPORT_S if gang else most
+    return math.ceil(min(needed, most))

@@ -1,0 +1,161 @@
+"""What a function can hold: weights in its package, and weights and maps in its memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from serfer.core.costs.cold_starts import cold_seconds
+from serfer.core.costs.cost_model import Platform
+from serfer.core.geometry import Grid
+from serfer.core.plan import CONTAINER, FETCHED, ZIP
+from serfer.core.units import FLOAT_BYTES, MIB
+from splitter.network.graph import Graph, Node
+from splitter.planning.options import Budget
+from splitter.planning.stage_costs import StageWork
+from splitter.tiling.cuts import weight_bytes
+from splitter.tiling.parts import tile_rects
+from splitter.tiling.regions import infer_regions
+
+WORKER_MB = 120
+"""What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
+_COPIES = 2  # of weights: the file's pages, and the session's own layout
+_FETCHED_COPIES = 3  # what was fetched, ONNX Runtime's copy of it, and the session's own layout (lambdas/sessions.py)
+_LIVE_MAPS = 3  # an operator's input and output, and what it works in
+
+
+@dataclass(frozen=True)
+class WeightStorage:
+    """How weights may be stored: those in `half` in fp16, `always` or where a stage would not fit otherwise.
+
+    `places` are where functions may have them (`Stage.weights_in`), the preferred one first. Where fp16 is `allowed`,
+    it is no loss to avoid: weights that a zip does not hold in fp32 are stored so. With `spread`, the columns of a
+    fully connected layer may go to several functions.
+    """
+
+    half: frozenset[str] = frozenset()
+    always: bool = False
+    allowed: bool = False
+    spread: bool = False
+    places: tuple[str, ...] = (ZIP,)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How functions hold a stage or a gang: memory sizes to choose from, and weights, in fp16 if `half`, in a place.
+
+    `lost` are the bytes of weights that lose precision because they would not fit otherwise.
+    """
+
+    memory_mb: tuple[int, ...]
+    half: bool
+    weight_bytes: int
+    lost: int = 0
+    weights_in: str = ZIP
+
+    def cold_seconds(self, platform: Platform) -> float:
+        """Predict how many seconds a cold start adds to an invocation."""
+        return cold_seconds(self.weight_bytes, self.weights_in, platform.functions)
+
+
+@dataclass(frozen=True)
+class FunctionLimits:
+    """Finds how functions hold nodes of a network within a budget."""
+
+    graph: Graph
+    budget: Budget
+    storage: WeightStorage
+
+    def of_stage(self, work: StageWork) -> Fit | None:
+        """Return how the functions of a stage hold it, or None where they cannot."""
+        return self._held(work.start, work.stop, work.grid if work.grid.columns else None)
+
+    def of_gang(self, start: int, stop: int) -> Fit | None:
+        """Return how the one function of a gang of nodes [start, stop) holds it, or None where it cannot."""
+        return self._held(start, stop, None)
+
+    def _held(self, start: int, stop: int, columns: Grid | None) -> Fit | None:
+        """Return the first way to hold nodes [start, stop), whose functions may share them by columns."""
+        whole = self._weight_bytes(start, stop)
+        for place, half in self._ways:
+            size = self._weight_bytes(start, stop, half=True) if half else whole
+            spread = columns if place == ZIP else None
+            if self._has_room(start, stop, size, spread, place, self.storage.half if half else ()):
+                share = columns.tiles if columns and place == ZIP else 1
+                memory = self._memory_for(start, stop, whole // share, place)
+                free = not half or self.storage.always or self.storage.allowed
+                return Fit(memory, half, size, lost=0 if free else size, weights_in=place) if memory else None
+        return None
+
+    @cached_property
+    def _ways(self) -> tuple[tuple[str, bool], ...]:
+        """Places and whether weights are in fp16 there, the best first: fp32 in a zip starts fast and loses nothing."""
+        storage, ways = self.storage, []
+        half = bool(storage.half) or storage.always
+        for place in storage.places:
+            if not (storage.always or (storage.allowed and half and place != ZIP)):
+                ways.append((place, False))
+            if half:
+                ways.append((place, True))
+        return tuple(ways)
+
+    def _memory_for(self, start: int, stop: int, weights: int, place: str) -> tuple[int, ...]:
+        """Return the memory sizes that hold so many bytes of weights in a place and the largest maps."""
+        need = memory_needed(self.graph, start, stop, weights, place)
+        return tuple(size for size in self.budget.memory_mb if size >= need)
+
+    def _weight_bytes(self, start: int, stop: int, *, half: bool = False) -> int:
+        key = (start, stop, half)
+        if key not in self._known_bytes:
+            self._known_bytes[key] = weight_bytes(self.graph, start, stop, self.storage.half if half else ())
+        return self._known_bytes[key]
+
+    @cached_property
+    def _known_bytes(self) -> dict[tuple[int, int, bool], int]:
+        return {}
+
+    def _has_room(
+        self, start: int, stop: int, size: int, columns: Grid | None, place: str, half: Container[str]
+    ) -> bool:
+        """Return whether a place has room for `size` bytes of weights, in a zip spread by columns if needed."""
+        room = room_in(place, self.budget)
+        if size <= room or not (self.storage.spread and columns):
+            return size <= room
+        return column_bytes(self.graph, self.graph.nodes[start:stop], columns, half) <= room
+
+
+def room_in(place: str, budget: Budget) -> int:
+    """Return the bytes of weights that a function has room for in a place; fetched ones are bounded by its memory."""
+    if place == FETCHED:
+        return sys.maxsize
+    return budget.facts.functions.image_limit - budget.limit.dependencies if place == CONTAINER else budget.limit.room
+
+
+def column_bytes(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Container[str] = ()) -> int:
+    """Return the bytes of weights that the first (and largest) of a grid's groups of columns needs.
+
+    Layers before the last fully connected one are computed whole by every group.
+    """
+    target = nodes[-1].output
+    (regions,) = infer_regions(graph, nodes, [{target: tile_rects(graph, target, grid)[0]}])
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        area, whole = regions[node.output].area, graph.shape(node.output).whole.area
+        for name in graph.constants(node):
+            size = graph.weights[name].nbytes // (2 if name in half else 1)
+            sizes[name] = max(sizes.get(name, 0), -(-size * area // whole))
+    return sum(sizes.values())
+
+
+def memory_needed(graph: Graph, start: int, stop: int, weights: int, weights_in: str = ZIP) -> int:
+    """Estimate the MB that running nodes [start, stop) in one piece takes, with so many bytes of fp32 weights."""
+    key = ("largest map", str(start))
+    if key not in graph.memo:
+        sizes = (graph.shape(node.output).elements for node in graph.nodes[start:])
+        graph.memo[key] = list(accumulate(sizes, max))
+    largest: int = graph.memo[key][stop - start - 1]
+    copies = _FETCHED_COPIES if weights_in == FETCHED else _COPIES
+    return WORKER_MB + (copies * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // MIB

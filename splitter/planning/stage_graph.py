@@ -1,0 +1,208 @@
+"""The graph that is searched: an edge for every stage and gang that a network allows and its functions hold.
+
+`stage_costs.py` lists the work of stages, `limits.py` how functions hold them, `stage_prices.py` what they cost,
+`gang_candidates.py` and `gang_prices.py` have the gangs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from serfer.core.geometry import Grid
+from serfer.core.plan import PATHS
+from splitter.network.graph import Graph
+from splitter.planning.gang_candidates import GangCandidates, gang_grids
+from splitter.planning.gang_prices import CandidateGang, GangPrices, unbeaten, with_one_gang
+from splitter.planning.limits import FunctionLimits, WeightStorage
+from splitter.planning.options import Budget
+from splitter.planning.search import Edge, Search, Vertex
+from splitter.planning.stage_costs import StageEnumerator, StageWork
+from splitter.planning.stage_prices import CandidateStage, StagePrices
+from splitter.tiling.cuts import Cut
+from splitter.tiling.grids import ONE, GridChoice
+
+LEAST_SIDE = 3
+"""Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""
+
+_Candidate = CandidateStage | CandidateGang
+_Layered = list[tuple[int, _Candidate]]
+"""Stages and gangs, each with the number of stages up to its end: 0 where any number will do."""
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """Builds the graph that is searched: `stages` is their number, None for any, `gang` as in `prepare`."""
+
+    graph: Graph
+    cuts: tuple[Cut, ...]
+    grids: GridChoice
+    stages: int | None
+    budget: Budget
+    storage: WeightStorage
+    least_work: bool
+    gang: str = "never"
+
+    @cached_property
+    def search(self) -> Search:
+        """The network of states and stages, without the stages that lose more precision than they must."""
+        stages = [candidate for work in self._stage_works() if (candidate := self._candidate(work))]
+        gangs = self._gang_edges(stages) if self._gang_grids else []
+        by_gang = {id(edge.stage): edge for edge in gangs}
+        candidates = self._best_ranked([*stages, *(edge.stage for edge in gangs)])  # type: ignore[list-item]
+        distinct = {id(candidate): candidate for _, candidate in candidates}
+        kept = [candidate for candidate in distinct.values() if isinstance(candidate, CandidateStage)]
+        object_cuts = self._object_cuts(kept)
+        priced = {id(candidate): list(self._prices.edges(candidate, object_cuts)) for candidate in kept}
+        rivals = [edge for several in priced.values() for edge in several if self.gang != "always"]
+        left = [edge for number, edge in by_gang.items() if number in distinct]
+        priced |= {number: [edge] for number, edge in unbeaten(left, rivals)}
+        edges: Iterator[Edge] = (
+            replace(edge, start=(layer - 1, edge.start[1]), stop=(layer, edge.stop[1])) if layer else edge
+            for layer, candidate in candidates
+            for edge in priced.get(id(candidate), ())
+        )
+        last = [(self.stages or 0, len(self.graph.nodes))]
+        if self.gang == "always":
+            edges, last = with_one_gang(edges), [(1, len(self.graph.nodes))]
+        return Search(edges, (0, 0), last, len(PATHS), len(self._known_grids))
+
+    @cached_property
+    def _gangs(self) -> GangCandidates:
+        memory_mb, platform = self.budget.memory_mb, self.budget.platform
+        return GangCandidates(self.graph, self.cuts, self._gang_grids, memory_mb, platform)
+
+    @cached_property
+    def _limits(self) -> FunctionLimits:
+        return FunctionLimits(self.graph, self.budget, self.storage)
+
+    @cached_property
+    def _prices(self) -> StagePrices:
+        return StagePrices(self.graph, self.budget.platform, self._known_grids)
+
+    @cached_property
+    def _stage_grids(self) -> tuple[Grid, ...]:
+        return self._allowed((ONE, *(self.grids.per_stage or self.grids.options), *self.grids.for_large))
+
+    @cached_property
+    def _gang_grids(self) -> tuple[Grid, ...]:
+        if self.gang == "never" or self.least_work or self.stages:
+            return ()
+        return self._allowed(gang_grids(self.grids.requested))
+
+    def _allowed(self, grids: Iterable[Grid]) -> tuple[Grid, ...]:
+        """Return the grids, each once, that have no more tiles than a stage may have."""
+        most = self.budget.max_tiles or sys.maxsize
+        return tuple(grid for grid in dict.fromkeys(grids) if grid.tiles <= most or grid == ONE)
+
+    @cached_property
+    def _known_grids(self) -> dict[Grid, int]:
+        return {grid: number for number, grid in enumerate(dict.fromkeys((*self._stage_grids, *self._gang_grids)))}
+
+    def _stage_works(self) -> Iterator[StageWork]:
+        """Yield every stage on every grid that it may have; those of gangs alone are left with the gangs.
+
+        Where one grid is given for all stages, a stage on one tile knows how much of its work that grid could spread.
+        """
+        every = {**self._gangs.points, **{cut.position: cut for cut in self.cuts}}
+        enumerator = StageEnumerator(self.graph, [every[position] for position in sorted(every)], self.budget.profiles)
+        wanted = self.grids.requested
+        links: set[tuple[int, int]] = set()
+        neighbours = {(left.position, right.position) for left, right in pairwise(self.cuts)}
+        for grid in self._known_grids:
+            if grid != ONE:
+                least = 1 if wanted or self.grids.per_stage else LEAST_SIDE
+                for work in self._works_on(grid, enumerator, least):
+                    if grid == wanted and (work.start, work.stop) in neighbours:
+                        links.add((work.start, work.stop))
+                    yield work
+        self._gangs.add_tails(enumerator, links)
+        if wanted or ONE in (self.grids.per_stage or self.grids.options):
+            for number, left in enumerate(self.cuts):
+                for right in self.cuts[number + 1 :]:
+                    inside = [link for link in links if left.position <= link[0] and link[1] <= right.position]
+                    untiled_macs = sum(
+                        enumerator.macs_before[end] - enumerator.macs_before[begin] for begin, end in inside
+                    )
+                    yield replace(enumerator.whole(left, right), untiled_macs=untiled_macs)
+
+    def _works_on(self, grid: Grid, enumerator: StageEnumerator, least: int) -> Iterator[StageWork]:
+        """Yield the stages on a grid; gangs take those that they may consist of."""
+        ends = {cut.position for cut in self.cuts} if grid in self._stage_grids else set[int]()
+        inner = self._gangs.positions(grid)
+
+        def starts(stop: int) -> set[int]:
+            return (ends if stop in ends else set()) | (inner if stop in inner else set())
+
+        walks = enumerator.walks(grid, least, maps=not self.grids.requested, starts=starts)
+        for stop, walk in walks.items():
+            of_use = stop in inner
+            for work in walk if of_use or stop in ends else ():
+                if stop in ends and work.start in ends:
+                    yield work
+                of_use = of_use and self._gangs.takes(work)
+                if not (of_use or stop in ends):
+                    break
+
+    def _candidate(self, work: StageWork) -> CandidateStage | None:
+        """Return a stage as its functions hold it, or None where they cannot."""
+        fit = self._limits.of_stage(work)
+        macs = work.macs if self.least_work else 0
+        return CandidateStage(work, fit, (fit.lost, work.untiled_macs, macs)) if fit else None
+
+    def _object_cuts(self, candidates: Sequence[CandidateStage]) -> frozenset[int]:
+        return self._prices.object_cuts(candidates, [cut.position for cut in self.cuts[1:-1]])
+
+    def _gang_edges(self, candidates: Sequence[CandidateStage]) -> list[Edge]:
+        """Return the gangs that no stage on one tile, of the best rank, beats; all of them where there must be one."""
+        whole = [each for each in candidates if each.work.grid == ONE and not any(each.rank)]
+        prices = GangPrices(self.graph, self._gangs, self.budget.memory_mb, self._limits, self._prices)
+        return prices.edges(whole if self.gang != "always" else (), self._object_cuts(candidates))
+
+    def _best_ranked(self, candidates: Sequence[_Candidate]) -> _Layered:
+        """Return the stages that some chain of the best rank has, each with the number of stages up to its end.
+
+        Ranks are whole numbers, so a chain's is exact; the number is 0 where any number of stages will do.
+        """
+        layered = [
+            (layer, candidate)
+            for layer in self._layers()
+            for candidate in candidates
+            if self._belongs(layer, candidate)
+        ]
+        for place in range(3):
+            layered = _cheapest_only(layered, place, (self.stages or 0, len(self.graph.nodes)))
+        return layered
+
+    def _layers(self) -> Sequence[int]:
+        return range(1, self.stages + 1) if self.stages else (0,)
+
+    def _belongs(self, layer: int, candidate: _Candidate) -> bool:
+        """Return whether a stage has the grid requested for its position."""
+        wanted = self.grids.per_stage
+        return not wanted or (isinstance(candidate, CandidateStage) and candidate.work.grid == wanted[layer - 1])
+
+
+def _cheapest_only(layered: _Layered, place: int, last: Vertex) -> _Layered:
+    """Keep the stages that lie on some chain with the least sum of one of their ranks."""
+    far = sys.maxsize
+    if not any(candidate.rank[place] for _, candidate in layered):
+        return layered
+    spans = [
+        ((layer and layer - 1, candidate.start), (layer, candidate.stop), candidate.rank[place])
+        for layer, candidate in layered
+    ]
+    so_far, to_go = {(0, 0): 0}, {last: 0}
+    for start, stop, rank in sorted(spans, key=lambda span: span[1][1]):
+        so_far[stop] = min(so_far.get(stop, far), so_far.get(start, far) + rank)
+    for start, stop, rank in sorted(spans, key=lambda span: -span[0][1]):
+        to_go[start] = min(to_go.get(start, far), rank + to_go.get(stop, far))
+    least = to_go.get((0, 0), far)
+    return [
+        each
+        for each, (start, stop, rank) in zip(layered, spans, strict=True)
+        if so_far.get(start, far) + rank + to_go.get(stop, far) == least < far
+    ]

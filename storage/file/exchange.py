@@ -1,0 +1,86 @@
+"""Inboxes of a file store: an append-only file for each."""
+
+import contextlib
+import fcntl
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from threading import Lock
+
+from storage.exchange import Exchange, Message, Received
+from storage.file.directory import NS, Directory
+from storage.file.inbox import append, read
+from storage.file.inotify import Watch
+from storage.store import check_keys, check_ttl
+
+_RECHECK_S = 1.0  # for file systems that announce nothing of what other machines write
+
+
+class FileExchange(Exchange):
+    """Appends to files; who waits for one watches its directory, and looks every second in any case."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._lock = Lock()
+        self._idle: list[Watch] = []
+        self._closings = 0
+
+    def send(self, messages: Sequence[Message], ttl: float) -> None:
+        """Append to each inbox once; closing its file wakes those who wait."""
+        check_keys(message.inbox for message in messages)
+        check_ttl(ttl)
+        values: dict[str, list[bytes]] = defaultdict(list)
+        for inbox, value in messages:
+            values[inbox].append(value)
+        with self._directory.reached():
+            self._directory.sweep_if_due()
+            now_ns = self._directory.now_ns()
+            with self._directory.lock(fcntl.LOCK_SH):
+                for inbox, appended in values.items():
+                    path = self._directory.inbox(inbox)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    append(path, appended, now_ns, now_ns + int(ttl * NS))
+
+    def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
+        """Read the file, and again whenever a file of its directory has been written."""
+        check_keys((inbox,))
+        deadline = time.monotonic() + timeout_s
+        path = self._directory.inbox(inbox)
+        with self._directory.reached():
+            found = read(path, after, self._directory.now_ns())
+            if found or not timeout_s > 0:
+                return found
+            with self._watch() as watch:
+                while True:
+                    with self._directory.lock(fcntl.LOCK_SH):  # no sweep removes the directory before it is watched
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        watch.start(path.parent)
+                    found = read(path, after, self._directory.now_ns())
+                    left_s = deadline - time.monotonic()
+                    if found or left_s <= 0:
+                        return found
+                    watch.wait(math.ceil(min(left_s, _RECHECK_S) * 1000) / 1000)
+
+    def close(self) -> None:
+        """Close what waits used; a wait under way goes on, and a later one opens it again."""
+        with self._lock:
+            self._closings += 1
+            while self._idle:
+                self._idle.pop().close()
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[Watch]:
+        """Take an idle watch or make one, and keep it for the next wait unless this exchange is closed meanwhile."""
+        with self._lock:
+            closings = self._closings
+            watch = self._idle.pop() if self._idle else Watch()
+        try:
+            yield watch
+        finally:
+            watch.stop()
+            with self._lock:
+                if closings == self._closings:
+                    self._idle.append(watch)
+                else:
+                    watch.close()

@@ -1,0 +1,136 @@
+"""A store in a directory, shared by the processes of one machine (or of a shared file system)."""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from serfer.core.errors import MissingKeyError, UsageError
+from storage.coordination import Coordination
+from storage.exchange import Exchange
+from storage.file.directory import NS, Directory
+from storage.file.inbox import pread
+from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
+from storage.versions import VERSION_BYTES, LocalCoordination
+
+
+class FileStore(Store):
+    """Values as files, read by range; written aside and renamed, so that a reader sees a whole one.
+
+    Expired values read as missing; opening the store and, every 30 s, a put sweep them away. A directory that holds
+    anything else is refused (UsageError), and nothing but the store's own files is ever removed.
+    """
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self._directory = Directory(root, clock)
+
+    def put(self, key: str, value: Bytes, ttl: float) -> None:
+        """Write the value aside, set its moment of expiry, and rename it into place."""
+        with self._aside(key, value, ttl) as aside, self._directory.lock(fcntl.LOCK_SH):
+            self._place(aside, key)
+
+    def put_if(self, key: str, value: Bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
+        """Write the value aside, then check and rename while no other put runs."""
+        with self._aside(key, value, ttl) as aside, self._directory.lock(fcntl.LOCK_EX):
+            if not condition(self._head(key)):
+                return False
+            self._place(aside, key)
+            return True
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Open each file once, so that a range comes from one version of the value."""
+        check_ranges(ranges)
+        with self._directory.reached():
+            return [self._read(span) for span in ranges]
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """Look at the files' times."""
+        check_keys(keys)
+        with self._directory.reached():
+            return [self._is_live(key) for key in keys]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Unlink the files, an inbox's too."""
+        check_keys(keys)
+        with self._directory.reached():
+            for key in keys:
+                self._directory.value(key).unlink(missing_ok=True)
+                self._directory.inbox(key).unlink(missing_ok=True)
+
+    def coordination(self) -> Coordination:
+        """Coordinate by files of the same directory."""
+        return LocalCoordination(self)
+
+    def exchange(self) -> Exchange:
+        """Exchange messages by files of the same directory."""
+        from storage.file.exchange import FileExchange  # noqa: PLC0415  only gangs need it
+
+        return FileExchange(self._directory)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open between calls."""
+
+    @contextlib.contextmanager
+    def _aside(self, key: str, value: Bytes, ttl: float) -> Iterator[Path]:
+        """Write a value under a name that no reader knows; it is removed unless the body renames it."""
+        check_keys((key,))
+        check_ttl(ttl)
+        aside = self._directory.aside()
+        with self._directory.reached():
+            self._directory.sweep_if_due()
+            try:
+                with aside.open("xb") as file:
+                    file.write(flat(value))
+                expiry = self._directory.now_ns() + int(ttl * NS)
+                os.utime(aside, ns=(expiry, expiry))
+                yield aside
+            finally:
+                aside.unlink(missing_ok=True)
+
+    def _place(self, aside: Path, key: str) -> None:
+        """Rename a value that was written aside; the lock must be held."""
+        path = self._directory.value(key)
+        if path.parent != aside.parent:  # the key is long
+            path.parent.mkdir(parents=True, exist_ok=True)
+        aside.replace(path)
+
+    def _read(self, span: Range) -> bytes:
+        try:
+            file = os.open(self._directory.value(span.key), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise missing(span) from None
+        try:
+            status = os.fstat(file)
+            length = status.st_size - span.start if span.length is None else span.length
+            if self._expired(status) or length < 0 or span.start + length > status.st_size:
+                raise missing(span)
+            return pread(file, length, span.start)
+        finally:
+            os.close(file)
+
+    def _head(self, key: str) -> bytes:
+        """Return the first VERSION_BYTES of a live value, empty where there is none."""
+        try:
+            return self._read(Range(key, 0, VERSION_BYTES))
+        except MissingKeyError:
+            return b""
+
+    def _is_live(self, key: str) -> bool:
+        try:
+            return not self._expired(self._directory.value(key).stat())
+        except FileNotFoundError:
+            return False
+
+    def _expired(self, status: os.stat_result) -> bool:
+        return status.st_mtime_ns <= self._directory.now_ns()
+
+
+def open_file(url: str) -> FileStore:
+    """Open `file:///absolute/path`, making the directory where there is none."""
+    parts = urlsplit(url)
+    if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
+        raise UsageError(f"{url} is not a file store's URL: write file:///absolute/path")
+    return FileStore(Path(unquote(parts.path)))

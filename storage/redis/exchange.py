@@ -1,0 +1,73 @@
+"""Inboxes on a Redis server or cluster: a stream for each."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from storage.exchange import START, Exchange, Message, Received
+from storage.redis.node import Command, check_size, milliseconds
+from storage.store import check_keys, check_ttl
+
+_SLICE_S = 1.0
+_FIRST = "0"
+
+
+class Waiting(Protocol):
+    """Sends commands that may block, each over a connection that no other caller has meanwhile."""
+
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands and return their replies."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+class RedisExchange(Exchange):
+    """Messages by XADD over what sends a store's commands, received by XREAD over `waiting`.
+
+    A wait is cut into slices shorter than `socket_timeout`, the seconds in which a server has to answer, so that one
+    that is gone is noticed, and a slot of a cluster that moves is followed. The message and its PEXPIRE reach the
+    server together, so that no inbox lives for ever.
+    """
+
+    def __init__(
+        self, send: Callable[[Sequence[Command]], list[Any]], waiting: Waiting, socket_timeout: float | None
+    ) -> None:
+        self._send = send
+        self._waiting = waiting
+        self._slice_s = min(_SLICE_S, (socket_timeout or math.inf) / 2)
+
+    def send(self, messages: Sequence[Message], ttl: float) -> None:
+        """XADD and PEXPIRE, all in one round trip."""
+        check_keys(message.inbox for message in messages)
+        check_ttl(ttl)
+        for inbox, value in messages:
+            check_size(inbox, len(value))
+        lasting = milliseconds(ttl)
+        self._send(
+            [
+                command
+                for inbox, value in messages
+                for command in (("XADD", inbox, "*", "", value), ("PEXPIRE", inbox, lasting))
+            ]
+        )
+
+    def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
+        """XREAD, with BLOCK where there is time to wait."""
+        check_keys((inbox,))
+        source = ("STREAMS", inbox, _FIRST if after == START else after)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            block = ("BLOCK", math.ceil(min(left_s, self._slice_s) * 1000)) if left_s > 0 else ()
+            [streams] = self._waiting.execute([("XREAD", *block, *source)])
+            if streams:
+                [entries] = dict(streams).values()
+                return [Received(cursor.decode(), value) for cursor, (_, value) in entries]
+            if not left_s > self._slice_s:
+                return []
+
+    def close(self) -> None:
+        """Disconnect what waits used; a wait under way goes on, and a later one connects again."""
+        self._waiting.close()

@@ -1,0 +1,54 @@
+from dataclasses import replace
+
+import pytest
+
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cold_starts import cold_seconds, cold_start, fetched_at_init
+from serfer.core.costs.cost_model import Platform, gang_load, plan_load, price_plan
+from serfer.core.plan import CONTAINER, FETCHED, WEIGHT_PLACES, ZIP, Gang
+from tests.core.plans import small_plan
+
+FACTS = shipped_aws().functions
+MB_240 = 240_000_000
+
+
+def test_weights_in_a_zip_take_a_process_and_its_sessions():
+    start = cold_start(MB_240, ZIP, FACTS)
+    assert (start.process, start.fetching, start.sessions) == (FACTS.init, 0.0, pytest.approx(0.6))
+
+
+def test_fetched_weights_arrive_at_the_bandwidth_of_an_environment_and_those_of_an_image_by_its_blocks():
+    seconds = {place: cold_start(MB_240, place, FACTS).fetching for place in WEIGHT_PLACES}
+    assert seconds == {
+        ZIP: 0.0,
+        FETCHED: pytest.approx(FACTS.fetch_latency + 3.2),
+        CONTAINER: pytest.approx(MB_240 / FACTS.image_rate),
+    }
+
+
+@pytest.mark.parametrize("place", WEIGHT_PLACES)
+def test_a_function_without_weights_starts_its_process_only(place):
+    assert cold_seconds(0, place, FACTS) == FACTS.init
+
+
+def test_weights_are_fetched_at_init_while_that_takes_less_than_seven_seconds_as_predicted():
+    most = (7 - FACTS.init - FACTS.fetch_latency) / (1 / FACTS.bandwidth + 1 / FACTS.load_rate)
+    assert fetched_at_init(int(0.999 * most), FACTS)
+    assert not fetched_at_init(int(1.001 * most), FACTS)
+    assert not fetched_at_init(int(0.999 * most), replace(FACTS, init_limit=5))
+
+
+@pytest.mark.parametrize("gangs", [False, True])
+def test_a_plan_whose_weights_are_fetched_starts_colder_and_is_as_warm(gangs):
+    """A cold query takes longer by what fetching takes, and pays for it; a warm one is the same."""
+    plan = replace(small_plan(), gangs=(Gang(0, 2, 0.0, 0.0),) if gangs else ())
+    fetched = replace(plan, stages=tuple(replace(stage, weights_in=FETCHED) for stage in plan.stages))
+    warm = Platform(FACTS, shipped_aws().redis)
+    cold = replace(warm, cold_share=1.0)
+    assert price_plan(plan, warm).usd == price_plan(fetched, warm).usd
+    load = (lambda each: gang_load(each, each.gangs[0]).outer) if gangs else (lambda each: plan_load(each, 0))
+    extra = load(fetched).cold_start(warm).fetching
+    prices = [price_plan(each, cold).stages[0] for each in (plan, fetched)]
+    assert extra >= FACTS.fetch_latency
+    assert prices[1].seconds - prices[0].seconds == pytest.approx(extra)
+    assert prices[1].billed_s - prices[0].billed_s == pytest.approx(extra * prices[0].tasks)

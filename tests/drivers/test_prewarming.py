@@ -1,0 +1,102 @@
+"""Warm-ups of later stages: when they are sent, what waits for them, and what they cost."""
+
+import asyncio
+
+import pytest
+
+from drivers.dispatching.prewarming import Prewarming
+from drivers.driver import WarmUpRecord
+from serfer.core.errors import DeadlineError
+from serfer.core.run_machine import Failure, FailureKind
+from serfer.core.wire import Warmed
+from tests.drivers.fake_clock import FakeClock
+from tests.drivers.test_push import CROPS, PATIENCE, TILES, Workers, driver, store  # noqa: F401 - a fixture
+
+IDLE_S, START_S, PATIENCE_S = 300.0, 2.0, 10.0
+LATER = (1, 1, 2)  # the stage of each environment that is warmed
+
+
+class Functions(Workers):
+    """Functions whose environments take `START_S` s to start; the first stage's tasks take `first_s` s."""
+
+    def __init__(self, store, clock, *, first_s=1.0, start_s=START_S, failure=None, init_ms=500.0):  # noqa: F811
+        super().__init__(store)
+        self.clock, self.first_s, self.start_s, self.failure, self.init_ms = clock, first_s, start_s, failure, init_ms
+        self.warmed, self.began = [], {}
+
+    async def invoke(self, function, task, timeout_s):
+        self.began.setdefault(task.stage, self.clock.time())
+        if task.stage == 0:
+            await self.clock.sleep(self.first_s)
+        return await super().invoke(function, task, timeout_s)
+
+    async def warm(self, function, request):
+        assert function.endswith(f"-{request.stage}-{request.part}")
+        assert request.hold_s == 0
+        self.warmed.append(request.stage)
+        await self.clock.sleep(self.start_s)
+        return self.failure or Warmed("e", self.init_ms, 1)
+
+
+def prewarmed(store, *idle_s, concurrency=100, deadline_s=PATIENCE, **settings):  # noqa: F811
+    """Run a query, and one more after each of the idle times; return the functions and the answers."""
+    clock = FakeClock()
+    functions = Functions(store, clock, **settings)
+
+    async def main():
+        terms = Prewarming(IDLE_S, PATIENCE_S)
+        pushing = driver(functions, store, clock=clock, prewarming=terms, concurrency=concurrency, hedge=False)
+        try:
+            answers = [await pushing.run(CROPS, 1, deadline_s)]
+            for idle in idle_s:
+                await clock.sleep(idle)
+                answers.append(await pushing.run(CROPS, 1, deadline_s))
+            return answers
+        finally:
+            await asyncio.wait_for(pushing.close(), PATIENCE)
+
+    return functions, clock.run(main())
+
+
+def test_environments_of_later_stages_start_beside_the_first_stage(store):  # noqa: F811
+    functions, [answer] = prewarmed(store)
+    assert sorted(functions.warmed) == [*LATER]
+    assert functions.began[1] - functions.began[0] == START_S
+    assert answer.ended - answer.started == START_S  # the last stage's had been started at the same time
+    sent, result = answer.started, Warmed("e", 500.0, 1)
+    records = [WarmUpRecord(stage, 1769, sent, 1000 * START_S, result) for stage in LATER]
+    assert sorted(answer.overheads.warm_ups, key=lambda record: record.stage) == records
+    assert all(record.cold for record in records)
+
+
+def test_a_query_soon_after_another_warms_nothing_and_one_after_a_pause_does(store):  # noqa: F811
+    _functions, answers = prewarmed(store, IDLE_S - 1, IDLE_S + 1, init_ms=0.0)
+    assert [len(answer.overheads.warm_ups) for answer in answers] == [3, 0, 3]
+    assert not any(record.cold for answer in answers for record in answer.overheads.warm_ups)
+
+
+def test_only_free_slots_are_used(store):  # noqa: F811
+    functions, [answer] = prewarmed(store, concurrency=TILES[0] + 1)
+    assert functions.warmed == [1]
+    assert len(answer.overheads.warm_ups) == 1
+    functions, [answer] = prewarmed(store, concurrency=TILES[0])
+    assert (functions.warmed, answer.overheads.warm_ups) == ([], ())
+
+
+@pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.UNREACHABLE])
+def test_a_warm_up_that_fails_neither_fails_the_query_nor_is_billed(store, kind):  # noqa: F811
+    functions, [answer] = prewarmed(store, failure=Failure(kind, "", "on purpose"))
+    assert sorted(functions.warmed) == [*LATER]
+    assert answer.overheads.warm_ups == ()
+    assert answer.overheads.retries == 0
+
+
+def test_tasks_wait_for_a_warm_up_only_so_long(store):  # noqa: F811
+    functions, [answer] = prewarmed(store, start_s=100.0, deadline_s=50.0)
+    assert functions.began[1] - functions.began[0] == functions.first_s + PATIENCE_S
+    assert [round(record.ms / 1000) for record in answer.overheads.warm_ups] == [21] * 3  # sent, so billed
+
+
+def test_a_query_that_ends_stops_waiting_for_its_warm_ups(store):  # noqa: F811
+    with pytest.raises(DeadlineError):
+        prewarmed(store, first_s=100.0, start_s=1000.0, deadline_s=1.0)

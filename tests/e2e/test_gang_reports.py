@@ -1,0 +1,73 @@
+"""Reports and traces of gangs, held against what the local Lambda service has measured of their invocations."""
+
+import json
+import re
+
+import pytest
+
+import serfer
+from serfer.core.costs.aws import shipped_aws
+from serfer.local.lambda_.environment import Environment
+from serfer.pipeline.trace import TracedQuery, trace_events
+from tests.e2e.gangs import images, split_gang
+
+BILLED = re.compile(r"Billed Duration: (\d+) ms\tMemory Size: (\d+) MB")
+
+
+@pytest.fixture
+def billed(monkeypatch):
+    """Return the REPORT lines of all invocations so far, as (billed ms, MB)."""
+    lines, settle = [], Environment._settle
+
+    def recorded(self, *given):
+        if self._invocation:
+            log = self._report(self._invocation).decode()
+            lines.append(tuple(map(int, BILLED.search(log).groups())))
+        settle(self, *given)
+
+    monkeypatch.setattr(Environment, "_settle", recorded)
+    return lines
+
+
+def test_a_gangs_report_is_what_lambda_bills_for_its_members(tmp_path, settings, redis, billed):
+    directory, facts = split_gang(tmp_path, grids=("3x1", "3x1", "3x1", "1")), shipped_aws().functions
+    with serfer.open(directory, store=redis, workers="local", settings=settings) as pipeline:
+        for cold in (3, 0, 0):
+            del billed[:]
+            pipeline.run(images(pipeline.plan))
+            report = pipeline.last_report
+            assert len(billed) == 3
+            assert [stage.cold for stage in report.stages] == [cold, 0, 0, 0]
+            requests = 3 * facts.price_request
+            lambdas = sum(ms / 1000 * mb / 1024 for ms, mb in billed) * facts.price_gb_second
+            assert requests < report.cost_usd <= requests + lambdas * 1.001
+            assert report.cost_usd - requests >= 0.5 * lambdas  # what the runtime does around the handler is not seen
+        assert [stage.gang for stage in report.stages] == [0, 0, 0, 0]
+        assert report.stages[0].bytes_exchanged == 0 < report.stages[1].bytes_exchanged
+        assert 0 < report.wait_gb_s < lambdas / facts.price_gb_second
+        events = trace_events(pipeline.plan, [TracedQuery.of("one", pipeline.last)])
+    assert json.loads(json.dumps(events))
+    kinds = [event["cat"] for event in events if event["ph"] == "X"]
+    assert (kinds.count("invoke"), kinds.count("work"), kinds.count("member stage")) == (3, 3, 3 * 3 + 1)
+
+
+def test_commands_show_a_gang(tmp_path, serfer_here, examples):
+    directory = split_gang(tmp_path)
+    where = ("--plan", directory, "--workers", "inprocess", "--store", "memory://")
+    shown = serfer_here("classify", *where, examples / "rocket.jpg")
+    assert shown.code == 0
+    [head] = [line for line in shown.lines if "exchanged" in line]
+    assert head.split()[-3:] == ["gang", "exchanged", "waited"]
+    rows = [line.split() for line in shown.lines if line.split()[:1] in (["stage-0"], ["stage-3"])]
+    assert [row.count("stage-0") for row in rows] == [2, 1]
+    assert "for one another" in shown.out
+    verified = serfer_here("verify", directory, "--workers", "inprocess", "--store", "memory://", "--json")
+    assert verified.code == 0, verified.err
+
+
+def test_a_gangs_function_is_warmed_once_for_all_of_its_members(tmp_path, settings, redis):
+    with serfer.open(split_gang(tmp_path), store=redis, workers="local", settings=settings) as pipeline:
+        [warmth] = pipeline.warm(queries=2, hold_s=3.0)
+        assert (warmth.asked, warmth.warm, warmth.problem) == (4, 4, None)
+        pipeline.run(images(pipeline.plan))
+        assert [stage.cold for stage in pipeline.last_report.stages] == [0, 0, 0, 0]

@@ -1,0 +1,486 @@
+"""Gangs from the outside: right answers over every store and driver, whatever happens to their members."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from contextlib import ExitStack
+
+import httpx
+import numpy as np
+import pytest
+
+import serfer
+from bench.chaos import scenarios
+from drivers.gangs import Gangs
+from lambdas.gang import GangRun
+from serfer.core.errors import DeadlineError, GangStalledError, LambdaThrottledError, UsageError
+from serfer.core.exactness import difference
+from serfer.core.hedging import LearntHedging
+from serfer.core.plan.borders import read_outside
+from serfer.local.lambda_.faults import Faults, Injector
+from serfer.local.servers.redis import RedisServer
+from serfer.local.servers.redis_cluster import RedisCluster
+from serfer.local.servers.s3 import S3Server
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
+from serfer.settings import access_setting
+from serfer.wiring.local import local_service, start_service
+from storage import open_store
+from tests.e2e.conftest import PATIENCE, eventually, keys
+from tests.e2e.gangs import BLOCKS, Invocations, images, ran, residual, split_gang, wait_sent
+from tests.e2e.small import hand_on
+
+ABORTED_S = 0.5  # 10 to 40 ms, with a margin for a busy machine; a member whose gang was not aborted waits for 10 s
+EXCITED = ("narrow0", "mean0.tiles", "narrow1", "mean1.tiles", "pool.tiles")
+NETWORKS = {
+    "rows": ((24, 20), BLOCKS, "2x1 2x1 2x1 1", [(0, 4)]),
+    "three rows": ((23, 19), BLOCKS, "3x1 3x1 3x1 1", [(0, 4)]),
+    "two by two": ((21, 27), BLOCKS, "2x2 2x2 2x2 1", [(0, 4)]),
+    "columns": ((17, 25), BLOCKS, "1x3 1x3 1x3 1", [(0, 4)]),
+    "five rows on three tiles": ((5, 9), BLOCKS, "3x1 3x1 3x1 1", [(0, 4)]),
+    "sums": ((19, 22), EXCITED, "2x1 2x1 2x1 2x1 2x1 1", [(0, 6)]),
+    "sums of three": ((19, 22), EXCITED, "3x1 3x1 3x1 3x1 3x1 1", [(0, 6)]),
+    "fewer tiles later": ((24, 20), BLOCKS, "2x2 2x1 1x2 1", [(0, 4)]),
+    "fewer and again more tiles": ((24, 20), ("stem", *BLOCKS), "2x2 2x2 2x1 2x2 1", [(0, 5)]),
+    "one tile in the middle": ((24, 20), ("stem", *BLOCKS), "2x1 2x1 1 2x1 1", [(0, 5)]),
+    "after a whole first stage": ((24, 20), ("stem", *BLOCKS), "1 2x1 2x1 2x1 1", [(1, 5)]),
+    "two gangs": ((24, 20), ("stem", "narrow0", "mid0", "narrow1"), "2x1 2x1 3x1 3x1 1", [(0, 2), (2, 5)]),
+}
+
+
+def network(name, directory):
+    size, cuts, grids, gangs = NETWORKS[name]
+    model = residual(size, excite="mean0.tiles" in cuts)
+    directory = split_gang(directory, model, grids=grids.split(), cuts=cuts)
+    assert [(gang.start, gang.stop) for gang in load_plan(directory).gangs] == gangs
+    return directory
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_gang_answers_as_the_unsplit_network_and_as_its_stages_one_by_one(tmp_path, monkeypatch, name):
+    directory = network(name, tmp_path)
+    plan = load_plan(directory)
+    whole = unsplit(plan, directory)
+    inside = [[*gang.stages] for gang in plan.gangs]
+    batches = [images(plan, count, seed=count) for count in (1, 3)]
+    with serfer.open(directory, gangs="never") as pipeline:
+        answers = [pipeline.run(batch) for batch in batches]
+        assert ran(pipeline.last) == []
+    assert all(difference(answer, whole(batch)).exact for answer, batch in zip(answers, batches, strict=True))
+
+    def check_bits(stages):
+        for batch, answer in zip(batches, answers, strict=True):
+            assert np.array_equal(pipeline.run(batch), answer)
+            assert ran(pipeline.last) == stages
+
+    run = GangRun.run
+    for inline in ("planned", "always"):
+        with serfer.open(directory, inline=inline) as pipeline:
+            for _ in range(5):
+                check_bits([*itertools.chain(*inside)])
+            for stages in inside:
+
+                def stalling(member, *given, first=stages[0]):
+                    if member._gang.start == first:
+                        stalled()
+                    return run(member, *given)
+
+                monkeypatch.setattr(GangRun, "run", stalling)
+                check_bits([*itertools.chain(*(others for others in inside if others is not stages))])
+            monkeypatch.setattr(GangRun, "run", run)
+
+
+def test_a_second_gang_reads_what_the_inside_of_the_first_wrote(tmp_path):
+    plan = load_plan(network("two gangs", tmp_path))
+    assert read_outside(plan, plan.gangs[0]) == {0, 1}
+    with serfer.open(tmp_path / "plan") as pipeline:
+        pipeline.run(images(plan))
+        assert pipeline.last_report.store.puts > 0
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A gang of two, which is the whole plan."""
+    return network("rows", tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    return network("three rows", tmp_path_factory.mktemp("three"))
+
+
+@pytest.fixture(scope="module")
+def square(tmp_path_factory):
+    return network("two by two", tmp_path_factory.mktemp("square"))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with RedisCluster() as servers:
+        yield servers
+
+
+@pytest.fixture
+def invocations(monkeypatch):
+    return Invocations(monkeypatch)
+
+
+def start(pipeline, seed=0, **options):
+    """Start a query; return its future, and its images."""
+    batch = images(pipeline.plan, seed=seed)
+    return pipeline.submit(batch, **options), batch
+
+
+def check(pipeline, directory, query, *, gang=True):
+    """Wait for a query's answer, check it, and return its report."""
+    future, batch = query
+    result = future.result(PATIENCE)
+    assert difference(result.logits, unsplit(pipeline.plan, directory)(batch)).exact
+    assert bool(ran(result)) == gang
+    return result.report
+
+
+def test_what_a_gang_takes_is_not_compared_with_what_its_stages_take_one_by_one(rows, monkeypatch):
+    learnt = []
+    monkeypatch.setattr(LearntHedging, "learn", lambda _, stage, __: learnt.append(stage))
+    with serfer.open(rows) as pipeline:
+        check(pipeline, rows, start(pipeline))
+        assert learnt == [0, 0]
+        monkeypatch.setattr(GangRun, "run", stalled)
+        check(pipeline, rows, start(pipeline), gang=False)
+        assert sorted(learnt) == [0, 0, 1, 1, 2, 2, 3]
+
+
+def stalled(*_):
+    raise GangStalledError("a test stalls it")
+
+
+def test_what_is_read_outside_of_a_gang_may_lie_in_a_second_store(tmp_path, redis):
+    directory = hand_on(network("two gangs", tmp_path), (), objects=(0, 1))
+    with serfer.open(directory, store=redis, object_store=f"file://{tmp_path / 'objects'}") as pipeline:
+        check(pipeline, directory, start(pipeline))
+
+
+def test_borders_that_were_lost_without_notice_are_not_waited_for_in_vain(rows, monkeypatch):
+    """The store comes back empty while the member that has sent them computes, which hence sees no failure."""
+    monkeypatch.setattr("serfer.core.plan.gang_times._COLD_START_S", 0.5)
+    sent, restarted, send = threading.Event(), threading.Event(), GangRun._send
+
+    def losing(member, *given):
+        if member._task.tile == 1:
+            assert restarted.wait(PATIENCE)
+        send(member, *given)
+        if member._task.tile == 0:
+            sent.set()
+            assert restarted.wait(PATIENCE)
+
+    monkeypatch.setattr(GangRun, "_send", losing)
+    with RedisServer() as first, serfer.open(rows, store=first.url) as pipeline:
+        query = start(pipeline)
+        assert sent.wait(PATIENCE)
+        first.stop()
+        with RedisServer(first.port, first.url.partition("@")[0].removeprefix("redis://:")) as second:
+            restarted.set()
+            check(pipeline, rows, query, gang=False)
+            check(pipeline, rows, start(pipeline, 1))
+            eventually(lambda: keys(second.url) == [], "the queries' keys are deleted")
+            pipeline.close()
+
+
+@pytest.mark.parametrize("kind", ["default", "file", "cluster"])
+def test_local_workers_run_gangs_over_every_store_with_inboxes(rows, settings, kind, tmp_path, request, invocations):
+    url = {"default": None, "file": f"file://{tmp_path / 'store'}"}.get(kind, "")
+    if url == "":
+        url = request.getfixturevalue("cluster").url
+    with serfer.open(rows, store=url, workers="local", settings=settings) as pipeline:
+        for seed in range(3):
+            check(pipeline, rows, start(pipeline, seed))
+        assert [(task.stage, task.tile) for task in invocations.seen] == [(0, 0), (0, 1)] * 3
+
+
+class TestChaos:
+    @pytest.fixture
+    def opened(self, settings, redis, invocations):
+        """Open a plan with local workers, warm but held still; they run again at the end."""
+        with ExitStack() as parts:
+
+            def make(directory, **chosen):
+                pipeline = parts.enter_context(
+                    serfer.open(directory, **{"store": redis, "workers": "local", "settings": settings, **chosen})
+                )
+                parts.callback(invocations.resume)
+                eventually(lambda: all(one.warm == one.asked for one in pipeline.warm()), "all are warm")
+                return pipeline
+
+            yield make
+
+    @pytest.fixture
+    def held(self, opened, rows, invocations):
+        """A pipeline, a query whose members have not begun, one's task, and the process ids of both."""
+        pipeline = opened(rows)
+        invocations.stop()
+        query = start(pipeline)
+        return pipeline, query, *invocations.members(2)
+
+    @pytest.mark.parametrize("when", ["before", "waiting", "between"])
+    def test_a_member_that_is_killed_is_run_again_and_finds_what_it_missed(self, held, rows, redis, invocations, when):
+        pipeline, query, task, pids = held
+        if when != "before":
+            os.kill(pids[0], signal.SIGCONT)
+            wait_sent(redis, task, 2, 0, 0)
+        if when == "between":
+            os.kill(pids[0], signal.SIGSTOP)
+            os.kill(pids[1], signal.SIGCONT)
+            wait_sent(redis, task, 2, 0, 1)
+        os.kill(pids[0], signal.SIGKILL)
+        invocations.resume()
+        assert check(pipeline, rows, query).retries == 1
+
+    def test_a_frozen_member_costs_the_others_their_patience_and_its_late_messages_expire(
+        self, monkeypatch, opened, rows, redis, invocations
+    ):
+        monkeypatch.setattr("drivers.query_store.STRAGGLER_S", 0.1)
+        pipeline = opened(rows)
+        monkeypatch.setattr("serfer.core.plan.gang_times._COLD_START_S", 0.5)
+        invocations.stop()
+        query = start(pipeline)
+        task, pids = invocations.members(2)
+        os.kill(pids[0], signal.SIGCONT)
+        check(pipeline, rows, query, gang=False)
+        eventually(lambda: keys(redis) == [], "the query's keys are deleted")
+        os.kill(pids[1], signal.SIGCONT)
+        wait_sent(redis, task, 2, 0, 1)
+        with open_store(redis) as store:
+            left = keys(redis)
+            assert left
+            assert all(0 < ms <= 1000 * task.ttl for ms in store.execute([("PTTL", key) for key in left]))
+            invocations.idle()
+            store.delete([key.decode() for key in keys(redis)])
+
+    @pytest.mark.slow
+    def test_members_that_all_freeze_are_ended_by_their_functions_time_limit(
+        self, monkeypatch, opened, rows, invocations
+    ):
+        for name in ("_COLD_START_S", "_REPORT_S"):
+            monkeypatch.setattr(f"serfer.core.plan.gang_times.{name}", 1.0)
+        pipeline = opened(rows)
+        invocations.stop()
+        assert check(pipeline, rows, start(pipeline)).retries == 2
+
+    @pytest.mark.parametrize("behind", ["from the start", "later"])
+    def test_a_late_member_gets_a_duplicate_and_the_answer_is_the_same(
+        self, opened, rows, invocations, monkeypatch, behind
+    ):
+        probed, progress = threading.Event(), Gangs.progress
+
+        async def watched(*given):
+            at = await progress(*given)
+            probed.set()
+            return at
+
+        pipeline = opened(rows)
+        for seed in range(12):
+            check(pipeline, rows, start(pipeline, seed))
+        invocations.stop()
+        query = start(pipeline)
+        _, pids = invocations.members(2)
+        if behind == "later":
+            monkeypatch.setattr(Gangs, "progress", watched)
+            assert probed.wait(PATIENCE)
+        os.kill(pids[1], signal.SIGCONT)
+        assert check(pipeline, rows, query).hedges == 1
+        assert [task.tile for task in invocations.seen[-1:]] == [0]
+
+    @pytest.mark.slow
+    def test_a_member_that_is_cold_by_two_seconds_is_waited_for(self, settings, rows, redis, invocations):
+        with serfer.open(rows, store=redis, workers="local", settings=settings) as pipeline:
+            query = start(pipeline)
+            _, pids = invocations.members(2)
+            os.kill(pids[1], signal.SIGSTOP)
+            timer = threading.Timer(2, os.kill, [pids[1], signal.SIGCONT])
+            timer.start()
+            assert check(pipeline, rows, query).retries == 0
+            timer.join()
+
+    def test_a_store_that_comes_back_empty_costs_no_answer(self, opened, rows, invocations):
+        with RedisServer() as first:
+            port, password = first.port, first.url.partition("@")[0].removeprefix("redis://:")
+            pipeline = opened(rows, store=first.url)
+            invocations.stop()
+            query = start(pipeline)
+            task, pids = invocations.members(2)
+            os.kill(pids[0], signal.SIGCONT)
+            wait_sent(first.url, task, 2, 0, 0)
+            first.stop()
+            with RedisServer(port, password) as second:
+                invocations.resume()
+                check(pipeline, rows, query)
+                check(pipeline, rows, start(pipeline, 1))
+                eventually(lambda: keys(second.url) == [], "the queries' keys are deleted")
+                pipeline.close()
+
+    def test_a_member_for_which_there_is_no_room_has_the_others_stop(self, opened, rows, throttled):
+        pipeline = opened(rows, faults=Faults())
+        throttled.extend([False, True])
+        report = check(pipeline, rows, start(pipeline), gang=False)
+        assert report.retries >= 1
+        check(pipeline, rows, start(pipeline, 1))
+
+    def test_without_any_room_the_query_ends_with_what_staged_ones_do(self, opened, rows, settings, throttled):
+        few = settings.model_copy(update={"throttled_attempts": 2})
+        pipeline = opened(rows, faults=Faults(), settings=few)
+        throttled.extend([True] * 100)
+        with pytest.raises(LambdaThrottledError):
+            start(pipeline)[0].result(PATIENCE)
+
+    @pytest.mark.parametrize(("account", "each"), [pytest.param(4, 2, marks=pytest.mark.slow), (3, 2)])
+    def test_two_drivers_with_parts_of_one_account(self, rows, settings, redis, account, each):
+        loop = LoopThread()
+        limits = settings.model_copy(update={"local_concurrency": account})
+        service = local_service([(load_plan(rows), rows)], redis, limits)
+        loop.wait(start_service(service))
+        access = {"local_url": service.url, "local_access": access_setting(service.access), "local_concurrency": each}
+        shared = settings.model_copy(update=access)
+        try:
+            with (
+                serfer.open(rows, store=redis, workers="local", settings=shared) as one,
+                serfer.open(rows, store=redis, workers="local", settings=shared) as other,
+            ):
+                whole = unsplit(one.plan, rows)
+                queries = [start((one, other)[seed % 2], seed, deadline_s=60.0) for seed in range(50)]
+                gangs = 0
+                for future, batch in queries:
+                    result = future.result(PATIENCE)
+                    gangs += bool(ran(result))
+                    assert difference(result.logits, whole(batch)).exact
+                assert gangs == 50 or account < 2 * each
+        finally:
+            loop.wait(service.stop())
+            loop.close()
+
+    @pytest.fixture
+    def throttled(self, monkeypatch):
+        """Whether each of the next invocations is refused."""
+        refusals = []
+        monkeypatch.setattr(Injector, "throttles", lambda _: bool(refusals) and refusals.pop(0))
+        return refusals
+
+    @pytest.mark.parametrize("end", ["cancelled", "deadline"])
+    def test_members_that_wait_end_with_the_query(self, opened, three, redis, invocations, end):
+        pipeline = opened(three)
+        invocations.stop()
+        future, _ = start(pipeline, deadline_s=1.0 if end == "deadline" else PATIENCE)
+        task, pids = invocations.members(3)
+        for tile in (0, 1):
+            os.kill(pids[tile], signal.SIGCONT)
+            wait_sent(redis, task, 3, 0, tile)
+        if end == "cancelled":
+            ended = time.monotonic()
+            future.cancel()
+        else:
+            with pytest.raises(DeadlineError):
+                future.result(PATIENCE)
+            ended = time.monotonic()
+        assert invocations.idle(but={2}) - ended < ABORTED_S
+        resumed = time.monotonic()
+        invocations.resume()
+        assert invocations.idle() - resumed < ABORTED_S
+        eventually(lambda: keys(redis) == [], "the query's keys are deleted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["killed", "store", "restarted", "throttled", "slow", "driver"])
+def test_the_chaos_suite_loses_no_query_of_two_gangs(settings, tmp_path, name):
+    eight = settings.model_copy(update={"local_concurrency": 8})
+    options = scenarios.Options(None, network("two gangs", tmp_path), 48, None, 300.0)
+    suite = scenarios.prepared(options, eight, lambda _: None)
+    for outcome in scenarios.measure([scenarios.SCENARIOS[name].driven_by("push")], suite):
+        assert outcome.problems == ()
+
+
+class TestStaged:
+    """What cannot run a gang as such runs its stages one by one, over the same functions."""
+
+    @pytest.mark.parametrize("workers", ["inprocess", pytest.param("local", marks=pytest.mark.slow)])
+    def test_the_poll_driver(self, rows, settings, redis, workers):
+        with serfer.open(rows, store=redis, workers=workers, driver="poll", settings=settings) as pipeline:
+            for seed in range(2):
+                check(pipeline, rows, start(pipeline, seed), gang=False)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("driver", ["stepfunctions", "stepfunctions-express"])
+    def test_state_machines(self, rows, settings, redis, driver):
+        with serfer.open(rows, store=redis, workers="local", driver=driver, settings=settings) as pipeline:
+            check(pipeline, rows, start(pipeline), gang=False)
+
+    @pytest.mark.parametrize("workers", ["inprocess", pytest.param("local", marks=pytest.mark.slow)])
+    def test_a_store_without_inboxes(self, rows, settings, monkeypatch, invocations, workers):
+        with S3Server() as server:
+            for name, value in server.environment.items():
+                monkeypatch.setenv(name, value)
+            with serfer.open(rows, store=server.url, workers=workers, settings=settings) as pipeline:
+                check(pipeline, rows, start(pipeline), gang=False)
+        assert all(task.gang is None for task in invocations.seen)
+
+
+class TestRefused:
+    @pytest.fixture
+    def narrow(self, settings):
+        return settings.model_copy(update={"local_concurrency": 2})
+
+    @pytest.mark.parametrize("workers", ["inprocess", "local"])
+    def test_a_gang_wider_than_the_local_concurrency(self, three, narrow, workers):
+        with pytest.raises(UsageError, match=r"needs 3 invocations at once, 2 are allowed.*SERFER_LOCAL_CONCURRENCY"):
+            serfer.open(three, workers=workers, settings=narrow)
+
+    def test_drivers_that_run_stages_one_by_one_take_it(self, three, narrow, redis):
+        with serfer.open(three, store=redis, driver="poll", settings=narrow) as pipeline:
+            check(pipeline, three, start(pipeline), gang=False)
+
+    @pytest.mark.parametrize("alter", [{"stop": 3}, {"start": 1}, {"predicted_ms": 1.0}])
+    def test_an_edited_gang(self, serfer_here, rows, examples, tmp_path, alter):
+        shutil.copytree(rows, tmp_path / "copy")
+        path = tmp_path / "copy" / "plan.json"
+        plain = json.loads(path.read_text())
+        plain["gangs"][0] |= alter
+        path.write_text(json.dumps(plain))
+        result = serfer_here("classify", "--plan", tmp_path / "copy", examples / "rocket.jpg", "--workers", "inprocess")
+        result.complains(3, "plan.json was edited")
+
+    def test_always_over_a_store_that_wakes_nobody(self, serfer_here, rows, tmp_path):
+        common = ("split", rows.parent / "net.onnx", "--out", tmp_path / "out", "--gang", "always")
+        serfer_here(*common, "--store", "s3").complains(2, "in s3: use --gang never")
+        assert not (tmp_path / "out").exists()
+
+
+class TestCommands:
+    def test_classify(self, serfer_, serfer_here, rows, examples):
+        pictures = [examples / name for name in ("rocket.jpg", "coffee.png")]
+        command = ("classify", "--plan", rows, *pictures, "--json")
+        local = [json.loads(line) for line in serfer_(*command, "--workers", "local").lines]
+        here = [json.loads(line) for line in serfer_here(*command, "--workers", "inprocess").lines]
+        assert [one["images"] for one in local] == [one["images"] for one in here]
+        assert [[stage["gang"] for stage in one["stages"]] for one in [*local, *here]] == [[0] * 4] * 4
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("command", ["serve", "up"])
+    def test_a_gang_wider_than_the_cores(self, start, square, examples, command):
+        running = start(command, "--plan", square, "--port", "0", "--json")
+        status = running.said()
+        image = {"image": (examples / "rocket.jpg").read_bytes()}
+        for _ in range(3):
+            reply = httpx.post(f"{status['url']}/v1/classify?explain=true", files=image, timeout=PATIENCE)
+            assert reply.status_code == 200, reply.text
+        running.interrupt(signal.SIGTERM)
+        assert running.end().code == 0
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("command", "code", "share"), [("serve", 2, 3), ("up", 4, 1)])
+    def test_fewer_slots_than_a_gang_has_members(self, start, square, command, code, share):
+        running = start(command, "--plan", square, "--port", "0", "--json", SERFER_LOCAL_CONCURRENCY="3")
+        running.end().complains(code, f"needs 4 invocations at once, {share} are allowed", "SERFER_LOCAL_CONCURRENCY")

@@ -1,0 +1,126 @@
+"""Plans whose functions have their weights elsewhere than in a zip, answered by local workers."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import serfer
+from serfer.core.errors import InputError, SerferError
+from serfer.packaging.bundle import dependencies, directory_bytes, function_directory, keep_weights
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from tests.e2e.small import batch, put_weights_in, split_small
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return a function that splits the small network with its weights in a place."""
+    made = {}
+
+    def split_in(place):
+        if place not in made:
+            made[place] = split_small(tmp_path_factory.mktemp(place), grids=[(1, 1)])
+            put_weights_in(made[place], place)
+        return made[place]
+
+    return split_in
+
+
+def answer(directory, settings, **choices):
+    with serfer.open(directory, settings=settings, **{"workers": "local", **choices}) as pipeline:
+        return pipeline.run(batch(2)), pipeline.last
+
+
+@pytest.mark.parametrize("where", ["fetched", "image"])
+def test_answers_are_those_of_zips_bit_for_bit(place, settings, where):
+    expected, _ = answer(place("zip"), settings, workers="inprocess")
+    logits, last = answer(place(where), settings)
+    assert np.array_equal(logits, expected)
+    assert last.weight_loads == 1
+    assert np.array_equal(answer(place(where), settings, workers="inprocess")[0], expected)
+
+
+@pytest.mark.parametrize("driver", ["poll", "stepfunctions-express"])
+def test_every_driver_answers_with_fetched_weights(place, settings, driver):
+    logits, _ = answer(place("fetched"), settings, driver=driver)
+    assert np.array_equal(logits, answer(place("zip"), settings, workers="inprocess")[0])
+
+
+def test_the_package_of_a_fetching_function_has_no_weights(place, cache):
+    directory = place("fetched")
+    package = function_directory(load_plan(directory), directory, 0, 0, dependencies(cache))
+    assert sorted(path.name for path in (package / "stage-0").iterdir()) == sorted(
+        path.name for path in (directory / "stage-0").glob("*.onnx")
+    )
+
+
+def limits(tmp_path, **values):
+    """Return a file of AWS facts with other limits of Lambda."""
+    path = tmp_path / "aws.toml"
+    path.write_text("[lambda]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()), encoding="utf-8")
+    return path
+
+
+def test_zips_and_images_are_held_to_their_own_limits(place, cache, tmp_path):
+    directory = place("zip")
+    package = function_directory(load_plan(directory), directory, 0, 0, dependencies(cache))
+    weights = load_plan(directory).stages[0].functions[0].weights.bytes
+    most = directory_bytes(package) - weights // 2
+    settings = Settings(cache_dir=cache, aws_file=limits(tmp_path, package_limit=most, image_limit=2 * most))
+    with pytest.raises(InputError, match="bytes unzipped"):
+        answer(directory, settings)
+    for where in ("fetched", "image"):
+        assert len(answer(place(where), settings)[0]) == 2
+    settings = Settings(cache_dir=cache, aws_file=limits(tmp_path, package_limit=2 * most, image_limit=most))
+    with pytest.raises(InputError, match=f"container image .* bytes, Lambda's limit is {most:,}"):
+        answer(place("image"), settings)
+
+
+def test_weights_are_kept_by_their_digest_and_replaced_where_damaged(place, tmp_path):
+    directory = place("fetched")
+    plan = load_plan(directory)
+    names = {stage.functions[0].weights.sha256 for stage in plan.stages}
+    old, foreign = tmp_path / "weights" / ("0" * 64), tmp_path / "weights" / ("1" * 64)
+    old.parent.mkdir()
+    for path, age_s in ((old, 8 * 86_400), (foreign, 0)):
+        path.write_bytes(b"x")
+        os.utime(path, (path.stat().st_mtime - age_s,) * 2)
+    both = [threading.Thread(target=keep_weights, args=(plan, directory, tmp_path)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert {path.name for path in old.parent.iterdir()} == names | {foreign.name}
+    entry = old.parent / plan.stages[0].functions[0].weights.sha256
+    whole = entry.read_bytes()
+    kept = entry.stat().st_ino
+    keep_weights(plan, directory, tmp_path)
+    assert entry.stat().st_ino == kept
+    entry.write_bytes(b"x" + whole[1:])
+    keep_weights(plan, directory, tmp_path)
+    assert entry.read_bytes() == whole
+
+
+def test_altered_weights_fail_a_query_by_name(place, cache):
+    directory = place("fetched")
+    [entry] = (cache / "weights" / stage.functions[0].weights.sha256 for stage in load_plan(directory).stages[:1])
+    with serfer.open(directory, workers="local", settings=Settings(cache_dir=cache)) as pipeline:
+        whole = entry.read_bytes()
+        entry.write_bytes(b"x" + whole[1:])
+        with pytest.raises(SerferError, match=r"stage-0/weights-0\.bin .*another digest.*deploy the plan again"):
+            pipeline.run(batch())
+        entry.write_bytes(whole)
+        assert len(pipeline.run(batch())) == 1  # a later environment finds them whole
+
+
+def test_a_held_rate_delays_the_first_answer(place, cache):
+    directory = place("fetched")
+    size = load_plan(directory).stages[0].functions[0].weights.bytes
+    settings = Settings(cache_dir=cache, local_fetch_rate=size / 2)
+    with serfer.open(directory, workers="local", settings=settings) as pipeline:
+        pipeline.run(batch())
+        assert pipeline.last_report.latency_ms > 2000
+        pipeline.run(batch())
+        assert pipeline.last_report.latency_ms < 2000

@@ -60,8 +60,10 @@ def doctor(
             print_json(asdict(check))
     else:
         _print_checks(checks)
-    if not all(check.ok for check in checks):
-        raise UnavailableError("something is missing: see the lines above")
+    if missing := [check.name for check in checks if not check.ok]:
+        raise UnavailableError(
+            f"{len(missing)} of {len(checks)} checks failed: {', '.join(missing)}; see the lines above"
+        )
 
 
 def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Check]:  # noqa: FBT001 - a flag, passed on

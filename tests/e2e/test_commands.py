@@ -192,8 +192,8 @@ def test_doctor_passes_on_this_machine(serfer_here, cache):
 
 def test_doctor_lists_what_is_missing_with_a_remedy(serfer_here):
     result = serfer_here("doctor", "--json", SERFER_CACHE_DIR="/proc/nowhere")
-    result.complains(4, "something is missing")
     missing = [check for check in map(json.loads, result.lines) if not check["ok"]]
+    result.complains(4, ", ".join(check["name"] for check in missing))
     assert "cache" in {check["name"] for check in missing}
     assert all("SERFER_CACHE_DIR" in check["remedy"] for check in missing)
 

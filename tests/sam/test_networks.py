@@ -57,12 +57,13 @@ class _Network:
     @pytest.fixture(scope="class")
     @classmethod
     def packaged(cls, directory, tmp_path_factory):
-        """Return the BUILD directories of both kinds of drivers."""
+        """Return the BUILD directories of both kinds of drivers; what is built there takes up to 3 GB."""
         root = tmp_path_factory.mktemp(cls.model)
         for drivers in DRIVERS:
             chosen = options(drivers, engine="stepfunctions", store="s3")
             package(directory, root / drivers, chosen, load_settings(), progress=lambda _: None)
-        return root
+        yield root
+        shutil.rmtree(root)
 
     @pytest.fixture
     def build(self, packaged, plan):

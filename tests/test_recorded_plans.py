@@ -9,13 +9,16 @@ import serfer
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from tests.caches import new_cache
 
 PLANS = Path(__file__).parent / "data" / "plans"
 DIGESTS = {
     5: "8d3e0b1441d3e8fa4246012f65f68e50bb065df51823e4912adaddffe47809f5",
     6: "251290a7fcb787a1975691dc9e08cf25182db1448f9e66fd9f365241aa779e15",
+    7: "801e2e3a85ec253a77c44feb69b86ab17a1bc40d239ea25ea2d6cdf0e056f953",
 }
-"""Of plans without gangs, and of the same network as a gang."""
+"""Of plans without gangs, of the same network as a gang, and of a wider one whose weights are fetched."""
 
 
 def test_every_format_is_recorded():
@@ -26,6 +29,8 @@ def test_every_format_is_recorded():
 def test_the_recorded_plan_is_unchanged(number):
     plan = load_plan(PLANS / f"v{number}")
     assert (plan.digest, bool(plan.gangs)) == (DIGESTS[number], number == 6)
+    fetched = [stage.functions[0].weights.bytes for stage in plan.stages if stage.weights_in == "fetched"]
+    assert (len(fetched), sum(fetched) > 0) == ((len(plan.stages), True) if number == 7 else (0, False))
 
 
 @pytest.mark.parametrize("number", DIGESTS)
@@ -33,6 +38,13 @@ def test_the_recorded_plan_is_unchanged(number):
 def test_the_recorded_plan_answers_bit_for_bit(inline, number):
     recorded = PLANS / f"v{number}"
     with serfer.open(recorded, inline=inline) as pipeline:
+        answer = pipeline.run(np.load(recorded / "input.npy"))
+    assert answer.tobytes() == np.load(recorded / "answer.npy").tobytes()
+
+
+def test_the_recorded_plan_answers_the_same_where_functions_fetch_its_weights(tmp_path_factory):
+    recorded, settings = PLANS / "v7", Settings(cache_dir=new_cache(tmp_path_factory))
+    with serfer.open(recorded, workers="local", settings=settings) as pipeline:
         answer = pipeline.run(np.load(recorded / "input.npy"))
     assert answer.tobytes() == np.load(recorded / "answer.npy").tobytes()
 

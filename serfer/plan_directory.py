@@ -1,14 +1,21 @@
-"""A plan directory: plan.json and the files that it names, read from a disk and checked against their digests."""
+"""A plan directory: plan.json and the files that it names, read from a disk and checked against their digests.
+
+It may hold a second plan of the same network, the cold plan, for queries that find no warm environments of the first
+one's functions.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 
 from serfer.core.errors import PlanError
 from serfer.core.plan import Plan, check_sound, parse_plan
-from serfer.core.plan.layout import PLAN_FILE
+from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE
 
+__all__ = ["COLD_DIRECTORY", "check_artefacts", "file_sha256", "load_cold_plan", "load_plan"]
 _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
 
@@ -31,6 +38,50 @@ def load_plan(directory: Path) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
     return parse_plan(text)
+
+
+def load_cold_plan(directory: Path, plan: Plan) -> Plan | None:
+    """Read the cold plan of a plan directory that holds `plan`, without looking at its artefacts; None without one.
+
+    Raises PlanError where it is not a plan directory of its own, or its plan does not answer as `plan` does.
+    """
+    path = directory / COLD_DIRECTORY
+    if path.is_symlink():
+        raise PlanError(f"{path} is a link: copy the cold plan itself there, or split the model again")
+    if not path.exists():
+        return None
+    cold = load_plan(path)
+    if (path / COLD_DIRECTORY).exists():
+        raise PlanError(f"{path} holds a cold plan of its own: a cold plan has none; split the model again")
+    digests = f"its plan is {cold.digest[:12]}, that of {directory} is {plan.digest[:12]}"
+    if cold.digest == plan.digest:
+        raise PlanError(f"{path} is not another plan: {digests}; delete it")
+    if differences := _differences(plan, cold):
+        raise PlanError(
+            f"{path} is not a plan of the same network: {digests}; they differ in {', '.join(differences)}: "
+            "split the model again, with both plans from one command"
+        )
+    return cold
+
+
+def _differences(plan: Plan, cold: Plan) -> list[str]:
+    """Return what plans of one network that give the same answers have in common, and these two have not, in words."""
+    compared: dict[str, Callable[[Plan], object]] = {
+        "the model": lambda each: each.model,
+        "the origin of the weights": lambda each: each.weights,
+        "the input": lambda each: each.input,
+        "the output": lambda each: each.output,
+        "the activation": lambda each: each.activation,
+        "the preprocessing": lambda each: each.preprocess,
+        "the labels": lambda each: each.labels,
+        "the operators": _operators,
+        "the changes to the model": lambda each: [(change.what, change.how) for change in each.changes],
+    }
+    return [name for name, of in compared.items() if of(plan) != of(cold)]
+
+
+def _operators(plan: Plan) -> list[tuple[str, str, int]]:
+    return sorted(astuple(operator) for stage in plan.stages for operator in stage.operators)
 
 
 def check_artefacts(plan: Plan, directory: Path) -> None:

@@ -13,6 +13,7 @@ from serfer.core.plan import (
     Artefact,
     Cell,
     Input,
+    ModelChange,
     Operator,
     PackageLimit,
     Padding,
@@ -23,8 +24,8 @@ from serfer.core.plan import (
     parse_plan,
     sealed,
 )
-from serfer.core.plan.layout import ORIGINAL
-from serfer.plan_directory import check_artefacts, file_sha256, load_plan
+from serfer.core.plan.layout import ORIGINAL, is_part
+from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, file_sha256, load_cold_plan, load_plan
 from tests.core.plans import FILES, small_plan, write_plan
 
 PLAN = small_plan()
@@ -376,3 +377,97 @@ NONE = Padding(0, 0, 0, 0)
 def test_a_plan_with_a_right_digest_and_impossible_numbers_is_refused(change, complaint):
     with pytest.raises(PlanError, match=complaint):
         parse_plan(dump_plan(sealed(replace(PLAN, **change))))
+
+
+COLD = with_weights_in(PLAN, "fetched", "fetched")
+"""Another plan of the same network."""
+
+
+def with_cold_plan(directory, plan=COLD):
+    (directory / COLD_DIRECTORY).mkdir()
+    return write_plan(directory / COLD_DIRECTORY, plan)
+
+
+class TestColdPlan:
+    def test_it_is_read_beside_the_plan(self, directory):
+        assert load_cold_plan(directory, PLAN) is None
+        with_cold_plan(directory)
+        assert load_plan(directory) == PLAN
+        assert load_cold_plan(directory, PLAN) == COLD
+        assert load_plan(directory / COLD_DIRECTORY) == COLD
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"model": "other"}, "the model"),
+            ({"weights": "random"}, "the origin of the weights"),
+            ({"labels": ()}, "the labels"),
+            ({"activation": "none"}, "the activation"),
+            ({"preprocess": None}, "the preprocessing"),
+            ({"preprocess": replace(PLAN.preprocess, scale=0.5)}, "the preprocessing"),
+            ({"stages": (PLAN.stages[0], replace(PLAN.stages[1], operators=()))}, "the operators"),
+        ],
+    )
+    def test_a_plan_of_another_network_is_refused_with_both_digests(self, directory, change, named):
+        other = sealed(replace(COLD, **change))
+        with_cold_plan(directory, other)
+        with pytest.raises(PlanError, match=f"{other.digest[:12]}.*{PLAN.digest[:12]}.*differ in {named}"):
+            load_cold_plan(directory, PLAN)
+
+    def test_what_would_answer_otherwise_is_refused(self, directory):
+        change = ModelChange("fp16 storage", "3 weights", "random inputs", 4, 1e-4, 1.0, None, None)
+        with_cold_plan(directory, sealed(replace(COLD, changes=(change,))))
+        with pytest.raises(PlanError, match="the changes to the model"):
+            load_cold_plan(directory, PLAN)
+
+    def test_how_a_change_was_measured_makes_no_difference(self, directory):
+        change = ModelChange("fp16 storage", "3 weights", "random inputs", 4, 1e-4, 1.0, None, None)
+        plan, cold = (
+            sealed(replace(each, changes=(replace(change, error=error),)))
+            for each, error in ((PLAN, 1e-4), (COLD, 2e-4))
+        )
+        with_cold_plan(directory, cold)
+        assert load_cold_plan(directory, plan) == cold
+
+    def test_the_plan_itself_is_refused(self, directory):
+        with_cold_plan(directory, PLAN)
+        with pytest.raises(PlanError, match="not another plan"):
+            load_cold_plan(directory, PLAN)
+
+    def test_a_cold_plan_in_a_cold_plan_is_refused(self, directory):
+        with_cold_plan(with_cold_plan(directory))
+        with pytest.raises(PlanError, match="a cold plan of its own"):
+            load_cold_plan(directory, PLAN)
+
+    def test_a_file_is_refused(self, directory):
+        (directory / COLD_DIRECTORY).write_text("x")
+        with pytest.raises(PlanError, match="not a plan directory"):
+            load_cold_plan(directory, PLAN)
+
+    def test_an_empty_directory_is_refused(self, directory):
+        (directory / COLD_DIRECTORY).mkdir()
+        with pytest.raises(PlanError, match=r"has no plan\.json"):
+            load_cold_plan(directory, PLAN)
+
+    @pytest.mark.parametrize("target", ["elsewhere", "missing", "."])
+    def test_a_link_is_refused(self, directory, tmp_path_factory, target):
+        elsewhere = write_plan(tmp_path_factory.mktemp("elsewhere"), COLD)
+        (directory / COLD_DIRECTORY).symlink_to(elsewhere if target == "elsewhere" else target)
+        with pytest.raises(PlanError, match="is a link"):
+            load_cold_plan(directory, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("cold", True),
+        ("cold/plan.json", True),
+        ("cold/stage-0/weights-0.bin", True),
+        ("cold/cold", False),
+        ("cold/cold/plan.json", False),
+        ("cold/notes.txt", False),
+        ("colder", False),
+    ],
+)
+def test_a_cold_plan_is_part_of_a_plan_directory(path, part):
+    assert is_part(path) == part

@@ -5,6 +5,7 @@ unsplit.onnx                    the whole network, pointing into the stages' wei
 original.onnx, original.bin     the model as it was given, where the plan differs from it
 stage-0/weights-0.bin           the weights of function 0 of stage 0
 stage-0/<name>.onnx             a graph of one of its tiles or more
+cold/                           another plan of the network, for queries that find no warm environments; it has no cold/
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 PLAN_FILE = "plan.json"
 UNSPLIT = "unsplit.onnx"
 ORIGINAL = ("original.onnx", "original.bin")
+COLD_DIRECTORY = "cold"
 _TOP = frozenset({PLAN_FILE, UNSPLIT, *ORIGINAL})
 _GRAPH = r"[0-9a-f]{1,64}\.onnx"
 _STAGE = re.compile(rf"stage-\d+(/(weights-\d+\.bin|{_GRAPH}))?")
@@ -35,5 +37,6 @@ def is_graph(path: str, stage: int) -> bool:
 
 
 def is_part(path: str) -> bool:
-    """Whether `path` can be a file or a directory of a plan directory."""
-    return path in _TOP or _STAGE.fullmatch(path) is not None
+    """Whether `path` can be a file or a directory of a plan directory, or of the cold plan in it."""
+    own = path.removeprefix(f"{COLD_DIRECTORY}/")
+    return path == COLD_DIRECTORY or own in _TOP or _STAGE.fullmatch(own) is not None

@@ -98,6 +98,12 @@ class Settings(BaseSettings):
     """The API key that a pool's instances are asked with."""
     prewarm: Literal["auto", "never"] = "auto"
     """Whether a driver's first query, and one after a time without any, warms the functions of later stages."""
+    weights: str = ""
+    """Where workers in process fetch weights that are not in the plan directory, by digest: `s3://BUCKET/PREFIX`."""
+    function_memory_mb: int | None = Field(default=None, gt=0)
+    """For workers in process of a driver function, which sets it itself: its memory in MB, which says on how many threads
+    they compute.
+    """
     local_concurrency: int = Field(default=16, gt=0)
     """Local invocations at once, shared by the drivers of `serfer up`; if not set, a driver of `serve` or `up` has one
     for each core, or for each member of its models' widest gang.
@@ -189,11 +195,14 @@ class DriverSettings(BaseSettings):
     object_store: str | None = None
     """That of the second one, if there is one."""
     workers: str = "aws"
-    """`aws`, or `inprocess`: the driver computes everything itself, by whole directories."""
+    """`aws`, or `inprocess`: the driver computes everything itself, in a function with the plan's layers, elsewhere by
+    whole directories."""
     driver: str = "push"
     """`push`, `poll`, `stepfunctions` or `stepfunctions-express`."""
     lambda_task_root: Path = Field(default=Path(), validation_alias="LAMBDA_TASK_ROOT")
     """Where Lambda unpacks a function; Lambda sets it."""
+    lambda_memory_mb: int | None = Field(default=None, gt=0, validation_alias="AWS_LAMBDA_FUNCTION_MEMORY_SIZE")
+    """A function's memory; Lambda sets it."""
 
 
 def access_setting(access: Access) -> SecretStr:

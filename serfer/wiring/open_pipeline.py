@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from serfer.pipeline.result_cache import ResultCache
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
+from serfer.wiring.in_process import files_of, in_process_invoker
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
 from storage import Store, schemes
 from storage.routed import open_routed
@@ -104,9 +104,11 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     choices.check()
     path = Path(directory)
     plan = load_plan(path)
-    if choices.workers != "aws":
-        check_artefacts(plan, path)
     settings = settings or load_settings()
+    if choices.workers == "inprocess":
+        path = files_of(plan, path, settings)
+    elif choices.workers == "local":
+        check_artefacts(plan, path)
     if stack is None:
         return _opened(_Opening(plan, path, choices, settings, routing, faults))
     return _opened_in(find_deployment(stack), _Opening(plan, path, choices, settings, routing, faults))
@@ -206,7 +208,7 @@ class _Assembly:
         service, running = None, None
         invoker: InProcessInvoker | LambdaInvoker
         if opening.choices.workers == "inprocess":
-            invoker = self._in_process(store)
+            invoker = in_process_invoker(opening.plan, opening.directory, store, opening.settings)
         elif opening.choices.workers == "local":
             from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
 
@@ -227,21 +229,12 @@ class _Assembly:
             self.parts.push_async_callback(service.stop)
         return driver, invoker
 
-    def _in_process(self, store: Store) -> InProcessInvoker:
-        from lambdas.worker import Worker  # noqa: PLC0415 - imports ONNX Runtime, which only workers in process need
-
-        plan = self.opening.plan
-        cores, tiles = len(os.sched_getaffinity(0)), max(len(stage.tiles) for stage in plan.stages)
-        threads = max(1, cores // tiles)  # of a session: a stage's tiles run at the same time, and share the cores
-        worker = Worker(plan, self.opening.directory, store, "inprocess", threads, init_ms=0.0)
-        return InProcessInvoker(worker.run, max(cores, plan.widest_gang), worker.run_shared, worker.reply)
-
     def _driver(self, invoker: InProcessInvoker | LambdaInvoker, store: Store, url: str) -> Driver:
         """Return a driver that invokes tasks itself; it is closed before its invoker."""
         choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
         plan = _with_inline(self.opening.plan, choices.inline)
         concurrency = facts.concurrency if choices.workers == "aws" else settings.local_concurrency
-        polls = choices.driver == "poll"
+        polls, in_process = choices.driver == "poll", choices.workers == "inprocess"
         tasks = PollInvoker(invoker, store) if polls else invoker
         limit = facts.async_payload_limit if polls else facts.sync_payload_limit
         shares = choices.share and not polls
@@ -252,11 +245,11 @@ class _Assembly:
             store,
             inline_limit=int(limit * _BASE64_SHARE),
             answer_limit=0 if polls else None,
-            crop_limit=None if choices.workers == "inprocess" or "s3" in schemes(url) else CROP_BYTES,
+            crop_limit=None if in_process or "s3" in schemes(url) else CROP_BYTES,
             timeout_s=TASK_TIMEOUT_S,
             retry=Retry(throttled_attempts=settings.throttled_attempts),
             concurrency=concurrency,
-            hedge=choices.hedge,
+            hedge=choices.hedge and not (in_process and settings.function_memory_mb),  # all of its vCPUs are busy
             gangs=choices.gangs == "planned" and not polls,
             batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,
             prewarming=Prewarming(facts.kept_warm, facts.init_limit)

@@ -72,6 +72,7 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
         "api_decoders": 1,
         "api_deadline_ms": min(settings.api_deadline_ms, _LONGEST_MS),
         "throttled_attempts": min(settings.throttled_attempts, _THROTTLED_ATTEMPTS),
+        "function_memory_mb": driver.lambda_memory_mb,
     }
     settings = settings.model_copy(update=alone)
     pipelines = {

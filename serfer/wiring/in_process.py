@@ -1,0 +1,81 @@
+"""Workers in this process: where a plan's files are, who fetches its weights, and on how many threads they compute.
+
+A driver function that runs its plan itself (`Settings.function_memory_mb`) has graphs, and weights that are not
+fetched, in a layer: they are told by names and sizes, as stage functions do it, since digests take time in a cold
+start. Everyone else has a whole plan directory, whose every file is hashed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from drivers.inprocess import InProcessInvoker
+from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.cold_starts import INIT_SHARE, cold_seconds
+from serfer.core.costs.vcpus import threads
+from serfer.core.errors import StoreUnavailableError, UsageError
+from serfer.core.plan import FETCHED, Plan
+from serfer.plan_directory import check_artefacts
+from serfer.settings import Settings
+from storage import Store
+
+_NAME = "inprocess"  # of the environment, in reports
+
+
+def files_of(plan: Plan, directory: Path, settings: Settings) -> Path:
+    """Return the directory that has a plan's graphs, and weights unless they are fetched, after checking them.
+
+    Raises PlanError where a file is missing or is not the plan's.
+    """
+    if settings.function_memory_mb is None:
+        check_artefacts(plan, directory)
+        return directory
+    from lambdas.artefacts import artefact_directory  # noqa: PLC0415 - not there in drivers of deployed functions
+
+    return artefact_directory(plan, directory, sys.path)
+
+
+def in_process_invoker(plan: Plan, directory: Path, store: Store, settings: Settings) -> InProcessInvoker:
+    """Return an invoker of workers in this process, with the plan's files in `directory`.
+
+    Weights that are not there are fetched from `settings.weights`: now where a function's initialisation is predicted
+    to have the time, else by the first query, as after an attempt that failed. Raises UsageError where they have to be
+    fetched and `settings.weights` is empty, PlanError for memory that cannot hold them.
+    """
+    from lambdas.artefacts import functions_to_fetch  # noqa: PLC0415 - not there in drivers of deployed functions
+    from lambdas.weights import WeightSource, check_memory, open_ranges  # noqa: PLC0415 - same
+    from lambdas.worker import Worker  # noqa: PLC0415 - imports ONNX Runtime, which only workers in process need
+
+    facts, memory_mb = settings.facts(), settings.function_memory_mb
+    missing = functions_to_fetch(plan, directory)
+    weights = [part.weights for part in missing]
+    if missing and not settings.weights:
+        raise UsageError("SERFER_WEIGHTS is not set: give the URL of the weights that the plan's functions fetch")
+    if memory_mb is not None:
+        check_memory(weights, memory_mb)
+    source = WeightSource(open_ranges(settings.weights)) if missing else None
+    granted = _session_threads(plan, memory_mb, facts.functions)
+    name = _NAME if memory_mb is None else uuid.uuid4().hex[:8]
+    worker = Worker(plan, directory, store, name, granted, 0.0, source)
+    if missing and _at_init(sum(each.bytes for each in weights), memory_mb, facts):
+        with suppress(StoreUnavailableError):  # the first query tries again, and says what is wrong
+            worker.load(missing)
+    at_once = max(len(os.sched_getaffinity(0)), plan.widest_gang)
+    return InProcessInvoker(worker.run, at_once, worker.run_shared, worker.reply)
+
+
+def _session_threads(plan: Plan, memory_mb: int | None, facts: LambdaFacts) -> int:
+    """Return the threads of a session: a function's own, or a share of the cores for each tile of a stage."""
+    if memory_mb is not None:
+        return threads(memory_mb, facts.memory_per_vcpu)
+    return max(1, len(os.sched_getaffinity(0)) // max(len(stage.tiles) for stage in plan.stages))
+
+
+def _at_init(weight_bytes: int, memory_mb: int | None, facts: AwsFacts) -> bool:
+    """Return whether weights are fetched before the first query: always, except where Lambda limits that time."""
+    taken_s = facts.services.driver_init + cold_seconds(weight_bytes, FETCHED, facts.functions)
+    return memory_mb is None or taken_s < INIT_SHARE * facts.functions.init_limit

@@ -1,0 +1,122 @@
+"""Workers in the driver's own process, as a driver function has them: files in a layer, weights fetched, threads."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import lambdas.worker
+import serfer
+from lambdas.artefacts import IN_LAYER
+from serfer.core.errors import MissingKeyError, PlanError, QueryError, UsageError
+from serfer.packaging.bundle import WEIGHTS, keep_weights
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from serfer.wiring.open_pipeline import open_pipeline
+from tests.e2e.small import batch, put_weights_in, split_small
+
+MEMORY_MB = 3000  # 1.7 vCPUs
+
+
+@pytest.fixture(scope="module")
+def zipped(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("zipped"), grids=[(1, 1)])
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory):
+    return put_weights_in(split_small(tmp_path_factory.mktemp("fetched"), grids=[(1, 1)]), "fetched")
+
+
+@pytest.fixture
+def layered(tmp_path, monkeypatch):
+    """Return a function's own directory of a plan, whose packaged files lie in a layer."""
+
+    def layered(directory):
+        plan, own = load_plan(directory), tmp_path / "function"
+        own.mkdir()
+        shutil.copyfile(directory / "plan.json", own / "plan.json")
+        for artefact in plan.packaged(0, 0):
+            place = tmp_path / "layer" / IN_LAYER / artefact.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(directory / artefact.path, place)
+        monkeypatch.syspath_prepend(str(tmp_path / "layer"))
+        return own
+
+    return layered
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """The threads of the sessions of each worker that is made."""
+    made, worker = [], lambdas.worker.Worker
+
+    def watched(plan, directory, store, environment, threads, *more):
+        made.append(threads)
+        return worker(plan, directory, store, environment, threads, *more)
+
+    monkeypatch.setattr(lambdas.worker, "Worker", watched)
+    return made
+
+
+def answer(directory, settings):
+    with open_pipeline(directory, workers="inprocess", settings=settings) as pipeline:
+        return pipeline.run(batch(2))
+
+
+def test_a_function_finds_its_files_in_a_layer_and_computes_on_its_own_vcpus(zipped, layered, threads):
+    with serfer.open(zipped, workers="inprocess") as pipeline:
+        expected = pipeline.run(batch(2))
+    found = answer(layered(zipped), Settings(function_memory_mb=MEMORY_MB))
+    assert threads[-1] == 2
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_elsewhere_a_directory_has_to_be_whole(zipped, layered):
+    with pytest.raises(PlanError, match="is missing"):
+        answer(layered(zipped), Settings())
+
+
+def test_a_layer_of_another_plan_is_refused(zipped, layered, tmp_path):
+    own = layered(zipped)
+    (graph,) = (tmp_path / "layer" / IN_LAYER).rglob("*.onnx")
+    graph.write_bytes(b"")
+    with pytest.raises(PlanError, match="has the weights and graphs of a function of the plan"):
+        answer(own, Settings(function_memory_mb=MEMORY_MB))
+
+
+def test_weights_are_fetched_by_digest(fetched, layered, tmp_path):
+    with serfer.open(fetched, workers="inprocess") as pipeline:
+        expected = pipeline.run(batch(2))
+    keep_weights(load_plan(fetched), fetched, tmp_path)
+    url = (tmp_path / WEIGHTS).as_uri()
+    found = answer(layered(fetched), Settings(function_memory_mb=MEMORY_MB, weights=url))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_weights_to_fetch_need_their_place_and_memory(fetched, layered, tmp_path):
+    own = layered(fetched)
+    with pytest.raises(UsageError, match="SERFER_WEIGHTS is not set"):
+        answer(own, Settings(function_memory_mb=MEMORY_MB))
+    with pytest.raises(PlanError, match="of memory are too small"):
+        answer(own, Settings(function_memory_mb=1, weights=tmp_path.as_uri()))
+
+
+@pytest.mark.parametrize(("limit_s", "at_init"), [(10, True), (1, False)])
+def test_weights_are_fetched_at_init_where_lambda_gives_the_time(fetched, layered, tmp_path, limit_s, at_init):
+    facts = tmp_path / "aws.toml"
+    facts.write_text(
+        f'[lambda.init_limit]\nvalue = {limit_s}\nunit = "s"\ndate = "2026-11"\ntag = "K"\nsource = "this test"\n'
+    )
+    own, empty = layered(fetched), tmp_path / "empty"
+    empty.mkdir()
+    settings = Settings(function_memory_mb=MEMORY_MB, weights=empty.as_uri(), aws_file=facts)
+    if at_init:
+        with pytest.raises(PlanError, match="are not there"):
+            open_pipeline(own, workers="inprocess", settings=settings)
+        return
+    with (
+        open_pipeline(own, workers="inprocess", settings=settings) as pipeline,
+        pytest.raises((PlanError, QueryError, MissingKeyError), match="are not there"),
+    ):
+        pipeline.run(batch())

@@ -19,7 +19,7 @@ from sam.options import RECORD, TEMPLATE, Options
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.structure import structure, unstructure
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 
 FORMAT = 1
 _MOST_RECORD_BYTES = 1024 * 1024
@@ -27,7 +27,9 @@ _MOST_TEMPLATE_BYTES = 16 * 1024 * 1024
 _DIGEST12 = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PLANS = 2
-_OPTIONAL = frozenset({"weights", "images"})
+COLD_FUNCTIONS = "cold-"
+"""The beginning of the names that a record has for functions of a cold plan."""
+_OPTIONAL = frozenset({"weights", "images", "cold"})
 _ADVICE = "write it again with serfer package"
 
 
@@ -38,7 +40,8 @@ class Deployment:
     `serfer` is the version that wrote it, `precompiled` says whether bytecode is in the packages, `bytes` has each
     function's size unzipped with its layers by "STAGE-PART", `digest` is the SHA-256 of all that was packaged,
     `weights` has the bytes of what functions fetch by its SHA-256, `images` are the tags of
-    functions that are container images, of all plans; neither is in the record where there are none.
+    functions that are container images, of all plans; `cold` has the cold plan of each plan that has one. None of these
+    is in the record where there are none. The functions of the current plan's cold plan are "cold-STAGE-PART".
     """
 
     serfer: str
@@ -49,12 +52,18 @@ class Deployment:
     digest: str
     weights: Mapping[str, int] = field(default_factory=dict)
     images: tuple[str, ...] = ()
+    cold: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
     def current(self) -> str:
         """The digest of the deployed plan."""
         return self.plans[0]
+
+    def is_image(self, name: str) -> bool:
+        """Return whether a function of `bytes` is a container image."""
+        digest = self.cold[self.current] if name.startswith(COLD_FUNCTIONS) else self.current
+        return f"{digest}-{name.removeprefix(COLD_FUNCTIONS)}" in self.images
 
 
 def is_replaceable(directory: Path) -> bool:
@@ -103,10 +112,15 @@ def _built(document: dict[str, Any]) -> Deployment:
         digest=structure(str, document["digest"], "digest"),
         weights=_sizes(document.get("weights", {}), "weights"),
         images=structure(tuple[str, ...], document.get("images", []), "images"),
+        cold=_cold(document.get("cold", {})),
     )
     deployment.options.check()
     if not 1 <= len(deployment.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, deployment.plans)):
         raise PlanError("plans should be one or two times twelve hexadecimal digits")
+    if not deployment.cold.keys() <= set(deployment.plans):
+        raise PlanError("cold should have plans of the deployment")
+    if not deployment.cold.get(deployment.current) and any(map(_is_cold, deployment.bytes)):
+        raise PlanError("bytes should have no functions of a cold plan that there is not")
     if not all(map(_SHA256.fullmatch, (deployment.digest, *deployment.weights))):
         raise PlanError("digest should be 64 hexadecimal digits, and so should the names of weights")
     return deployment
@@ -116,6 +130,16 @@ def _options(value: Any) -> Options:  # noqa: ANN401 - any JSON value
     """Return the choices; a record from before there were pools has none, and few have a base image."""
     known = {"gpu": None, "base_image": None, **value} if isinstance(value, dict) else value
     return structure(Options, known, "options")
+
+
+def _is_cold(name: str) -> bool:
+    return name.startswith(COLD_FUNCTIONS)
+
+
+def _cold(value: Any) -> Mapping[str, str]:  # noqa: ANN401 - any JSON value
+    if not isinstance(value, dict) or not all(_DIGEST12.fullmatch(str(each)) for each in (*value, *value.values())):
+        raise PlanError("cold should be an object of twelve hexadecimal digits by twelve")
+    return value
 
 
 def _sizes(value: Any, where: str) -> Mapping[str, int]:  # noqa: ANN401 - any JSON value
@@ -185,6 +209,18 @@ def load_packaged_plan(build: Path, digest: str) -> Plan:
     if not plan.digest.startswith(digest):
         raise PlanError(f"{plan_directory(build, digest)} holds another plan: {_ADVICE}")
     return plan
+
+
+def load_packaged_cold(build: Path, deployment: Deployment, plan: Plan) -> Plan | None:
+    """Read the cold plan of a plan of BUILD; None without one, PlanError where it is missing, altered or another."""
+    recorded = deployment.cold.get(plan.digest[:12])
+    if recorded is None:
+        return None
+    place = plan_directory(build, plan.digest[:12])
+    cold = load_cold_plan(place, plan)
+    if cold is None or not cold.digest.startswith(recorded):
+        raise PlanError(f"{place / COLD_DIRECTORY} does not hold the plan {recorded}: {_ADVICE}")
+    return cold
 
 
 def _text(path: Path, most: int) -> str:

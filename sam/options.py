@@ -137,6 +137,11 @@ class Options:
         return self.engine == "push" and self.store in {"valkey", "redis"}
 
     @property
+    def chooses_plans(self) -> bool:
+        """Whether drivers choose between a plan and its cold plan."""
+        return self.engine == "push"
+
+    @property
     def in_vpc(self) -> bool:
         """Whether functions and drivers need a network of their own."""
         return self.drivers == "fleet" or self.store in {"valkey", "redis"}

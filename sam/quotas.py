@@ -26,20 +26,24 @@ _MS_PER_S = 1000
 _MOST_NAMED = 3
 
 
-def check_deployable(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
+def check_deployable(plan: Plan, options: Options, facts: AwsFacts, cold: Plan | None = None) -> list[str]:
     """Raise UsageError for the first thing that AWS would refuse, naming the option that helps.
 
-    Returns, a sentence each, what an account may have to ask for first.
+    `cold` is the plan's cold plan, where it is deployed too. Returns, a sentence each, what an account may have to ask
+    for first.
     """
     options.check()
-    options.check_plan(plan)
     check_region(options, facts)
-    _check_functions(plan, facts)
-    _check_times(plan, options, facts)
-    _check_gangs(plan, options, facts)
+    for each in (plan, *([cold] if cold else [])):
+        options.check_plan(each)
+        _check_functions(each, facts)
+        _check_times(each, options, facts)
+        _check_gangs(each, options, facts)
     if options.by_state_machine:
         _check_machine(plan, options)
-    return _notes(plan, options, facts)
+    if cold:
+        _check_room(plan, cold, facts)
+    return _notes(plan, cold, options, facts)
 
 
 def check_region(options: Options, facts: AwsFacts) -> None:
@@ -138,6 +142,17 @@ def _check_gangs(plan: Plan, options: Options, facts: AwsFacts) -> None:
             raise UsageError(f"{needs}, an account has {most:,}: split with fewer tiles, or with --gang never")
 
 
+def _check_room(plan: Plan, cold: Plan, facts: AwsFacts) -> None:
+    """Refuse a cold plan that would take the environments which its query starts for the other plan."""
+    needed = [max(stage.grid.tiles for stage in each.stages) for each in (cold, plan)]
+    most = facts.functions.concurrency
+    if sum(needed) > most:
+        raise UsageError(
+            f"a query on the cold plan needs {needed[0]:,} environments while {needed[1]:,} of the other plan start, "
+            f"an account has {most:,}: split with fewer tiles, or with --cold-plan never"
+        )
+
+
 def _check_machine(plan: Plan, options: Options) -> None:
     try:
         compile_plan(plan, local_functions(plan), express=options.engine == "stepfunctions-express")
@@ -145,21 +160,22 @@ def _check_machine(plan: Plan, options: Options) -> None:
         raise UsageError(f"--driver {options.engine}: {error}") from error
 
 
-def _notes(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
-    functions, notes = facts.functions, []
-    if memory := memory_note(plan, facts):
-        notes.append(memory)
+def _notes(plan: Plan, cold: Plan | None, options: Options, facts: AwsFacts) -> list[str]:
+    plans = [plan, *([cold] if cold else [])]
+    functions = facts.functions
+    notes = [*dict.fromkeys(note for each in plans if (note := memory_note(each, facts)))]
     if options.gpu and options.store in registry.BUCKETS:
         usd = registry.usd_per_driver(facts, options.store)
         notes.append(
             f"a GPU pool's drivers update its registry each second in --store {options.store}: about "
             f"${usd:,.0f} a month for each driver, also when idle; choose --store valkey"
         )
-    notes += _gang_notes(plan, options)
-    reserved = (options.reserved_concurrency or 0) * len(plan.functions)
+    notes += dict.fromkeys(note for each in plans for note in _gang_notes(each, options))
+    count = sum(len(each.functions) for each in plans)
+    reserved = (options.reserved_concurrency or 0) * count
     if reserved > functions.concurrency - functions.concurrency_kept:
         notes.append(
-            f"--reserved-concurrency takes {reserved:,} environments for {len(plan.functions)} functions, an account "
+            f"--reserved-concurrency takes {reserved:,} environments for {count} functions, an account "
             f"may reserve {functions.concurrency - functions.concurrency_kept:,} unless its quota was raised"
         )
     return notes

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from botocore.exceptions import ClientError, WaiterError
@@ -34,6 +34,7 @@ _CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"]
 class DeployedStack:
     """A stack as CloudFormation describes it; `serving` and `plans` are empty where its creation failed.
 
+    `plans` are those that drivers may use, the current one first; `cold` has the cold plans of those that have one.
     `weights` is the URL of what its functions fetch; empty where they fetch nothing.
     """
 
@@ -47,6 +48,7 @@ class DeployedStack:
     store: str
     parameters: tuple[str, ...]
     weights: str = ""
+    cold: Mapping[str, str] = field(default_factory=dict)
 
 
 def companion_stack(name: str) -> str:
@@ -74,17 +76,19 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
     outputs = {each["OutputKey"]: each["OutputValue"] for each in described.get("Outputs", ())}
     tags = {each["Key"] for each in described.get("Tags", ())}
     store = _STORE.search(described.get("Description", ""))
+    pairs = outputs.get("Generations", outputs.get("Plans", "")).split(",")
     return DeployedStack(
         name=name,
         identity=described["StackId"],
         status=described["StackStatus"],
         ours=TAG in tags or outputs.keys() >= OUTPUTS,
         prefix=outputs.get("FunctionPrefix", name),
-        plans=tuple(filter(None, outputs.get("Plans", "").split(","))),
+        plans=tuple(filter(None, (pair.partition(":")[0] for pair in pairs))),
         serving=outputs.get(_SERVING, ""),
         store=store[1] if store else "",
         parameters=tuple(each["ParameterKey"] for each in described.get("Parameters", ())),
         weights=outputs.get("Weights", ""),
+        cold={plan: cold for plan, colon, cold in (pair.partition(":") for pair in pairs) if colon},
     )
 
 
@@ -128,7 +132,8 @@ def _previous(formation: Any, stack: DeployedStack) -> str:  # noqa: ANN401 - sa
         raise UsageError(
             f"{stack.name} went back to {stack.serving} already: make deploy returns to the current plan of BUILD"
         )
-    if _released_together(formation, stack):
+    beside = {stack.cold.get(others[0]) == stack.serving, stack.cold.get(stack.serving) == others[0]}
+    if not any(beside) and _released_together(formation, stack):
         raise UsageError(
             f"{stack.name} has never served {others[0]}, which came with {stack.serving}: there is no way back"
         )

@@ -1,6 +1,6 @@
 """`serfer package`: a plan becomes a directory that `sam build` and `sam deploy` take.
 
-    plan directory ─┐   ┌ template.yaml        what there will be: the plan's functions, store, drivers, alarms
+    plan directory ─┐   ┌ template.yaml        what there will be: the plans' functions, store, drivers, alarms
     pinned wheels ──┼──▶│ layers/, driver/     code: the workers' layer, the drivers' layer, the plans that drivers read
     our own code ───┘   │ plans/DIGEST/        one generation: its functions, their weights, its state machine
                         │ weights/             what functions fetch, in pieces that a package can hold
@@ -9,6 +9,7 @@
 
 Where a deployment of the same name lies in the directory already, its plan stays in the new one as the previous
 generation: it still has functions while drivers change over, and can be gone back to. It goes with the next plan.
+Each of the two may have a cold plan (DIR/cold), whose functions are deployed beside its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +39,12 @@ from sam.build.sbom import SBOM, dump_sbom
 from sam.build.tree import Built, combined_digest, link_tree, seal
 from sam.cost.scenario import Profile, check_pool, make_scenario
 from sam.deployment import (
+    COLD_FUNCTIONS,
     Deployment,
     dump_deployment,
     is_replaceable,
     load_deployment,
+    load_packaged_cold,
     load_packaged_plan,
     plan_directory,
 )
@@ -57,7 +60,7 @@ from serfer import __version__
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Artefact, Plan
 from serfer.core.plan.layout import PLAN_FILE
-from serfer.plan_directory import check_artefacts, load_plan
+from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan
 from serfer.settings import Settings
 from splitter.plan_dir.output_directory import appearing_whole, place_for
 
@@ -68,15 +71,25 @@ _DRIVER_IDS = {"function": "DriverFunction", "fleet": "DriverPlans"}
 
 
 @dataclass(frozen=True)
-class _Earlier:
-    """The generation that a new one takes the place of: its plan, and where it lies.
-
-    That is a BUILD directory, or a plan directory with what its functions have.
-    """
+class _Source:
+    """A plan, and where it lies: in a plan directory with what its functions have, or packaged in a BUILD directory."""
 
     plan: Plan
-    build: Path | None = None
     directory: Path | None = None
+    build: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """What drivers use: a plan, and its cold plan."""
+
+    main: _Source
+    cold: _Source | None = None
+
+    @property
+    def sources(self) -> list[_Source]:
+        """Both plans, the cold one last."""
+        return [self.main, *([self.cold] if self.cold else [])]
 
 
 def package(
@@ -103,7 +116,10 @@ def package(
     options.check()
     plan = load_plan(directory)
     check_artefacts(plan, directory)
-    check_deployable(plan, options, settings.facts())
+    cold = deployed_cold(directory, plan, options)
+    if cold:
+        check_artefacts(cold, directory / COLD_DIRECTORY)
+    check_deployable(plan, options, settings.facts(), cold)
     check_pool(plan, options, profile)
     place = place_for(out, [directory], check_build_place)
     if place.is_relative_to(directory.resolve()):
@@ -115,10 +131,17 @@ def package(
             earlier = _earlier_of(previous_of, place, plan, options, Path(scratch), progress)
         else:
             earlier = _earlier(place, plan, options) if keep_previous else None
+        beside = _Source(cold, directory / COLD_DIRECTORY) if cold else None
+        current = _Generation(_Source(plan, directory), beside)
         with appearing_whole(place, check_build_place) as build:
-            deployment = _Writer(build, options, settings, profile, progress).write(plan, directory, earlier)
+            deployment = _Writer(build, options, settings, profile, progress).write(current, earlier)
             (build / SAMCONFIG).write_bytes(_settings_of_sam(place, deployment))
     return deployment
+
+
+def deployed_cold(directory: Path, plan: Plan, options: Options) -> Plan | None:
+    """Return the cold plan of a plan directory, where it has one and the engine chooses among plans."""
+    return load_cold_plan(directory, plan) if options.chooses_plans else None
 
 
 def check_build_place(place: Path) -> None:
@@ -137,7 +160,7 @@ def check_build_place(place: Path) -> None:
         )
 
 
-def _earlier(place: Path, plan: Plan, options: Options) -> _Earlier | None:
+def _earlier(place: Path, plan: Plan, options: Options) -> _Generation | None:
     """Return the generation before this plan: what was current, or what was previous where the plan is the same."""
     if not is_build(place):
         return None
@@ -156,16 +179,25 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Earlier | None:
     others = [digest for digest in deployment.plans if digest != digest12(plan)]
     if deployment.options.name != options.name or not others:
         return None
-    plan = load_packaged_plan(place, others[0])
-    kept = [f"{_GENERATIONS}/{others[0]}", *(f"{_WEIGHTS}/{piece.name}" for _, piece in _pieces(plan))]
-    if not all((place / name).is_dir() for name in kept):
-        raise InputError(f"{place} has lost its plan {others[0]}: package with --no-previous, or choose another --out")
-    return _Earlier(plan, build=place)
+    earlier = _packaged(place, deployment, others[0], options)
+    for each in earlier.sources:
+        digest = digest12(each.plan)
+        kept = [f"{_GENERATIONS}/{digest}", *(f"{_WEIGHTS}/{piece.name}" for _, piece in _pieces(each.plan))]
+        if not all((place / name).is_dir() for name in kept):
+            raise InputError(f"{place} has lost its plan {digest}: package with --no-previous, or choose another --out")
+    return earlier
+
+
+def _packaged(place: Path, deployment: Deployment, digest: str, options: Options) -> _Generation:
+    """Return a plan of a BUILD directory with its cold plan, which an engine that runs one plan does not keep."""
+    plan = load_packaged_plan(place, digest)
+    cold = load_packaged_cold(place, deployment, plan) if options.chooses_plans else None
+    return _Generation(_Source(plan, build=place), _Source(cold, build=place) if cold else None)
 
 
 def _earlier_of(
     stack: str, place: Path, plan: Plan, options: Options, scratch: Path, progress: Callable[[str], None]
-) -> _Earlier | None:
+) -> _Generation | None:
     """Return the generation that a stack serves, or the one before where it serves this plan; None if it has no other.
 
     Raises UsageError for a stack that is missing, is not ours, or has another store.
@@ -181,11 +213,23 @@ def _earlier_of(
         if not others:
             return None
         if (place / _GENERATIONS / others[0]).is_dir():
-            return _Earlier(load_packaged_plan(place, others[0]), build=place)
-        earlier = fetch_plan(deployed, others[0], session, scratch, progress)
+            return _packaged(place, load_deployment(place), others[0], options)
+        earlier = _Source(fetch_plan(deployed, others[0], session, scratch, progress), scratch)
+        beside = deployed.cold.get(others[0]) if options.chooses_plans else None
+        if beside is None:
+            return _Generation(earlier)
+        place = scratch / COLD_DIRECTORY
+        return _Generation(earlier, _Source(fetch_plan(deployed, beside, session, place, progress), place))
     except (BotoCoreError, ClientError) as error:
         raise UnavailableError(f"--previous-of {stack}: {error}") from error
-    return _Earlier(earlier, directory=scratch)
+
+
+def _different(sources: Iterable[_Source]) -> list[_Source]:
+    """Return each plan once, where it was first: the cold plan of one generation may be the plan of another."""
+    found: dict[str, _Source] = {}
+    for source in sources:
+        found.setdefault(digest12(source.plan), source)
+    return [*found.values()]
 
 
 def _pieces(plan: Plan) -> list[tuple[Artefact, Piece]]:
@@ -193,7 +237,7 @@ def _pieces(plan: Plan) -> list[tuple[Artefact, Piece]]:
     return [(weights, piece) for weights in fetched([plan]) for piece in pieces(weights)]
 
 
-def _keep_pool(earlier: _Earlier, build: Path) -> bool:
+def _keep_pool(earlier: _Source, build: Path) -> bool:
     """Copy what the pool of the plan before is used by, as it was packaged; say whether it had a pool."""
     if earlier.build is None:  # a stack's functions do not have it
         return False
@@ -233,10 +277,12 @@ class _Writer:
     profile: Profile | None
     progress: Callable[[str], None]
 
-    def write(self, plan: Plan, directory: Path, earlier: _Earlier | None) -> Deployment:
+    def write(self, current: _Generation, earlier: _Generation | None) -> Deployment:
         """Write everything but SAM CLI's settings."""
         cache = self.settings.cache_dir
-        plans = [plan, *([earlier.plan] if earlier else [])]
+        generations = [current, *([earlier] if earlier else [])]
+        sources = _different(source for generation in generations for source in generation.sources)
+        plans = [generation.main.plan for generation in generations]
         self.progress("collecting the workers' dependencies")
         worker = worker_layer(self.build / _LAYERS / "worker", self.options, cache)
         self.progress("collecting the drivers' dependencies")
@@ -245,31 +291,46 @@ class _Writer:
         if self.options.gpu:
             self.progress("collecting what GPU instances compute with")
             layers[f"{_LAYERS}/{GPU}"] = gpu_layer(self.build / _LAYERS / GPU, self.options, cache)
-        self.progress(f"writing {len(plan.functions)} functions")
-        sizes = self._generation(plan, directory, worker)
-        if earlier and earlier.directory:
-            self._generation(earlier.plan, earlier.directory, worker)
-        elif earlier and earlier.build:
-            name = digest12(earlier.plan)
-            link_tree(earlier.build / _GENERATIONS / name, self.build / _GENERATIONS / name)
-        self._weights(plan, directory)
-        if earlier:
-            self._weights(earlier.plan, earlier.directory, earlier.build)
-        pooled = self._drivers(plans, directory, earlier)
-        for each in plans:
+        own = [source.plan for source in current.sources]
+        self.progress(f"writing {sum(len(plan.functions) for plan in own)} functions")
+        written = {digest12(source.plan): self._source(source, worker) for source in sources}
+        pooled = self._drivers(generations)
+        every = [source.plan for source in sources]
+        for each in every:
             self._machine(each)
-        template = make_template(self.options, plans, pooled=pooled)
+        cold = {digest12(each.main.plan): each.cold.plan for each in generations if each.cold}
+        template = make_template(self.options, plans, pooled=pooled, cold=cold)
         check_template(template, self.settings.facts())
         (self.build / TEMPLATE).write_text(dump(template), encoding="utf-8")
-        (self.build / SBOM).write_text(dump_sbom(self.options, plans, cache), encoding="utf-8")
-        names = tuple(map(digest12, plans))
-        compiled = worker.compiled_by is not None
-        digest = combined_digest(self.build, layers)
-        weights = {file.sha256: file.bytes for file in fetched(plans)}
-        images = tuple(image for each in plans for image in images_of(each))
-        deployment = Deployment(__version__, self.options, names, compiled, sizes, digest, weights, images)
+        (self.build / SBOM).write_text(dump_sbom(self.options, every, cache), encoding="utf-8")
+        deployment = Deployment(
+            serfer=__version__,
+            options=self.options,
+            plans=tuple(map(digest12, plans)),
+            precompiled=worker.compiled_by is not None,
+            bytes={
+                f"{before}{name}": size
+                for before, plan in zip(("", COLD_FUNCTIONS), own, strict=False)
+                for name, size in written[digest12(plan)].items()
+            },
+            digest=combined_digest(self.build, layers),
+            weights={file.sha256: file.bytes for file in fetched(every)},
+            images=tuple(image for each in every for image in images_of(each)),
+            cold={main: digest12(plan) for main, plan in cold.items()},
+        )
         (self.build / RECORD).write_text(dump_deployment(deployment), encoding="utf-8")
         return deployment
+
+    def _source(self, source: _Source, worker: Built) -> dict[str, int]:
+        """Write a plan's functions and what they fetch; return the sizes of functions that are made anew."""
+        sizes = {}
+        if source.directory:
+            sizes = self._generation(source.plan, source.directory, worker)
+        elif source.build:
+            name = digest12(source.plan)
+            link_tree(source.build / _GENERATIONS / name, self.build / _GENERATIONS / name)
+        self._weights(source)
+        return sizes
 
     def _generation(self, plan: Plan, directory: Path, worker: Built) -> dict[str, int]:
         """Write a plan's functions and their weights; return the bytes of each with its layers, by "STAGE-PART"."""
@@ -289,33 +350,39 @@ class _Writer:
             sizes[name] = check_size(name, worker, own, facts.package_limit)
         return sizes
 
-    def _weights(self, plan: Plan, directory: Path | None, build: Path | None = None) -> None:
+    def _weights(self, source: _Source) -> None:
         """Write the pieces of what a plan's functions fetch, of a plan directory or as another BUILD has them."""
-        for weights, piece in _pieces(plan):
+        for weights, piece in _pieces(source.plan):
             place = self.build / _WEIGHTS / piece.name
-            if place.exists():  # of the other plan
+            if place.exists():  # of another plan
                 continue
-            if directory:
-                piece_directory(place, piece, directory / weights.path)
-            elif build:
-                link_tree(build / _WEIGHTS / piece.name, place)
+            if source.directory:
+                piece_directory(place, piece, source.directory / weights.path)
+            elif source.build:
+                link_tree(source.build / _WEIGHTS / piece.name, place)
 
-    def _drivers(self, plans: list[Plan], directory: Path, earlier: _Earlier | None) -> set[str]:
+    def _drivers(self, generations: list[_Generation]) -> set[str]:
         """Write what drivers read of the plans, everything but weights; return which of them have a pool."""
-        for plan in plans:
-            place = plan_directory(self.build, digest12(plan))
-            place.mkdir(parents=True)
-            in_image = plan.stages[0].weights_in == CONTAINER
-            first = "images/0-0/function" if in_image else "functions/0-0"
-            shutil.copyfile(self.build / _GENERATIONS / digest12(plan) / first / PLAN_FILE, place / PLAN_FILE)
+        for each in generations:
+            place = plan_directory(self.build, digest12(each.main.plan))
+            self._plan_file(each.main.plan, place)
+            if each.cold:
+                self._plan_file(each.cold.plan, place / COLD_DIRECTORY)
         pooled = set()
-        if self.options.gpu and self.profile:
-            pooled.add(digest12(plans[0]))
-            self._pool(plans[0], directory)
+        current, earlier = generations[0].main, generations[1].main if len(generations) > 1 else None
+        if self.options.gpu and self.profile and current.directory:
+            pooled.add(digest12(current.plan))
+            self._pool(current.plan, current.directory)
             if earlier and _keep_pool(earlier, self.build):
                 pooled.add(digest12(earlier.plan))
         seal(self.build / _DRIVER, _DRIVER_IDS[self.options.drivers])
         return pooled
+
+    def _plan_file(self, plan: Plan, place: Path) -> None:
+        """Write plan.json as the plan's first function has it."""
+        place.mkdir(parents=True)
+        first = "images/0-0/function" if plan.stages[0].weights_in == CONTAINER else "functions/0-0"
+        shutil.copyfile(self.build / _GENERATIONS / digest12(plan) / first / PLAN_FILE, place / PLAN_FILE)
 
     def _pool(self, plan: Plan, directory: Path) -> None:
         """Write what a plan's pool is used by, and the graph of the whole network, whose weights the stages have."""

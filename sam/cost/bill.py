@@ -15,7 +15,7 @@ from typing import Any
 from sam.cost import registry
 from sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
 from sam.cost.marginal import Deployed, Usage, query_usage
-from sam.deployment import load_current_plan, load_deployment, load_template
+from sam.deployment import load_current_plan, load_deployment, load_packaged_cold, load_template
 from sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
 from sam.template.intrinsics import check_parameters, resources
 from sam.template.template import make_template
@@ -73,7 +73,9 @@ class Bill:
     @property
     def environments(self) -> int:
         """The number of environments that a burst would keep busy at once, without a driver function's."""
-        return self.burst * max(stage.grid.tiles for stage in self.deployed.plan.stages)
+        deployed = self.deployed
+        plans = (deployed.plan, *([deployed.cold] if deployed.cold else []))
+        return self.burst * max(stage.grid.tiles for plan in plans for stage in plan.stages)
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -96,6 +98,11 @@ class Bill:
         if self.alarms_usd:
             notes.append(f"no alarms: they cost ${self.alarms_usd:.2f} a month where {_EMAIL} is given")
         notes += self._of_pool()
+        if deployed.cold:
+            notes.append(
+                f"cold: on the cold plan {deployed.cold.digest[:12]}, all of whose environments start, and beside them "
+                "those of the other plan"
+            )
         if deployed.options.snapstart:
             notes.append("a start from a snapshot takes as long as one without: what it saves was not measured")
         if deployed.plan.store.partition("+")[0] not in _SPLIT_FOR[deployed.options.store]:
@@ -133,6 +140,7 @@ class Bill:
         return {
             "model": self.deployed.plan.model,
             "plan": self.deployed.plan.digest,
+            "cold_plan": self.deployed.cold.digest if self.deployed.cold else None,
             "options": asdict(self.deployed.options),
             "idle_month": {"cost_usd": self.idle_usd, "lines": self._lines(self.idle)},
             "query": {name: self._query(usage) for name, usage in (("warm", self.warm), ("cold", self.cold))},
@@ -174,9 +182,9 @@ class Bill:
         ]
 
 
-def deployed(plan: Plan, options: Options, facts: AwsFacts, template: Template) -> Deployed:
-    """Return a plan in a deployment, with its driver function as the template has it."""
-    return Deployed(plan, options, facts, _driver_memory(template, options, facts.functions))
+def deployed(plan: Plan, options: Options, facts: AwsFacts, template: Template, cold: Plan | None = None) -> Deployed:
+    """Return a plan in a deployment, with its cold plan, and its driver function as the template has it."""
+    return Deployed(plan, options, facts, _driver_memory(template, options, facts.functions), cold)
 
 
 def _driver_memory(template: Template, options: Options, functions: LambdaFacts) -> int:
@@ -335,11 +343,10 @@ def price_build(
     """
     deployment, template = load_deployment(build), load_template(build)
     plan = load_current_plan(build, deployment)
-    named = {name: f"{deployment.current}-{name}" for name in deployment.bytes}
-    images = sum(size for name, size in deployment.bytes.items() if named[name] in deployment.images)
+    images = sum(size for name, size in deployment.bytes.items() if deployment.is_image(name))
     try:
         return bill(
-            deployed(plan, deployment.options, facts, template),
+            deployed(plan, deployment.options, facts, template, load_packaged_cold(build, deployment, plan)),
             template,
             burst=burst,
             loads=loads or LOADS,

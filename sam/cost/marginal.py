@@ -41,12 +41,13 @@ _REPLY_BYTES = 500
 
 @dataclass(frozen=True)
 class Deployed:
-    """A plan in a deployment; `driver_mb` is the memory of a driver function."""
+    """A plan in a deployment, with its cold plan if it has one; `driver_mb` is the memory of a driver function."""
 
     plan: Plan
     options: Options
     facts: AwsFacts
     driver_mb: int
+    cold: Plan | None = None
 
     @property
     def store(self) -> StoreFacts:
@@ -63,6 +64,11 @@ class Deployed:
     def table(self) -> str:
         """The table of the store's prices in aws.toml."""
         return "redis_serverless" if self.options.store == "redis" else self.options.store
+
+    @property
+    def compute_price(self) -> str:
+        """The name of the price of functions' compute in aws.toml."""
+        return f"lambda.price_gb_second{'_arm' if self.options.architecture == 'arm64' else ''}"
 
     def platform(self, cold_share: float) -> Platform:
         """Return where the plan runs."""
@@ -83,7 +89,50 @@ class Usage:
 
 
 def query_usage(deployed: Deployed, cold_share: float = 0.0) -> Usage:
-    """Return what a query of one image uses, where a share of the environments has to be started for it."""
+    """Return what a query of one image uses, where a share of the environments has to be started for it.
+
+    With a cold plan it is the share of queries that run on that, all of whose environments start, and beside them those
+    of the other plan.
+    """
+    if deployed.cold is None:
+        return _plan_usage(deployed, cold_share)
+    warm, cold = _plan_usage(deployed, 0.0), _plan_usage(replace(deployed, plan=deployed.cold), 1.0)
+    cold = replace(cold, lines=(*cold.lines, *_started_beside(deployed)))
+    return _mixed(warm, cold, cold_share)
+
+
+def _mixed(warm: Usage, cold: Usage, cold_share: float) -> Usage:
+    """Return the expected usage of a query, a share of which are cold."""
+    lines: dict[tuple[str, str], Line] = {}
+    for usage, share in ((warm, 1 - cold_share), (cold, cold_share)):
+        for line in usage.lines if share else ():
+            key = line.item, line.source
+            before = lines.get(key, replace(line, quantity=0.0, usd=0.0))
+            lines[key] = replace(
+                line, quantity=before.quantity + share * line.quantity, usd=before.usd + share * line.usd
+            )
+    return Usage(tuple(lines.values()), (1 - cold_share) * warm.seconds + cold_share * cold.seconds)
+
+
+def _started_beside(deployed: Deployed) -> list[Line]:
+    """Price a plan's environments that start while its cold plan answers: one for each task, by warm-up requests."""
+    platform, functions = deployed.platform(1.0), deployed.facts.functions
+    tasks = used = usd = 0.0
+    steps = _steps(deployed)
+    for step in steps:
+        seconds = step.load.cold_start(platform).seconds
+        tasks += step.load.tasks
+        used += step.load.tasks * step.memory_mb / _MB_PER_GB * seconds
+        usd += step.load.tasks * float(billed_usd(step.memory_mb, seconds, platform.functions))
+    return [
+        Line("warm-up requests", tasks, "requests", tasks * functions.price_request, "lambda.price_request"),
+        Line("warm-ups' compute", used, "GB-s", usd, deployed.compute_price),
+        *(replace(line, item="weights: reads by warm-ups") for line in _weights(deployed, steps, 1.0)),
+    ]
+
+
+def _plan_usage(deployed: Deployed, cold_share: float) -> Usage:
+    """Return what a query on a plan uses, where a share of the environments has to be started for it."""
     steps = _steps(deployed)
     platform = deployed.platform(cold_share)
     seconds = sum(step.seconds(platform) for step in steps) + _waiting(deployed, steps)
@@ -173,10 +222,9 @@ def _workers(deployed: Deployed, steps: list[_Step], platform: Platform) -> list
         usd += float(billed_usd(step.memory_mb, times, functions).sum())
         seconds += step.memory_mb / _MB_PER_GB * float(times.sum())
         restored += platform.cold_share * step.load.tasks * step.memory_mb / _MB_PER_GB
-    price = "price_gb_second_arm" if options.architecture == "arm64" else "price_gb_second"
     lines = [
         Line("workers' invocations", tasks, "requests", tasks * functions.price_request, "lambda.price_request"),
-        Line("workers' compute", seconds, "GB-s", usd, f"lambda.{price}"),
+        Line("workers' compute", seconds, "GB-s", usd, deployed.compute_price),
     ]
     if options.snapstart:
         usd = restored * functions.price_snapstart_restored
@@ -320,11 +368,10 @@ def _driver(deployed: Deployed, steps: list[_Step], seconds: float, cold_share: 
     busy = seconds + services.driver_seconds + cold_share * services.driver_init
     used = deployed.driver_mb / _MB_PER_GB * busy
     usd = float(billed_usd(deployed.driver_mb, busy, deployed.facts.on(deployed.options.architecture)))
-    price = "price_gb_second_arm" if deployed.options.architecture == "arm64" else "price_gb_second"
     return [
         Line("API", 1, "requests", services.price_api_request, _named("api_request")),
         Line("driver's invocation", 1, "requests", functions.price_request, "lambda.price_request"),
-        Line("driver's compute", used, "GB-s", usd, f"lambda.{price}"),
+        Line("driver's compute", used, "GB-s", usd, deployed.compute_price),
         *common,
     ]
 

@@ -44,30 +44,38 @@ _HEAD = """\
 
 
 def make_template(
-    options: Options, plans: Sequence[Plan], timeout_s: int = 60, pooled: Collection[str] | None = None
+    options: Options,
+    plans: Sequence[Plan],
+    timeout_s: int = 60,
+    pooled: Collection[str] | None = None,
+    cold: Mapping[str, Plan] | None = None,
 ) -> Part:
     """Return the SAM template of a deployment, its intrinsic functions in their long form.
 
     `plans` are the current one and, after an update, the one before, which keeps its functions until the next update;
     the parameter Serving says which of them drivers use. A stage's function may take `timeout_s` seconds. Where the
-    deployment has a GPU pool, `pooled` are the plans, by twelve digits, that have one; None: all. Raises UsageError for
-    options that cannot be, PlanError for a plan of too many functions.
+    deployment has a GPU pool, `pooled` are the plans, by twelve digits, that have one; None: all. `cold` are the cold
+    plans of plans, by these plans' twelve digits. Raises UsageError for options that cannot be, PlanError for a plan of
+    too many functions.
     """
     options.check()
-    for plan in plans:
+    cold = cold or {}
+    every = [*{digest12(plan): plan for plan in (*plans, *cold.values())}.values()]
+    for plan in every:
         options.check_plan(plan)
     if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
-    variables = {**_variables(options), "burst": driver_room(plans[0], shipped_aws().functions.concurrency)}
-    weights = fetched(plans)
+    variables = {**_variables(options), "burst": driver_room(_together(plans[0], cold))}
+    weights = fetched(every)
     parts = [fragments.load(name, variables) for name in _chosen(options, fetches=bool(weights))]
     environment = fragments.merge(parts)["Environment"]
     parts += [upload(each, options) for each in weights]
-    parts += [generation(plan, options, environment, timeout_s) for plan in plans]
+    parts += [generation(plan, options, environment, timeout_s) for plan in every]
     digests = [digest12(plan) for plan in plans]
     with_pool = [digest for digest in digests if options.gpu and (pooled is None or digest in pooled)]
     parts += pools(options, [plan for plan in plans if digest12(plan) in with_pool])
     whole = fragments.merge([*parts, _serving(digests, options, with_pool)])
+    whole["Outputs"] |= _plans(plans, every, cold)
     whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
     resources = whole["Resources"]
     _place(resources, whole["Statements"], options)
@@ -82,9 +90,27 @@ def make_template(
     return {section: copy.deepcopy(whole[section]) for section in _ORDER if section in whole}
 
 
-def driver_room(plan: Plan, environments: int) -> int:
-    """Return how many driver functions, of so many environments, leave room for the widest stage of each query."""
-    return max(1, environments // (1 + max(stage.grid.tiles for stage in plan.stages)))
+def _together(plan: Plan, cold: Mapping[str, Plan]) -> list[Plan]:
+    """Return the plans whose functions one query may use: its cold plan's, while the other's start."""
+    return [plan, *([cold[digest12(plan)]] if digest12(plan) in cold else [])]
+
+
+def driver_room(plans: Sequence[Plan]) -> int:
+    """Return how many driver functions leave an account room for the widest stages of each query's plans."""
+    widest = (max(stage.grid.tiles for stage in plan.stages) for plan in plans)
+    return max(1, shipped_aws().functions.concurrency // (1 + sum(widest)))
+
+
+def _plans(plans: Sequence[Plan], every: Sequence[Plan], cold: Mapping[str, Plan]) -> Part:
+    """Return the outputs that name the plans; those with cold plans also say which plan's each is."""
+    outputs: Part = {
+        "Plans": {"Description": "The plans whose functions there are.", "Value": ",".join(map(digest12, every))}
+    }
+    if cold:
+        pairs = (":".join(map(digest12, _together(plan, cold))) for plan in plans)
+        what = "The plans that drivers may use, the current one first, each with its cold plan after a colon."
+        outputs["Generations"] = {"Description": what, "Value": ",".join(pairs)}
+    return outputs
 
 
 def dump(template: Part) -> str:
@@ -163,7 +189,6 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) 
         "SERFER_PLAN": _served([f"plans/{digest}" for digest in digests]),
     }
     outputs: Part = {
-        "Plans": {"Description": "The plans whose functions there are.", "Value": ",".join(digests)},
         "Serving": {"Description": "The plan that drivers use.", "Value": _served(digests)},
     }
     if options.gpu:

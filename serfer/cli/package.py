@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from sam.build.package import deployed_cold
 from sam.build.package import package as write
 from sam.cost.scenario import read_profile
-from sam.deployment import Deployment
+from sam.deployment import COLD_FUNCTIONS, Deployment
 from sam.options import GpuPool, Options, default_name
 from sam.quotas import check_deployable, find_sam
 from sam.samconfig import ENVIRONMENTS, FILE, stack_of
@@ -20,7 +21,7 @@ from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.cli.shared.terminal import complain, out
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import aws_region, load_settings
 
 _GPUS = 4  # of a pool without --gpu-max
@@ -131,8 +132,11 @@ def package(
             profile=profile,
             progress=progress,
         )
-    for note in check_deployable(plan, options, settings.facts()):
+    cold = deployed_cold(directory, plan, options)
+    for note in check_deployable(plan, options, settings.facts(), cold):
         complain(note)
+    if cold is None and load_cold_plan(directory, plan):
+        complain(f"{directory / COLD_DIRECTORY} is left out: --driver {driver} runs one plan, --driver push chooses")
     _remark_region(build, options.region)
     if as_json:
         print_json({**asdict(deployment), "out": str(build)})
@@ -168,18 +172,21 @@ def _print_deployment(deployment: Deployment, build: PurePath) -> None:
     options = deployment.options
     table = columns("function", "unzipped, with layers")
     for name, size in deployment.bytes.items():
-        image = f"{deployment.current}-{name}" in deployment.images
-        table.add_row(f"stage-{name}", byte_size(size) + (", a container image" if image else ""))
+        where = ", a container image" if deployment.is_image(name) else ""
+        plan = "cold plan, " if name.startswith(COLD_FUNCTIONS) else ""
+        table.add_row(f"{plan}stage-{name.removeprefix(COLD_FUNCTIONS)}", byte_size(size) + where)
     out.print(table)
     if deployment.weights:
         whole = byte_size(sum(deployment.weights.values()))
         out.print(f"{whole} of weights that functions fetch: deploying brings them into the stack's bucket")
     if deployment.images:
         out.print(f"container images are built on {plain(options.builds_on)}: sam build needs a container engine")
+    cold = f" with the cold plan {deployment.cold[deployment.current]}" if deployment.current in deployment.cold else ""
     kept = f", beside the one before, {deployment.plans[1]}" if len(deployment.plans) > 1 else ""
     out.print(
-        f"plan {deployment.current}{kept}: {options.drivers} drivers, engine {options.engine}, store {options.store}, "
-        f"{options.runtime} on {options.architecture}, {options.region}; digest {deployment.digest[:12]}"
+        f"plan {deployment.current}{cold}{kept}: {options.drivers} drivers, engine {options.engine}, "
+        f"store {options.store}, {options.runtime} on {options.architecture}, {options.region}; "
+        f"digest {deployment.digest[:12]}"
     )
     place = plain(shlex.quote(str(build)))
     out.print(

@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from sam.deployer import Target, policies, statements
-from sam.deployment import Deployment, load_current_plan, load_deployment, load_template
+from sam.deployment import Deployment, load_current_plan, load_deployment, load_packaged_cold, load_template
 from sam.options import RUNTIMES, Options
 from sam.quotas import check_deployable, check_region, check_template, find_sam, memory_note
 from sam.samconfig import StackSettings, stacks
@@ -45,10 +45,11 @@ _STEP = re.compile(r"arn:([a-z-]+):sts::(\d{12}):assumed-role/([\w+=,.@-]+)/.+")
 
 @dataclass(frozen=True)
 class Build:
-    """A build to be deployed: its record, plan and template, and the resources that the template makes."""
+    """A build to be deployed: its record, plans and template, and the resources that the template makes."""
 
     deployment: Deployment
     plan: Plan
+    cold: Plan | None
     template: dict[str, Any]
     stacks: tuple[StackSettings, ...]
 
@@ -59,7 +60,8 @@ class Build:
         plan, template = load_current_plan(directory, deployment), load_template(directory)
         options = deployment.options
         settings = stacks(directory, options.region) or [StackSettings("", options.name, options.region, {})]
-        return cls(deployment, plan, template, tuple(settings))
+        cold = load_packaged_cold(directory, deployment, plan)
+        return cls(deployment, plan, cold, template, tuple(settings))
 
     def target(self, account: str, partition: str = "aws", *, only: StackSettings | None = None) -> Target:
         """Return where the stacks are deployed to, or one of them, for the deployer's policy."""
@@ -72,6 +74,11 @@ class Build:
             partition=partition,
             boundaries=sorted(set(boundaries)) if all(boundaries) else (),
         )
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The current plan, and its cold plan if it has one."""
+        return [self.plan, *([self.cold] if self.cold else [])]
 
     @property
     def resources(self) -> dict[str, tuple[str, Properties]]:
@@ -152,9 +159,9 @@ def _sam() -> Check:
 def _limits(build: Build, facts: AwsFacts, region: str | None) -> Check:
     """Check whether the plan and the template keep AWS's limits."""
     options = replace(build.deployment.options, region=region or build.deployment.options.region)
-    memory = memory_note(build.plan, facts)  # has a check of its own, which knows the account
+    memory = {memory_note(plan, facts) for plan in build.plans}  # has a check of its own, which knows the account
     try:
-        notes = [note for note in check_deployable(build.plan, options, facts) if note != memory]
+        notes = [note for note in check_deployable(build.plan, options, facts, build.cold) if note not in memory]
         check_template(build.template, facts)
     except SerferError as error:
         return Check("limits", ok=False, found=f"{build.plan.model}: refused", remedy=str(error))
@@ -244,10 +251,13 @@ def _concurrency(account: Account, build: Build | None) -> Check:
     if reserved and reserved > free - kept:
         remedy = f"reserve fewer (--reserved-concurrency): {kept} must stay for all others; or {_MORE}"
         return Check("concurrency", ok=False, found=f"{capacity}; {reserved:,} would be", remedy=remedy)
-    widest = max(stage.grid.tiles for stage in build.plan.stages)
+    widest = sum(max(stage.grid.tiles for stage in plan.stages) for plan in build.plans)
     each = widest + (build.deployment.options.drivers == "function")
     if each > free:
-        taken = f"a query's widest stage takes {widest}" + (", its driver one more" if each > widest else "")
+        what = (
+            "a query's widest stage takes" if build.cold is None else "a cold query's widest stages of both plans take"
+        )
+        taken = f"{what} {widest}" + (", its driver one more" if each > widest else "")
         remedy = f"split into fewer tiles (--max-tiles {max(1, free - each + widest)}), or {_MORE}"
         return Check("concurrency", ok=False, found=f"{capacity}; {taken}", remedy=remedy)
     at_once = free // each
@@ -281,7 +291,8 @@ def _memory(account: Account, build: Build | None) -> Check:
     AWS raises a new account's memory and concurrency together, by how it is used: one with less concurrency than all
     others have by default is new.
     """
-    note = memory_note(build.plan, account.facts) if build else ""
+    notes = [memory_note(plan, account.facts) for plan in build.plans] if build else []
+    note = next(filter(None, notes), "")
     if build is None or not note:
         return Check("memory", ok=True, found="no stage has more than new accounts may have")
     total = account.client("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"]

@@ -57,7 +57,7 @@ class MinistackServer(LocalServer):
                 return False
 
 
-def deploy(session, name, plans, serving="current", **parameters):
+def deploy(session, name, plans, serving="current", generations=None, **parameters):
     """Create or update a stack whose outputs say that it has these plans, as `sam deploy` would."""
     formation = session.client("cloudformation")
     chosen = {"Fn::If": ["Current", plans[0], {"Ref": "Serving"}]}
@@ -74,6 +74,7 @@ def deploy(session, name, plans, serving="current", **parameters):
             "Plans": {"Value": ",".join(plans)},
             "Serving": {"Value": chosen},
             "Days": {"Value": {"Ref": "Days"}},
+            **({"Generations": {"Value": generations}} if generations else {}),
         },
     }
     values = {"Serving": serving, **parameters}

@@ -11,12 +11,13 @@ from sam.cost.marginal import Deployed, query_usage, transitions
 from sam.template.template import make_template
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.costs.cost_model import gang_load, price_gang
+from serfer.core.costs.cost_model import gang_load, plan_load, price_gang
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid
-from serfer.core.plan import Gang
+from serfer.core.plan import Gang, sealed
 from tests.core.plans import small_plan
 from tests.sam.builds import build, options
+from tests.sam.offered import placed
 
 FACTS = shipped_aws()
 
@@ -217,3 +218,38 @@ def test_an_altered_template_is_named(tmp_path, drivers, before, after):
     (place / "template.yaml").write_text(re.sub(f"{before}(\\n +Ref: .*)?", after, text))
     with pytest.raises(InputError, match="has something altered"):
         price_build(place, FACTS, burst=1)
+
+
+def test_a_query_that_finds_nothing_warm_pays_the_cold_plan_and_the_environments_of_the_other():
+    """By hand: every line of the cold plan's query, and for each task of the other a request and a cold start."""
+    one, _ = deployed_with()
+    cold = sealed(replace(small_plan(), model="small net", weights="none", labels=tuple(map(str, range(10)))))
+    both = replace(one, cold=cold)
+    assert query_usage(both) == query_usage(one)
+    usage, alone = query_usage(both, 1.0), query_usage(replace(one, plan=cold), 1.0)
+    items = {line.item: line for line in usage.lines}
+    functions = FACTS.functions
+    seconds = [functions.init + plan_load(small_plan(), stage).weight_bytes / functions.load_rate for stage in (0, 1)]
+    gigabytes = [stage.memory_mb / 1024 for stage in small_plan().stages]
+    by_hand = 2 * gigabytes[0] * seconds[0] + gigabytes[1] * seconds[1]
+    assert items["warm-up requests"].quantity == 3
+    assert items["warm-ups' compute"].quantity == pytest.approx(by_hand)
+    assert items["warm-ups' compute"].usd == pytest.approx(by_hand * functions.price_gb_second, rel=0.01)
+    warmed = items["warm-up requests"].usd + items["warm-ups' compute"].usd
+    assert usage.usd == pytest.approx(alone.usd + warmed)
+    assert usage.seconds == alone.seconds
+
+
+def test_a_share_of_queries_on_the_cold_plan_is_that_share_of_its_costs():
+    both = replace(deployed_with()[0], cold=small_plan())
+    warm, half, cold = (query_usage(both, share) for share in (0.0, 0.5, 1.0))
+    assert half.usd == pytest.approx((warm.usd + cold.usd) / 2)
+    assert half.seconds == pytest.approx((warm.seconds + cold.seconds) / 2)
+    assert len({line.item for line in half.lines}) == len(half.lines)
+
+
+def test_warm_ups_of_functions_that_fetch_pay_for_the_reads_too():
+    one, _ = deployed_with()
+    whole = replace(one, plan=placed(small_plan(), "fetched"), cold=small_plan())
+    items = {line.item for line in query_usage(whole, 1.0).lines}
+    assert "weights: reads by warm-ups" in items

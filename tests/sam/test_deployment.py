@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -155,3 +156,25 @@ def test_intrinsic_functions_that_no_package_would_write_stand_for_nothing():
     assert "C" in made
     assert made["D"][1] == every["Resources"]["D"]["Properties"]
     assert "B" not in made
+
+
+def test_a_record_with_a_cold_plan_is_read_as_it_was_written():
+    found = replace(FOUND, cold={FOUND.current: "1" * 12}, bytes={"0-0": 1, "cold-0-0": 2}, images=("1" * 12 + "-0-0",))
+    assert parse_deployment(dump_deployment(found)) == found
+    assert [found.is_image(name) for name in found.bytes] == [False, True]
+    assert "cold" not in json.loads(dump_deployment(FOUND))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cold": []}, "cold should be an object"),
+        ({"cold": {FOUND.current: "x"}}, "cold should be an object"),
+        ({"cold": {"1" * 12: "2" * 12}}, "plans of the deployment"),
+        ({"bytes": {"cold-0-0": 1}}, "a cold plan that there is not"),
+    ],
+)
+def test_a_record_whose_cold_plans_cannot_be_is_refused(change, words):
+    document = {**json.loads(dump_deployment(FOUND)), **change}
+    with pytest.raises(InputError, match=words):
+        parse_deployment(json.dumps(document))

@@ -19,7 +19,7 @@ from sam.build import package as package_module
 from sam.build.package import package
 from sam.build.tree import seal, tree_digest
 from sam.cost.scenario import Profile
-from sam.deployment import load_deployment, load_template
+from sam.deployment import load_deployment, load_template, plan_directory
 from sam.options import GpuPool, Options, digest12, function_id
 from sam.samconfig import stack_of
 from sam.stacks import DeployedStack
@@ -27,7 +27,7 @@ from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings
 from tests.e2e.small import put_weights_in, split_small
 from tests.sam.conftest import OPTIONS
@@ -449,3 +449,92 @@ def test_the_previous_plans_fetched_weights_are_downloaded_from_the_stacks_bucke
     account.objects = dict.fromkeys(account.objects, b"altered")
     with pytest.raises(InputError, match="does not match"):
         fetch.fetch_plan(stack, name, account, tmp_path / "again", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A plan of one function, with the first of `plans` as its cold plan."""
+    root = tmp_path_factory.mktemp("pair")
+    whole = split_small(root / "whole", grids=[(1, 1)])
+    shutil.copytree(split_small(root / "parts"), whole / COLD_DIRECTORY)
+    return whole
+
+
+class TestColdPlan:
+    def test_its_functions_are_packaged_beside_the_plans(self, packed, pair, tmp_path):
+        deployment = packed(pair)
+        build, [main, cold] = tmp_path / "build", digests([pair, pair / COLD_DIRECTORY])
+        assert load_deployment(build) == deployment
+        assert (deployment.plans, deployment.cold) == ((main,), {main: cold})
+        parts = load_plan(pair / COLD_DIRECTORY).functions
+        assert deployment.bytes.keys() == {
+            *(f"{stage}-{number}" for stage, number in load_plan(pair).functions),
+            *(f"cold-{stage}-{number}" for stage, number in parts),
+        }
+        template, present = load_template(build), everything(build)
+        assert {function_id(cold, *part) for part in parts} <= template["Resources"].keys()
+        assert {f"plans/{cold}/functions/{stage}-{number}/plan.json" for stage, number in parts} <= present
+        assert template["Outputs"]["Plans"]["Value"] == f"{main},{cold}"
+        assert template["Outputs"]["Generations"]["Value"] == f"{main}:{cold}"
+
+    def test_drivers_find_it_in_the_directory_of_the_plan(self, packed, pair, tmp_path):
+        packed(pair)
+        plan = load_plan(pair)
+        place = plan_directory(tmp_path / "build", digest12(plan))
+        assert load_cold_plan(place, plan) == load_plan(pair / COLD_DIRECTORY)
+        assert f"plans/{digest12(plan)}/cold/plan.json" in (tmp_path / "build" / "driver" / "SHA256SUMS").read_text()
+
+    def test_both_plans_of_the_generation_before_stay(self, packed, pair, plans, tmp_path):
+        packed(pair)
+        deployment = packed(plans[1])
+        [two, main, cold] = digests([plans[1], pair, pair / COLD_DIRECTORY])
+        assert (deployment.plans, deployment.cold) == ((two, main), {main: cold})
+        assert load_template(tmp_path / "build")["Outputs"]["Generations"]["Value"] == f"{two},{main}:{cold}"
+        assert f"driver/plans/{main}/cold/plan.json" in everything(tmp_path / "build")
+        assert packed(plans[2]).cold == {}
+        assert not any(cold in name for name in everything(tmp_path / "build"))
+
+    def test_the_plan_that_was_served_may_become_the_cold_plan(self, packed, pair, tmp_path):
+        packed(pair / COLD_DIRECTORY)
+        deployment = packed(pair)
+        main, cold = digests([pair, pair / COLD_DIRECTORY])
+        assert (deployment.plans, deployment.cold) == ((main, cold), {main: cold})
+        outputs = load_template(tmp_path / "build")["Outputs"]
+        assert (outputs["Plans"]["Value"], outputs["Generations"]["Value"]) == (
+            f"{main},{cold}",
+            f"{main}:{cold},{cold}",
+        )
+
+    def test_a_generation_whose_cold_plan_is_gone_is_refused(self, packed, pair, plans, tmp_path):
+        packed(pair)
+        [cold] = digests([pair / COLD_DIRECTORY])
+        shutil.rmtree(tmp_path / "build" / "plans" / cold)
+        with pytest.raises(InputError, match=f"has lost its plan {cold}"):
+            packed(plans[1])
+
+    def test_what_is_altered_in_it_is_refused(self, packed, pair, tmp_path):
+        copy = tmp_path / "copy"
+        shutil.copytree(pair, copy)
+        next((copy / COLD_DIRECTORY).glob("stage-0/weights-*.bin")).write_bytes(b"x")
+        with pytest.raises(PlanError, match="altered"):
+            packed(copy)
+
+    @pytest.mark.parametrize("engine", ["poll", "stepfunctions", "stepfunctions-express"])
+    def test_an_engine_that_runs_one_plan_leaves_it_out(self, packed, pair, tmp_path, engine):
+        deployment = packed(pair, replace(OPTIONS, engine=engine))
+        assert deployment.cold == {}
+        assert not any(digests([pair / COLD_DIRECTORY])[0] in name for name in everything(tmp_path / "build"))
+
+    def test_the_command_says_that_it_is_left_out(self, pair, tmp_path, cache, monkeypatch):
+        monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
+        arguments = ["package", str(pair), "--out", str(tmp_path / "build"), "--driver", "poll"]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        assert "is left out: --driver poll" in " ".join(done.stderr.split())
+
+    def test_the_command_lists_its_functions(self, pair, tmp_path, cache, monkeypatch):
+        monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
+        done = CliRunner().invoke(app, ["package", str(pair), "--out", str(tmp_path / "build")])
+        assert done.exit_code == 0, done.output
+        assert "cold plan, stage-0-0" in done.stdout
+        assert f"with the cold plan {digests([pair / COLD_DIRECTORY])[0]}" in " ".join(done.stdout.split())

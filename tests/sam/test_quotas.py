@@ -130,3 +130,21 @@ def test_sam_is_found_in_its_own_environment_first(tmp_path):
     assert find_sam(tmp_path / "none", path) == other
     with pytest.raises(UnavailableError, match=r"run make setup, or install aws-sam-cli into .*none/sam$"):
         find_sam(tmp_path / "none", str(tmp_path))
+
+
+def test_a_cold_plan_keeps_the_limits_too_and_is_counted():
+    reserved = options(reserved_concurrency=300)
+    assert check_deployable(small_plan(), reserved, FACTS) == []
+    [note] = check_deployable(small_plan(), reserved, FACTS, small_plan())
+    assert "1,200 environments for 4 functions" in note
+    [memory] = check_deployable(small_plan(), options(), FACTS, with_first(memory_mb=4000))
+    assert "stage-0 has 4,000 MB" in memory
+    with pytest.raises(UsageError, match="Lambda allows 128"):
+        check_deployable(small_plan(), options(), FACTS, with_first(memory_mb=100_000))
+
+
+def test_a_cold_plan_that_takes_the_environments_of_the_other_is_refused():
+    few = replace(FACTS, functions=replace(FACTS.functions, concurrency=3))
+    check_deployable(small_plan(), options(), few)
+    with pytest.raises(UsageError, match=r"2 environments while 2 of the other plan start.* --cold-plan never"):
+        check_deployable(small_plan(), options(), few, small_plan())

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import zipfile
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from sam.build.tree import seal, tree_digest
 from sam.samconfig import FILE, samconfig
 from serfer.cli.main import app
 from serfer.core.errors import InputError, UsageError
+from serfer.plan_directory import COLD_DIRECTORY
 from serfer.settings import Settings
 from tests.e2e.small import split_small
 from tests.sam.builds import build as build_directory
@@ -251,3 +253,44 @@ def test_the_command_keeps_the_plan_of_a_stack_unless_it_is_to_keep_none(plans, 
     assert kept == []
     CliRunner().invoke(app, arguments)
     assert kept == ["shop-prod"]
+
+
+@pytest.fixture(scope="module")
+def pair(plans, tmp_path_factory):
+    """A plan of one function, with the first of `plans` as its cold plan."""
+    whole = split_small(tmp_path_factory.mktemp("pair") / "whole", grids=[(1, 1)])
+    shutil.copytree(plans[0], whole / COLD_DIRECTORY)
+    return whole
+
+
+def test_both_plans_of_a_generation_are_fetched_back(session, packed, pair, plans, tmp_path):
+    packed(pair, "gone")
+    main, cold = digests([pair, pair / COLD_DIRECTORY])
+    for digest in (main, cold):
+        upload(session, tmp_path / "gone", digest, "test-dev")
+    deploy(session, "test-dev", [main, cold], generations=f"{main}:{cold}")
+    deployment = packed(plans[1], previous_of="test-dev")
+    assert (deployment.plans[1], deployment.cold) == (main, {main: cold})
+    for digest in (main, cold):
+        one, other = (tmp_path / name / "plans" / digest for name in ("gone", "build"))
+        assert tree_digest(one / "weights") == tree_digest(other / "weights")
+    one, other = (tmp_path / name / "driver" / "plans" / main for name in ("gone", "build"))
+    assert tree_digest(one) == tree_digest(other)
+
+
+def test_rollback_never_serves_a_cold_plan(session, samconfig_only, capsys):
+    one, whole, cold = "1" * 12, "2" * 12, "3" * 12
+    deploy(session, "demo-dev", [whole, cold], generations=f"{whole}:{cold}")
+    assert main(["rollback", samconfig_only, "dev"]) == 2
+    assert "there is none to go back to" in capsys.readouterr().err
+    deploy(session, "demo-dev", [one, whole, cold], generations=f"{one},{whole}:{cold}")
+    assert main(["rollback", samconfig_only, "dev"]) == 0
+    assert outputs(session, "demo-dev")["Serving"] == whole
+
+
+def test_rollback_restores_a_plan_that_came_as_the_other_ones_companion(session, samconfig_only):
+    whole, cold = "2" * 12, "3" * 12
+    deploy(session, "demo-dev", [whole, cold], generations=f"{whole}:{cold}")
+    deploy(session, "demo-dev", [cold, whole], generations=f"{cold},{whole}:{cold}")
+    assert main(["rollback", samconfig_only, "dev"]) == 0
+    assert outputs(session, "demo-dev")["Serving"] == whole

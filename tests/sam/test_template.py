@@ -405,3 +405,43 @@ def test_a_state_machine_runs_the_stages_of_a_gang_in_its_function(snapstart):
     assert [*resource["Properties"]["DefinitionSubstitutions"]] == names
     policies = json.dumps(made["Resources"]["MachineRole"])
     assert all(name in policies for name in names)
+
+
+class TestColdPlan:
+    def both(self, *chosen, places=("zip",), **more):
+        """Return a template of a plan with a cold plan, and the one before it."""
+        main, before = plans()
+        cold = placed(sealed(replace(main, weights="in parts")), *places)
+        return main, cold, make_template(options(*chosen, **more), [main, before], cold={digest12(main): cold})
+
+    def test_drivers_may_invoke_the_functions_of_all_plans_and_are_given_the_plan_alone(self):
+        main, cold, source = self.both()
+        statements = source["Resources"]["DriverRole"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
+        allowed = [each["Resource"] for each in statements if each["Action"] == "lambda:InvokeFunction"]
+        named = {target["Fn::GetAtt"][0] for targets in allowed for target in targets}
+        functions = {function_id(digest12(plan), *part) for plan in (main, cold, plans()[1]) for part in plan.functions}
+        assert named == functions
+        for serving, plan in (("current", main), (digest12(plans()[1]), plans()[1])):
+            variables, outputs = environment(source, serving)
+            assert variables["SERFER_PLAN"] == f"plans/{digest12(plan)}"
+            assert outputs["Serving"]["Value"] == digest12(plan)
+
+    def test_a_cold_plan_cannot_be_served_by_itself(self):
+        main, cold, source = self.both()
+        allowed = source["Parameters"]["Serving"]["AllowedValues"]
+        assert allowed == ["current", digest12(main), digest12(plans()[1])]
+        assert digest12(cold) in source["Outputs"]["Plans"]["Value"].split(",")
+
+    def test_a_template_without_one_says_nothing_of_it(self):
+        assert "Generations" not in template()["Outputs"]
+
+    def test_the_api_lets_fewer_in_since_each_query_may_use_both(self):
+        most = [source["Parameters"]["ThrottleBurst"]["Default"] for source in (template(), self.both()[2])]
+        assert most == [1000 // 5, 1000 // 9]
+
+    @pytest.mark.deploy
+    @pytest.mark.parametrize(
+        ("chosen", "places"), [(("function", "s3", "push"), ("fetched",)), (("fleet", "valkey", "push"), ("zip",))]
+    )
+    def test_cfn_lint_finds_nothing(self, chosen, places):
+        assert lint(self.both(*chosen, places=places)[2]) == []

@@ -23,6 +23,7 @@ from __future__ import annotations
 import mmap
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,22 +76,26 @@ class SessionCache:
             self._sessions.move_to_end(tile.graph)
             return self._sessions[tile.graph]
 
-    def load(self, functions: Sequence[Function]) -> None:
+    def load(self, functions: Sequence[Function]) -> float:
         """Fetch the weights of functions, and build the session of one with a single graph while the next arrive.
 
-        What is there already stays. Raises PlanError or StoreUnavailableError where weights cannot be had.
+        What is there already stays. Returns the seconds that were waited for weights. Raises PlanError or
+        StoreUnavailableError where weights cannot be had.
         """
-        source = self._source
+        source, waited = self._source, 0.0
         if source is None:
-            return
+            return waited
         with self._lock, ThreadPoolExecutor(1, "fetching") as thread:
             missing = [one for one in functions if one.weights.path not in self._fetched and not self._complete(one)]
             for function, following in zip_longest(missing, missing[1:]):
+                started = time.perf_counter()
                 self._load(function)
+                waited += time.perf_counter() - started
                 if following:
                     self._arriving[following.weights.path] = thread.submit(source.fetch, following.weights)
                 if len(function.graphs) == 1:
                     self._add(function, function.graphs[0].path)
+        return waited
 
     def run(self, stage: Stage, tile: Tile, inputs: Mapping[str, Array]) -> list[Array]:
         """Compute a tile's outputs from its inputs; raises PlanError where its graph cannot be."""

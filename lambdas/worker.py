@@ -70,6 +70,16 @@ class _Times(NamedTuple):
     ended: float
 
 
+class _Start(NamedTuple):
+    """The milliseconds of a cold start, and those of them that were waited for weights."""
+
+    init_ms: float
+    fetch_ms: float
+
+
+_WARM = _Start(0.0, 0.0)
+
+
 class Worker:
     """Runs tasks of a plan's stages out of a plan directory; `environment` is its name in reports.
 
@@ -93,7 +103,7 @@ class Worker:
         self._exchange: Exchange | None = None
         self._members: dict[tuple[int, int], Member] = {}
         self._environment = environment
-        self._init_ms = init_ms
+        self._start = _Start(init_ms, 0.0)
 
     def load(self, functions: Sequence[Function]) -> float:
         """Fetch the weights of functions, and build what sessions are needed anyway; return the milliseconds taken.
@@ -102,9 +112,9 @@ class Worker:
         cannot be had.
         """
         started = time.perf_counter()
-        self._sessions.load(functions)
+        waited_s = self._sessions.load(functions)
         taken_ms = _ms(started, time.perf_counter())
-        self._init_ms += taken_ms
+        self._start = _Start(self._start.init_ms + taken_ms, self._start.fetch_ms + _ms(0.0, waited_s))
         return taken_ms
 
     def restore(self, environment: str, store: Store, started: float) -> None:
@@ -117,7 +127,7 @@ class Worker:
             self._exchange.close()
         self._store, self._exchange = store, None
         self._environment = environment
-        self._init_ms = _ms(started, time.perf_counter())
+        self._start = _Start(_ms(started, time.perf_counter()), 0.0)
 
     def handle(self, event: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever an invoker sent
         """Do what a payload asks and return the response; raises InputError for a payload that is not of this plan."""
@@ -153,11 +163,12 @@ class Worker:
         values = [] if first else self._values(task, stored)
         run = GangRun(member, task, self._sessions, self._store, self._open_exchange())
         shares = run.run(first, values, StageShare(started, counts))
-        init_ms, self._init_ms = self._init_ms, 0.0
+        start, self._start = self._start, _WARM
         reports = [
             Report(
                 environment=self._environment,
-                init_ms=0.0 if number else init_ms,
+                init_ms=0.0 if number else start.init_ms,
+                fetch_ms=0.0 if number else start.fetch_ms,
                 read_ms=_ms(share.started, share.read),
                 compute_ms=_ms(share.read, share.computed),
                 write_ms=_ms(share.computed, share.ended),
@@ -258,9 +269,9 @@ class Worker:
                 if tile.function == request.part and request.tile in (None, place):
                     self._sessions.get(stage, tile)
         self._store.exists([output_key(NO_QUERY, number, 0) for number in range(len(stages))])
-        init_ms, self._init_ms = self._init_ms, 0.0
+        start, self._start = self._start, _WARM
         time.sleep(max(0.0, started + request.hold_s - time.monotonic()))
-        return Warmed(self._environment, init_ms, self._sessions.built)
+        return Warmed(self._environment, start.init_ms, self._sessions.built, start.fetch_ms)
 
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
         """Run a tile on what its tasks have read, as one batch, and write each one's cells."""
@@ -278,12 +289,13 @@ class Worker:
 
     def _reports(self, reads: Sequence[_Read], values: Sequence[memoryview], times: _Times) -> list[Report]:
         """Report on each task, with its images' share of the times."""
-        init_ms, self._init_ms = self._init_ms, 0.0
+        start, self._start = self._start, _WARM
         images = sum(one.task.batch for one in reads)
         return [
             Report(
                 environment=self._environment,
-                init_ms=task.batch / images * init_ms,
+                init_ms=task.batch / images * start.init_ms,
+                fetch_ms=task.batch / images * start.fetch_ms,
                 read_ms=task.batch / images * _ms(times.started, times.read),
                 compute_ms=task.batch / images * _ms(times.read, times.computed),
                 write_ms=task.batch / images * _ms(times.computed, times.ended),

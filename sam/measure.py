@@ -59,7 +59,8 @@ def _invocations(warm: Sequence[Sample]) -> Iterator[Fact]:
 def _starts(cold: Sequence[Sample], warm: Sequence[Sample], weight_bytes: int) -> Iterator[Fact]:
     if not cold:
         return
-    yield Fact("lambda.init", median(sample.report.init_ms for sample in cold) / _MS, len(cold))
+    starts = [sample.report.init_ms - sample.report.fetch_ms for sample in cold]
+    yield Fact("lambda.init", median(starts) / _MS, len(cold))
     if warm and weight_bytes >= _LEAST_WEIGHTS:  # a cold task builds its session before it computes
         first, later = (median(sample.report.compute_ms for sample in samples) / _MS for samples in (cold, warm))
         if first > later:

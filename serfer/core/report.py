@@ -59,6 +59,8 @@ class ImageAnswer:
 class StageReport:
     """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time.
 
+    `fetch_ms` is what new environments waited for weights that they fetch, all of them together.
+
     `bytes_in` and `bytes_out` count tensors with their checksums, whether through the store or in payloads and answers.
 
     Where the members of a gang ran it, `gang` is the number of that gang's first stage: `ms` is then measured by the
@@ -76,6 +78,7 @@ class StageReport:
     gang: int | None = None
     bytes_exchanged: int = 0
     wait_ms: float = 0.0
+    fetch_ms: float = 0.0
 
 
 @dataclass(frozen=True)

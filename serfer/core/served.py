@@ -12,6 +12,7 @@ from serfer.core.report import QueryReport
 class TaskTime:
     """One try of a task, in ms since its request was admitted; None for what is not known of it.
 
+    `fetch_ms`, a part of `init_ms`, are the milliseconds that a new environment waited for weights that it fetches.
     `outcome` is "answered", "given up" or the kind of failure; `cost_usd` is what Lambda charges for it.
 
     A member of a gang that answered has an entry for each of its stages, with that stage's part of its one invocation
@@ -35,6 +36,7 @@ class TaskTime:
     cost_usd: float | None
     gang: int | None = None
     wait_ms: float | None = None
+    fetch_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,9 @@ class Task:
 class Report:
     """The report of a task. Times are in milliseconds; `init_ms` is 0 in an environment that was warm.
 
+    `fetch_ms`, a part of `init_ms`, were waited for weights that are fetched; time in which sessions were built while
+    others arrived is no part of it.
+
     `environment` names the worker; `weight_loads` and `sessions` count, over its life, how often it read its weights
     file and built an inference session. `output` is what an inline task wrote: its tile's cells, float32. Where
     `shared` tasks were one invocation, its times are divided among them by their images, so that sums stay true.
@@ -114,6 +117,7 @@ class Report:
     shared: int = 1
     wait_ms: float = 0.0
     later: tuple[Report, ...] = ()
+    fetch_ms: float = 0.0
 
     @property
     def billed_ms(self) -> float:
@@ -283,11 +287,15 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """The answer to a warm-up request: the environment's name, the ms of its start if it was new, and its sessions."""
+    """The answer to a warm-up request: the environment's name, the ms of its start if it was new, and its sessions.
+
+    `fetch_ms`, a part of `init_ms`, were waited for weights that are fetched.
+    """
 
     environment: str
     init_ms: float
     sessions: int
+    fetch_ms: float = 0.0
 
 
 def decode_clean_up(event: Any) -> CleanUp | None:  # noqa: ANN401 - whatever an invoker sent
@@ -327,7 +335,9 @@ def decode_warmed(payload: Any) -> Warmed:  # noqa: ANN401 - whatever a function
     """Read the answer to a warm-up request; raises InputError for anything that no worker of ours answers."""
     match payload:
         case {"warm": {"environment": str(name), "init_ms": int() | float() as init_ms, "sessions": int(sessions)}}:
-            return Warmed(name, float(init_ms), sessions)
+            fetch_ms = payload["warm"].get("fetch_ms", 0.0)
+            if isinstance(fetch_ms, int | float):
+                return Warmed(name, float(init_ms), sessions, float(fetch_ms))
     raise InputError("the function's answer says nothing of a warm-up; is it a function of this plan?")
 
 
@@ -399,7 +409,8 @@ def _plain_to_report(plain: Any, *, nested: bool = False) -> Report:  # noqa: AN
 
 def _is_sound(report: Report) -> bool:
     """Return whether every field has its type, every time is finite and no number is negative."""
-    times = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms, report.total_ms, report.wait_ms)
+    parts = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms)
+    times = (*parts, report.total_ms, report.wait_ms, report.fetch_ms)
     counts = report.counts
     numbers = (report.weight_loads, report.sessions, *(getattr(counts, name) for name in _COUNTS))
     return (

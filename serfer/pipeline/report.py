@@ -97,18 +97,20 @@ def _without_stages(
 def _stage_report(number: int, stage: Stage, run: StageRun, answer: Answer, gang: int | None) -> StageReport:
     received = sum(report.counts.bytes_get for report in run.reports)
     ended = run.started if run.ended is None else run.ended
+    warm_ups = [each for each in answer.overheads.warm_ups if each.stage == number]
+    fetches = [*run.reports, *(each.result for each in warm_ups if each.result)]
     return StageReport(
         name=f"stage-{number}",
         grid=str(stage.grid),
         tasks=stage.grid.tiles,
         ms=round((ended - run.started) * 1000, 3),
-        cold=sum(report.init_ms > 0 for report in run.reports)
-        + sum(each.cold for each in answer.overheads.warm_ups if each.stage == number),
+        cold=sum(report.init_ms > 0 for report in run.reports) + sum(each.cold for each in warm_ups),
         bytes_in=answer.payload_bytes[number] + received,
         bytes_out=sum(report.counts.bytes_put + len(report.output or b"") for report in run.reports),
         gang=gang,
         bytes_exchanged=received if gang is not None and gang < number else 0,
         wait_ms=round(sum(report.wait_ms for report in run.reports), 3),
+        fetch_ms=round(sum(each.fetch_ms for each in fetches), 3),
     )
 
 

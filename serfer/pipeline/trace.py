@@ -137,7 +137,8 @@ class _Spans:
         if result is None:
             return _INVOCATIONS, self._span(f"{where} warm-up", "warm-up", start, end)
         init = min(end, start + result.init_ms / MS_PER_S)
-        cold = [self._span("cold start", "cold start", start, init, {"ms": result.init_ms})] if record.cold else []
+        times = {"ms": result.init_ms, "fetch_ms": result.fetch_ms}
+        cold = [self._span("cold start", "cold start", start, init, times)] if record.cold else []
         row = f"{where} workers", _text(f"environment {result.environment}")
         return row, self._span("warm-up", "warm-up", start, end, children=cold)
 
@@ -212,7 +213,8 @@ def _work(name: str, reports: Mapping[int, Report], invoke: Span, args: dict[str
     init = min(_us(first.init_ms * shared), room - total)
     start = invoke.start + (room - init - total) // 2
     end = start + init + total
-    parts = [Span("cold start", "cold start", start, start + init, {"ms": first.init_ms})] if first.init_ms else []
+    times = {"ms": first.init_ms, "fetch_ms": first.fetch_ms}
+    parts = [Span("cold start", "cold start", start, start + init, times)] if first.init_ms else []
     elapsed_ms = 0.0
     for stage, report in reports.items():
         steps = _steps(report, start + init, end, elapsed_ms, shared)
@@ -226,6 +228,7 @@ def _work(name: str, reports: Mapping[int, Report], invoke: Span, args: dict[str
     figures = {
         "environment": _text(first.environment),
         "init_ms": first.init_ms,
+        "fetch_ms": first.fetch_ms,
         "total_ms": total_ms,
         "shared": shared,
         "network_and_service_ms": (room - init - total) / 1000,

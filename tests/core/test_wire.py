@@ -361,7 +361,7 @@ class TestGangs:
 
     def test_a_report_arrives_with_those_on_later_stages(self):
         later = (replace(REPORT, wait_ms=0.5), replace(REPORT, output=b"last"))
-        report = replace(REPORT, output=None, wait_ms=0.25, later=later)
+        report = replace(REPORT, output=None, wait_ms=0.25, fetch_ms=4.0, later=later)
         assert decode_report(encode_report(report)) == report
 
     def test_reports_on_later_stages_have_none_themselves(self):

@@ -27,7 +27,19 @@ FIELDS = {
     },
     "images": {"name", "predictions"},
     "predictions": {"label", "index", "score"},
-    "stages": {"name", "grid", "tasks", "ms", "cold", "bytes_in", "bytes_out", "gang", "bytes_exchanged", "wait_ms"},
+    "stages": {
+        "name",
+        "grid",
+        "tasks",
+        "ms",
+        "cold",
+        "bytes_in",
+        "bytes_out",
+        "gang",
+        "bytes_exchanged",
+        "wait_ms",
+        "fetch_ms",
+    },
     "store": {"bytes_put", "bytes_get", "puts", "gets", "exists"},
 }
 

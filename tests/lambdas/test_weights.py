@@ -22,6 +22,7 @@ from lambdas.weights import FileRanges, WeightSource, check_memory, open_ranges
 from lambdas.worker import Worker
 from serfer.core.errors import PlanError, StoreError, StoreUnavailableError, UsageError
 from serfer.core.plan import FETCHED, Artefact, dump_plan, sealed
+from serfer.core.wire import WarmUp, decode_warmed, encode_warmed
 from serfer.local.servers.s3 import S3Server
 from serfer.plan_directory import load_plan
 from storage.memory import MemoryStore
@@ -246,7 +247,11 @@ def test_fetched_weights_give_the_same_bits_and_are_given_back_when_all_sessions
     assert reports[0].init_ms > 5.0
     assert reports[-1].weight_loads == len(functions) == len(source.fetched)
     assert worker._sessions._fetched == {}
-    assert worker.load(functions) < 1.0  # nothing is left to do
+    assert 0 < reports[0].fetch_ms < reports[0].init_ms
+    assert not any(one.fetch_ms for one in (*reports[1:], *expected))
+    built = worker._sessions.built
+    worker.load(functions)
+    assert (len(source.fetched), worker._sessions.built) == (len(functions), built)  # nothing was left to do
 
 
 def test_weights_of_an_evicted_session_are_fetched_again(fetched):
@@ -324,12 +329,24 @@ class TestEnvironment:
             artefact_directory(zipped, package, [])
 
     def test_it_fetches_at_init_where_that_fits(self, fetched, package):
-        code = "print(b._WORKER._sessions.built, b._WORKER._init_ms > 0, b._ENVIRONMENT._to_fetch)"
+        code = (
+            "start = b._WORKER._start\n"
+            "print(b._WORKER._sessions.built, start.init_ms > start.fetch_ms > 0, b._ENVIRONMENT._to_fetch)"
+        )
         run = self.start(package, code, SERFER_WEIGHTS=fetched[1].as_uri())
         assert run.returncode == 0, run.stderr
         log, line = run.stdout.splitlines()
         assert '"weights fetched"' in log
         assert line == "1 True []"
+
+    def test_a_warm_up_reports_what_it_waited_for_weights(self, fetched):
+        directory, at = fetched
+        plan = load_plan(directory)
+        worker = Worker(plan, directory, MemoryStore(), "here", 1, 5.0, WeightSource(FileRanges(at)))
+        worker.load([plan.stages[1].functions[0]])
+        first, later = (decode_warmed(encode_warmed(worker.warm(WarmUp(plan.digest, 1, 0, 0.0)))) for _ in range(2))
+        assert 0 < first.fetch_ms < first.init_ms
+        assert (later.fetch_ms, later.init_ms) == (0, 0)
 
     def test_it_fetches_in_the_first_invocation_else(self, fetched, package):
         code = (

@@ -61,16 +61,28 @@ def test_a_report_sums_the_tasks_reports(plan, answer):
     assert (last.bytes_in, last.bytes_out) == (307, 28)
 
 
+def test_a_stage_has_what_its_environments_waited_for_weights(plan, answer):
+    first = answer.stages[0]
+    for tile, fetch_ms in zip(first.tiles, (300.5, 100.0), strict=True):
+        tile.report = replace(tile.report, fetch_ms=fetch_ms)
+    report = make_report(plan, answer, [], 1.0, FACTS)
+    assert [stage.fetch_ms for stage in report.stages] == [400.5, 0]
+
+
 def test_warm_ups_are_counted_and_priced(plan, answer):
     warmed = replace(
         answer.overheads,
-        warm_ups=(WarmUpRecord(1, 1769, 10.0, 250.0, Warmed("e", 200.0, 1)), WarmUpRecord(1, 1769, 10.0, 99.5, None)),
+        warm_ups=(
+            WarmUpRecord(1, 1769, 10.0, 250.0, Warmed("e", 200.0, 1, 120.25)),
+            WarmUpRecord(1, 1769, 10.0, 99.5, None),
+        ),
     )
     report, without = (
         make_report(plan, replace(answer, overheads=each), [], 1.0, FACTS) for each in (warmed, answer.overheads)
     )
     assert (report.warm_ups, without.warm_ups) == (2, 0)
     assert [stage.cold for stage in report.stages] == [1, 1]  # one had no response
+    assert [stage.fetch_ms for stage in report.stages] == [0, 120.25]
     gb_s = 1769 / 1024 * (0.250 + 0.100)
     assert report.cost_usd - without.cost_usd == pytest.approx(
         2 * FACTS.price_request + gb_s * FACTS.price_gb_second, rel=1e-6

@@ -255,7 +255,7 @@ def test_a_span_says_whose_it_is():
     events = trace_events(PLAN, [ONE])
     work = next(one for one in spans(events, "work") if one["args"]["init_ms"])
     whose = {"name": "a.jpg", "query": "q", "function": PLAN.function(0, 0), "environment": "x"}
-    times = {"init_ms": 50.0, "total_ms": 6.0, "shared": 1, "network_and_service_ms": 42.0}
+    times = {"init_ms": 50.0, "fetch_ms": 0.0, "total_ms": 6.0, "shared": 1, "network_and_service_ms": 42.0}
     counts = {"bytes_put": 5, "bytes_get": 6, "puts": 0, "gets": 0, "exists": 0, "sessions": 1, "weight_loads": 1}
     assert work["args"] == {**whose, **times, **counts, "placed": "in the middle of its invocation"}
     assert spans(events, "task")[0]["args"]["outcome"] == "answered"

@@ -179,6 +179,7 @@ def _facts(attempt: Attempt) -> dict[str, Any]:
                 "serfer.cold": report.init_ms > 0,
                 "serfer.environment": report.environment,
                 "serfer.init_ms": report.init_ms,
+                **({"serfer.fetch_ms": report.fetch_ms} if report.fetch_ms else {}),
             }
             return known if report.later else {**known, **_durations(report)}
         case Failure(kind):

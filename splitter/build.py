@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import numpy as np
 from serfer.core.errors import ModelError
 from serfer.core.plan import ImageLimits, PackageLimit, Plan
 from serfer.images import check_channels
+from serfer.plan_directory import COLD_DIRECTORY
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import Description
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Array, Progress, Source, load
-from splitter.plan_dir.assemble import PackageOverflowError, assemble
+from splitter.plan_dir.assemble import Decision, PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
 from splitter.plan_dir.output_directory import appearing_whole
+from splitter.planning.cold.plan import cold_offer
 from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.package_fit import fit
 
@@ -52,19 +55,36 @@ def build_plan(
     _check_example(graph, sample)
     _check_answer(graph, source)
     images = _calibration(calibration, graph, source, progress)
+    cold: list[Decision] = []
+
+    def choose(within: Budget) -> Decision:
+        decision = fit(graph, options, within, images, progress)
+        offer = cold_offer(decision, options, within, progress)
+        cold[:] = [offer.decision] if offer.decision else []
+        return replace(decision, why=decision.why + offer.sentence)
+
+    def choose_cold(within: Budget) -> Decision:
+        always = replace(options, cold_plan="always")
+        return cold_offer(cold[0], always, within, progress).decision or cold[0]
+
+    batch = _check_batch(sample)
     with appearing_whole(place) as directory:
-        plan = _write_plan(source, graph, options, budget, images, directory, progress)
+        plan = _write_plan(choose, source, graph, budget, directory, progress)
         progress("checking the parts against the whole")
-        check_exact(plan, directory, source, _check_batch(sample), graph.rounding)
+        check_exact(plan, directory, source, batch, graph.rounding)
+        if cold:
+            (directory / COLD_DIRECTORY).mkdir()
+            second = _write_plan(choose_cold, source, graph, budget, directory / COLD_DIRECTORY, progress)
+            progress("checking the parts of the cold plan")
+            check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
     return plan
 
 
 def _write_plan(
+    choose: Callable[[Budget], Decision],
     source: Source,
     graph: Graph,
-    options: SplitOptions,
     budget: Budget,
-    images: Calibration | None,
     directory: Path,
     progress: Progress,
 ) -> Plan:
@@ -72,8 +92,7 @@ def _write_plan(
     reserve, limit, tries = 0, budget.limit, 0
     while True:
         tries += 1
-        tighter = replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve))
-        decision = fit(graph, options, tighter, images, progress)
+        decision = choose(replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve)))
         try:
             return assemble(decision, source, graph, budget, directory, progress, reserve)
         except PackageOverflowError as overflow:

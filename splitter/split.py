@@ -14,6 +14,7 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.description import Description
 from splitter.plan_dir.output_directory import place_for
 from splitter.planning.options import (
+    DEFAULT_COLD_ENVIRONMENTS,
     DEFAULT_WEIGHTS,
     Budget,
     SplitOptions,
@@ -47,6 +48,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     gap: str = "auto",
     gang: str = "auto",
     weights: str = DEFAULT_WEIGHTS,
+    cold_plan: str = "never",
+    cold_environments: int = DEFAULT_COLD_ENVIRONMENTS,
     max_loss: float | None = None,
     calibration: Calibration | Path | str | None = None,
     memory_mb: int | Sequence[int] | None = None,
@@ -81,6 +84,12 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     `weights` is where functions have their weights: "zip", in their packages; "fetched", in the deployment's bucket,
     from which a new environment reads them into its memory; "image", in container images; "auto", in zips where those
     hold them, and fetched elsewhere. In warm environments the place makes no difference.
+
+    `cold_plan` is "never", "auto" or "always": whether `out` gets a second plan of the same network, in its directory
+    "cold", for queries that find nothing warm (docs/explanation/cold-starts.md): the one with the earliest predicted
+    first answer on at most `cold_environments`. "auto" writes it where that is at least a fifth earlier than the
+    plan's own; "always" in any case. Of the other options, `weights`, `precision`, memory, `max_tiles` and the limits
+    hold for it too.
 
     `precision` is "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function (one
     that fetches its weights fits), or where `max_loss` allows it, a share of the outputs' range: weights that zips do
@@ -123,6 +132,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         gang,
         weights,
         max_loss,
+        cold_plan,
+        cold_environments,
     )
     memory, most_tiles = memory_choices(memory_mb, facts.functions), check_max_tiles(max_tiles)
     if callable(dependency_bytes):

@@ -1,11 +1,12 @@
-"""`serfer bench cold`: cold starts part by part, against the cost model's, and the first answer of a cold plan."""
+"""`serfer bench cold`: cold starts part by part against the cost model's, first answers, and those of two plans."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from bench.cold import page_cache
 from bench.cold.functions import PROCESS, RESPONSE, SECOND, SECOND_SESSION, Bench, FunctionStart, measure_functions
+from bench.cold.pairs import alone, measure_pairs, other_plan
 from bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
 from bench.core.options import NetworkOption, RowsOption, network
 from bench.core.results import Table, publish_rows
@@ -161,12 +163,25 @@ def command(
             help="What is dropped before each start: files (of the function and the runtime), all (takes root), kept.",
         ),
     ] = page_cache.FILES,
+    pairs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measure first answers of the plan and of its cold plan instead, in so many alternated pairs "
+            "(SERFER_LOCAL_FETCH_RATE=75e6 holds environments to Lambda's rate).",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="With --pairs: another plan of the network, instead of the cold plan.")
+    ] = None,
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure cold starts part by part in fresh processes, against those predicted, and a cold plan's first answer."""
+    """Measure cold starts part by part in fresh processes, against those predicted, and first answers of plans."""
     if page_cache_mode not in page_cache.MODES:
         raise UsageError(f"--page-cache is {', '.join(page_cache.MODES)}, not {page_cache_mode!r}")
+    if against is not None and pairs is None:
+        raise UsageError("--against is a plan to compare with: give --pairs too")
     settings = load_settings()
     with status_line() as progress:
         found = network(model, plan, settings, progress)
@@ -175,9 +190,19 @@ def command(
             url = store or (server.url if server else "")
             with open_store(url) as opened:
                 bench = Bench(load_plan(found), found, opened, url, settings, page_cache_mode)
-                rows, dropped = measure(bench, rounds, progress)
+                if pairs is not None:
+                    other, place = other_plan(found, bench.plan, against)
+                    compared = measure_pairs(bench, replace(bench, plan=other, directory=place), pairs, progress)
+                else:
+                    rows, dropped = measure(alone(bench), rounds, progress)
         finally:
             if server:
                 server.stop()
+    if pairs is not None:
+        rate = settings.local_fetch_rate
+        held = f"environments fetch at {rate / 1e6:g} MB/s at most" if rate else "fetching is not held to a rate"
+        notes = [*compared.notes, held]
+        publish_rows(compared.rows, directory, as_json=as_json, table=compared.table, notes=notes)
+        return
     notes = [f"page cache: {dropped}", f"{len(bench.plan.functions)} functions, each started {rounds} times"]
     publish_rows(rows, directory, as_json=as_json, table=table(rows), notes=notes)

@@ -27,13 +27,16 @@ class FirstAnswer:
     """The seconds until a cold plan's first answer, and those of its second one.
 
     `parts` are those of each step's last environment, one after the other: they add up to the first answer. A step
-    whose environment had started before is one part, OVERLAPPED.
+    whose environment had started before is one part, OVERLAPPED. `usd` is what the query's report says, `page_cache`
+    what was dropped from it.
     """
 
     seconds: float
     second: float
     environments: int
     parts: Seconds
+    usd: float
+    page_cache: str
 
 
 async def measure_first_answer(bench: Bench) -> FirstAnswer:
@@ -41,10 +44,10 @@ async def measure_first_answer(bench: Bench) -> FirstAnswer:
     async with probed_service(bench) as probed:
         pipeline = await asyncio.to_thread(_opened, bench, probed.running)
         try:
-            await asyncio.to_thread(bench.drop_page_cache, *bench.plan.functions)
+            dropped = await asyncio.to_thread(bench.drop_page_cache, *bench.plan.functions)
             runs: list[Sequence[StageRun]] = []
             started = time.monotonic()
-            await asyncio.to_thread(_answered, pipeline, bench, runs)
+            usd = await asyncio.to_thread(_answered, pipeline, bench, runs)
             ended = time.monotonic()
             await asyncio.to_thread(_answered, pipeline, bench, [])
             second = time.monotonic() - ended
@@ -62,7 +65,7 @@ async def measure_first_answer(bench: Bench) -> FirstAnswer:
                     parts[name] += seconds
         parts[DRIVER] = ended - started - sum(parts.values())
         environments = len({line.pid for line in probed.lines})
-        return FirstAnswer(ended - started, second, environments, parts)
+        return FirstAnswer(ended - started, second, environments, parts, usd, dropped)
 
 
 def _step_parts(started: float, ended: float, lines: Sequence[ProbeLine]) -> Seconds:
@@ -79,6 +82,7 @@ def _opened(bench: Bench, running: LocalLambda) -> Pipeline:
     return open_pipeline(bench.directory, store=bench.url, workers="local", settings=settings)
 
 
-def _answered(pipeline: Pipeline, bench: Bench, runs: list[Sequence[StageRun]]) -> None:
+def _answered(pipeline: Pipeline, bench: Bench, runs: list[Sequence[StageRun]]) -> float:
+    """Run a query; return its dollars."""
     context = RequestContext(watch=runs.append)
-    pipeline.submit(image(bench.plan), deadline_s=_DEADLINE_S, context=context).result()
+    return pipeline.submit(image(bench.plan), deadline_s=_DEADLINE_S, context=context).result().report.cost_usd

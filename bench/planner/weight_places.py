@@ -1,7 +1,8 @@
 """Places and precisions of weights, priced: what each allows the planner, warm and cold, as predicted.
 
 For each network the best plan whose weights are in zips, and one function with its weights in a zip, fetched or in an
-image, each in fp32 and in fp16. Nothing runs.
+image, each in fp32 and in fp16; then its cold plan, with fetched weights and with those that zips hold in zips, on at
+most four and eight environments. Nothing runs.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from bench.core.options import MarkdownOption
 from bench.core.results import Results, publish, table_of
 from bench.planner.planner import Network, read_network
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.core.plan import WEIGHT_PLACES, ZIP
+from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
 from splitter.plan_dir.precision import predicted_loss, storable
+from splitter.planning.cold.plan import find_cold_plan
+from splitter.planning.cold.search import first_answer
 from splitter.planning.explanation import describe
-from splitter.planning.gang_prices import CandidateGang
 from splitter.planning.limits import WeightStorage
-from splitter.planning.options import memory_sizes
+from splitter.planning.options import SplitOptions, memory_sizes
 from splitter.planning.planner import prepare
-from splitter.planning.search import BALANCED, Chain
-from splitter.planning.stage_prices import CandidateStage
+from splitter.planning.search import BALANCED
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.grids import COLUMNS, ONE, GridChoice
 
 NETWORKS = ("alexnet", "vgg16", "resnet152")
 _SIZE = 224
+_ENVIRONMENTS = 4, 8
 _MILLION = 1_000_000
 
 
@@ -85,22 +87,21 @@ def ways(network: Network) -> Iterator[Way]:
         loss = predicted_loss(graph, names) if half else 0.0
         way = Way(network.name, what, "fp16" if half else "fp32", loss, "does not fit", None, None, None)
         if chain:
-            cold_ms = MS_PER_S * (chain.seconds + _cold_seconds(chain, network))
+            cold_ms = MS_PER_S * first_answer(chain, network.budget.platform)
             way = replace(way, plan=describe(chain), ms=MS_PER_S * chain.seconds, usd=chain.usd, cold_ms=cold_ms)
         yield way
 
 
-def _cold_seconds(chain: Chain, network: Network) -> float:
-    """Return what cold starts of all steps add, one after another; columns have their share of the weights."""
-    total = 0.0
-    for edge, _ in chain.steps:
-        candidate = edge.stage
-        assert isinstance(candidate, CandidateStage | CandidateGang)  # noqa: S101 - what the planner put there
-        grid = candidate.work.grid if isinstance(candidate, CandidateStage) else ONE
-        share = grid.tiles if grid.columns else 1
-        fit = replace(candidate.fit, weight_bytes=candidate.fit.weight_bytes // share)
-        total += fit.cold_seconds(network.budget.platform)
-    return total
+def cold_ways(network: Network) -> Iterator[Way]:
+    """Yield a network's cold plans, in fp32, by places of weights and environments."""
+    for (what, weights), most in product((("fetched", FETCHED), ("auto", "auto")), _ENVIRONMENTS):
+        options = SplitOptions(GridChoice(), None, weights=weights, cold_environments=most)
+        found = find_cold_plan(network.graph, options, network.budget)
+        if found:
+            chain = found.chain
+            prices = MS_PER_S * chain.seconds, chain.usd, MS_PER_S * found.seconds
+            weights_of = f"cold plan of at most {most}, {what}"
+            yield Way(network.name, weights_of, "fp32", 0.0, describe(chain), *prices)
 
 
 def command(
@@ -118,7 +119,8 @@ def command(
     with status_line() as progress:
         for model in models or NETWORKS:
             progress(f"planning {model}")
-            rows += ways(read_network(model, _SIZE, facts, memory_mb=memory_sizes(facts.functions)))
+            found = read_network(model, _SIZE, facts, memory_mb=memory_sizes(facts.functions))
+            rows += [*ways(found), *cold_ways(found)]
     records = [asdict(row) for row in rows]
     publish(
         Results(records, [table_of(rows)], ["all predicted: nothing ran"]), as_json=as_json, as_markdown=as_markdown

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.explain import print_cold_starts
+from serfer.cli.explain import print_cold_choice, print_cold_starts
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import err, out
@@ -20,7 +20,7 @@ from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
 from serfer.core.units import MS_PER_S
 from serfer.files import check_place, write_whole
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.settings import load_settings
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def cost(
     if compare or queries_a_month or parameter:
         raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
 
-    prices = price(load_plan(directory), load_settings().facts(), Circumstances(store, memory, cold or 0.0, burst))
+    plan = load_plan(directory)
+    given = Circumstances(store, memory, cold or 0.0, burst)
+    prices = price(plan, load_settings().facts(), given, load_cold_plan(directory, plan))
     if as_json:
         print_json(prices.as_dict())
     else:
@@ -163,6 +165,8 @@ def _print_prices(prices: Prices) -> None:
     out.print(f"a query: {_query_price(prices.query)}")
     out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
     print_cold_starts(plan, prices.cold)
+    if prices.cold_plan and prices.choice:
+        print_cold_choice(prices.cold_plan, prices.choice, burst.queries)
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")
     out.print(
         f"   at once it would keep {burst.environments:,} environments busy; with the {burst.concurrency:,} that an "

@@ -13,12 +13,13 @@ from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.costs.cost_model import PlanPrice, Platform, gang_load, latency, price_gang, price_plan
+from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
+from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gang
 from serfer.core.errors import UsageError
 from serfer.core.plan import CONTAINER, Plan, Stage
 from serfer.core.structure import unstructure
 from serfer.core.units import MS_PER_S
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.settings import load_settings
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def explain(
         Path | None, typer.Option(help="Draw the network with its cuts, and tiles with their halos, to this file.")
     ] = None,
     image: Annotated[Path | None, typer.Option(help="The image that tiles are drawn over, with --picture.")] = None,
+    burst: Annotated[
+        int, typer.Option(min=1, max=10**12, help="Queries at once that find nothing warm, where there is a cold plan.")
+    ] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Show a plan: its stages, grids, halos, package sizes, what it lost, what it costs, and what it beat."""
@@ -52,6 +56,10 @@ def explain(
         _show_pareto(plan, file, as_json)
     else:
         _show_plan(plan, as_json)
+        cold = load_cold_plan(directory, plan)
+        if cold and not as_json:
+            facts = load_settings().facts()
+            print_cold_choice(cold, ColdChoice.of(plan, cold, Platform.over(facts, plan.store)), burst)
     if operators:
         _print_operators(plan)
     if picture is not None:
@@ -126,7 +134,7 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     _print_packages(plan)
     _print_deployment_options(plan)
     _print_changes(plan)
-    print_cold_starts(plan, price_plan(plan, Platform.over(load_settings().facts(), plan.store, cold_share=1.0)))
+    print_cold_starts(plan, price_cold(plan, Platform.over(load_settings().facts(), plan.store)))
     out.print(plain(plan.why))
     tasks = [plan.stages[stage].grid.tiles for stage in sorted({stage for stage, _ in plan.functions})]
     spread = latency([(ms / MS_PER_S, count) for ms, count in zip(plan.predicted_ms, tasks, strict=True)], facts)
@@ -190,16 +198,44 @@ def _print_packages(plan: Plan) -> None:
         out.print(f"a container image may have {byte_size(most)}")
 
 
-def print_cold_starts(plan: Plan, cold: PlanPrice) -> None:
+def print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
     """Print the parts of the first answer that finds every environment cold, by step, as predicted."""
-    table = columns("cold start", "weights in", "process, imports", "fetch", "sessions", "first run", "ms")
-    for step, (start, stage) in enumerate(zip(cold.cold_starts, cold.stages, strict=True)):
-        parts = start.process, start.fetching, start.sessions, stage.seconds - start.seconds, stage.seconds
+    table = columns(
+        "cold start", "weights in", "process, imports", "fetch", "sessions", "ready at", "waited for", "run", "ends at"
+    )
+    for step, (start, stage, times) in enumerate(zip(cold.cold_starts, cold.stages, cold.times, strict=True)):
+        run = stage.seconds - times.waited
+        parts = start.process, start.fetching, start.sessions, times.ready, times.waited, run, times.ended
         figures = [f"{MS_PER_S * seconds:,.0f}" for seconds in parts]
         table.add_row(cold.name(step), plan.stages[cold.numbers[step].start].weights_in, *figures)
-    total = sum(stage.seconds for stage in cold.stages)
     out.print(table)
-    out.print(f"the first answer, where every environment is cold, as predicted: {MS_PER_S * total:,.0f} ms")
+    out.print(
+        f"the first answer, where every environment is cold, as predicted: {MS_PER_S * cold.seconds:,.0f} ms (the "
+        "environments of all stages start as the query starts)"
+    )
+
+
+def print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
+    """Print a cold plan's first answer by parts, and both ways to answer a burst of queries that finds nothing warm."""
+    grids = ", ".join(str(cold.stages[numbers.start].grid) for numbers in choice.split.numbers)
+    out.print(f"[bold]cold plan[/]  digest: {cold.digest[:12]}  grids: {grids}, for queries that find nothing warm")
+    print_cold_starts(cold, choice.split)
+    table = columns("queries at once" if queries > 1 else "a cold query", "first answer ms", "environments", "$")
+    bursts = choice.burst(queries)
+    for name, burst in zip(("this plan alone", "the cold plan, this one warmed beside it"), bursts, strict=True):
+        first, usd = f"{MS_PER_S * burst.seconds:,.0f}", f"{burst.usd:.6f}"
+        table.add_row(name, first, f"{burst.environments:,}", usd)
+    out.print(table)
+    out.print(
+        f"{queries:,} at once: the cold plan answers {choice.times_earlier:.2f} times earlier; of its dollars "
+        f"${queries * choice.warm_up_usd:.6f} are for warming this plan, as predicted"
+    )
+    for name, burst in zip(("this plan", "the cold plan"), bursts, strict=True):
+        if burst.refused:
+            out.print(
+                f"refused on {name}: {burst.queries:,} cold queries at once need {burst.environments:,} environments, "
+                f"an account has {burst.concurrency:,} (lambda.concurrency), enough for {burst.most_queries:,} queries"
+            )
 
 
 def _print_deployment_options(plan: Plan) -> None:

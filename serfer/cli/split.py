@@ -20,7 +20,7 @@ from serfer.core.plan import MAX_ELEMENTS
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
-from splitter.planning.options import DEFAULT_WEIGHTS
+from splitter.planning.options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
 
 _RGB = 3  # channels by default
 
@@ -67,6 +67,16 @@ def split(
             "images; or auto: in zips where those hold them, else fetched."
         ),
     ] = DEFAULT_WEIGHTS,
+    cold_plan: Annotated[
+        str,
+        typer.Option(
+            help="A second plan, in DIR/cold, for queries that find nothing warm: never; always; or auto, where its "
+            "first answer is predicted to come at least a fifth earlier."
+        ),
+    ] = "never",
+    cold_environments: Annotated[
+        int, typer.Option(help="Environments that a query on the cold plan may start, at most.")
+    ] = DEFAULT_COLD_ENVIRONMENTS,
     max_loss: Annotated[
         float | None,
         typer.Option(
@@ -137,6 +147,8 @@ def split(
             objective=objective,
             precision=precision,
             weights=weights,
+            cold_plan=cold_plan,
+            cold_environments=cold_environments,
             max_loss=max_loss,
             gap=gap,
             gang=gang,

@@ -122,7 +122,12 @@ class _StagePart:
         )
 
     def functions(self, room: int) -> list[list[int]]:
-        """Group the tiles into functions: all in one, unless its columns' weights are too large for its zip."""
+        """Group the tiles into functions: all in one, unless its columns' weights are too large for its zip.
+
+        A stage whose tiles are `apart` has a function for each.
+        """
+        if self.choice.apart:
+            return [[number] for number in range(len(self.tiles))]
         groups: list[list[int]] = [[]]
         held: Weights = {}
         half = _half(self, range(len(self.tiles)))

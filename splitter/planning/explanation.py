@@ -112,7 +112,7 @@ def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) 
     """Return a plan's alternatives, the fastest first: the frontier's hull, itself, and the network unsplit."""
     chains = {(chain.seconds, chain.usd): chain for chain in (*search.convex_hull, chosen)}
     mine = (chosen.seconds, chosen.usd)
-    listed = [_alternative(chain, chosen=key == mine) for key, chain in chains.items()]
+    listed = [alternative(chain, chosen=key == mine) for key, chain in chains.items()]
     known = {each.stages for each in listed}
     return tuple(sorted([*listed, *(each for each in unsplit if each.stages not in known)], key=lambda each: each.ms))
 
@@ -131,7 +131,7 @@ def unsplit(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Altern
         for limits in (within, replace(within, limit=_ENDLESS)):
             chain = prepare(graph, whole, GridChoice((ONE,)), None, limits, storage).fastest
             if chain:
-                priced.append(replace(_alternative(chain, chosen=False), fits=limits is within))
+                priced.append(replace(alternative(chain, chosen=False), fits=limits is within))
                 break
     return priced
 
@@ -201,7 +201,8 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= _LEAST_SHOWN else f"{ratio:.1g}"
 
 
-def _alternative(chain: Chain, *, chosen: bool) -> Alternative:
+def alternative(chain: Chain, *, chosen: bool) -> Alternative:
+    """Return a chain as a plan lists it among others."""
     return Alternative(
         describe(chain),
         tasks=sum(step[0].grid.tiles for step in steps_of(chain)),

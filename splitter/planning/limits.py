@@ -33,7 +33,7 @@ class WeightStorage:
 
     `places` are where functions may have them (`Stage.weights_in`), the preferred one first. Where fp16 is `allowed`,
     it is no loss to avoid: weights that a zip does not hold in fp32 are stored so. With `spread`, the columns of a
-    fully connected layer may go to several functions.
+    fully connected layer may go to several functions; `apart`, each group of columns is a function of its own.
     """
 
     half: frozenset[str] = frozenset()
@@ -41,13 +41,15 @@ class WeightStorage:
     allowed: bool = False
     spread: bool = False
     places: tuple[str, ...] = (ZIP,)
+    apart: bool = False
 
 
 @dataclass(frozen=True)
 class Fit:
     """How functions hold a stage or a gang: memory sizes to choose from, and weights, in fp16 if `half`, in a place.
 
-    `lost` are the bytes of weights that lose precision because they would not fit otherwise.
+    `lost` are the bytes of weights that lose precision because they would not fit otherwise. `apart`: each group of
+    columns is a function of its own, with `weight_bytes` at most.
     """
 
     memory_mb: tuple[int, ...]
@@ -55,6 +57,7 @@ class Fit:
     weight_bytes: int
     lost: int = 0
     weights_in: str = ZIP
+    apart: bool = False
 
     def cold_seconds(self, platform: Platform) -> float:
         """Predict how many seconds a cold start adds to an invocation."""
@@ -71,6 +74,8 @@ class FunctionLimits:
 
     def of_stage(self, work: StageWork) -> Fit | None:
         """Return how the functions of a stage hold it, or None where they cannot."""
+        if work.grid.columns and self.storage.apart:
+            return self._held_apart(work.start, work.stop, work.grid)
         return self._held(work.start, work.stop, work.grid if work.grid.columns else None)
 
     def of_gang(self, start: int, stop: int) -> Fit | None:
@@ -87,7 +92,22 @@ class FunctionLimits:
                 share = columns.tiles if columns and place == ZIP else 1
                 memory = self._memory_for(start, stop, whole // share, place)
                 free = not half or self.storage.always or self.storage.allowed
-                return Fit(memory, half, size, lost=0 if free else size, weights_in=place) if memory else None
+                lost = 0 if free else size
+                if spread and size > room_in(place, self.budget):
+                    nodes = self.graph.nodes[start:stop]
+                    size = column_bytes(self.graph, nodes, spread, self.storage.half if half else ())
+                return Fit(memory, half, size, lost, weights_in=place) if memory else None
+        return None
+
+    def _held_apart(self, start: int, stop: int, columns: Grid) -> Fit | None:
+        """Return the first way to hold nodes [start, stop) in functions that have a group of columns each."""
+        nodes = self.graph.nodes[start:stop]
+        full = column_bytes(self.graph, nodes, columns)
+        for place, half in self._ways:
+            size = column_bytes(self.graph, nodes, columns, self.storage.half) if half else full
+            memory = self._memory_for(start, stop, full, place)
+            if size <= room_in(place, self.budget) and memory:
+                return Fit(memory, half, size, weights_in=place, apart=True)
         return None
 
     @cached_property

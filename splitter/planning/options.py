@@ -20,6 +20,9 @@ GAP_MODES = ("auto", "never", "always")
 GANG_MODES = ("auto", "never", "always")
 WEIGHT_MODES = (*WEIGHT_PLACES, "auto")
 DEFAULT_WEIGHTS = "auto"
+COLD_PLAN_MODES = ("never", "auto", "always")
+DEFAULT_COLD_ENVIRONMENTS = 8
+MOST_COLD_ENVIRONMENTS = 32
 _VCPU_SIZES = 4
 
 
@@ -27,6 +30,8 @@ _VCPU_SIZES = 4
 class SplitOptions:
     """Grids, a number of stages, cuts after operators, the goal, and which optimisations are allowed.
 
+    `cold_plan` says whether there is a second plan for queries that find nothing warm, and `cold_environments` how many
+    such a query may start at most.
     Raises UsageError for options that are unknown or contradict each other.
     """
 
@@ -41,6 +46,8 @@ class SplitOptions:
     gang: str = "auto"
     weights: str = DEFAULT_WEIGHTS
     max_loss: float | None = None
+    cold_plan: str = "never"
+    cold_environments: int = DEFAULT_COLD_ENVIRONMENTS
 
     def __post_init__(self) -> None:
         _check_name("objective", self.objective, tuple(OBJECTIVES))
@@ -48,6 +55,9 @@ class SplitOptions:
         _check_name("gap", self.gap, GAP_MODES)
         _check_name("gang", self.gang, GANG_MODES)
         _check_name("weights", self.weights, WEIGHT_MODES)
+        _check_name("cold_plan", self.cold_plan, COLD_PLAN_MODES)
+        if not 1 <= self.cold_environments <= MOST_COLD_ENVIRONMENTS:
+            raise UsageError(f"--cold-environments is from 1 to {MOST_COLD_ENVIRONMENTS}, not {self.cold_environments}")
         if self.max_loss is not None and not 0 <= self.max_loss < 1:
             raise UsageError(f"--max-loss is a share of the outputs' range from 0 to 1, not {self.max_loss:g}")
         if self.max_loss is not None and self.precision == "fp32":

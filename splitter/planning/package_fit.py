@@ -45,13 +45,13 @@ from splitter.planning.limits import WeightStorage, memory_needed, room_in
 from splitter.planning.options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
 from splitter.planning.planner import MAX_GANG_STAGES, MAX_STAGES, Choice, choices_of, gangs_of, prepare
 from splitter.planning.search import Chain, Search
-from splitter.tiling.cuts import MOST_TENSORS, Cut, all_cuts, cut_points, cuts_after, weight_bytes
+from splitter.tiling.cuts import MOST_TENSORS, Cut, cut_points, cuts_after, cuts_at, weight_bytes
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import COLUMNS, ONE
 
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
-_CALLER_OF_SPLIT = 6  # frames up from fit: _write_plan, build_plan, split, its decorator, its caller
+_CALLER_OF_SPLIT = 7  # frames up from fit: choose, _write_plan, build_plan, split, its decorator, its caller
 _Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
@@ -114,7 +114,7 @@ def _decide(
     half_note = "" if half else _in_half_instead(graph, cuts, chain, options, budget, storage)
     decision = Decision(
         rounded if half else graph,
-        _cuts_of(graph, choices),
+        cuts_at(graph, [choice.stop for choice in choices]),
         choices,
         changes,
         _deployment_options(original, options, budget, changes),
@@ -167,12 +167,6 @@ def _in_half_instead(
         other = search.best(options.goal) if search.fastest else None
         return in_half(chain, other, option) if other else ""
     return colder_than_in_half(graph, chain, with_half, budget, option)
-
-
-def _cuts_of(graph: Graph, choices: Sequence[Choice]) -> list[Cut]:
-    """Return the cuts between chosen stages, the two ends included; inside a gang any number of tensors may cross."""
-    every = {cut.position: cut for cut in all_cuts(graph, len(graph.nodes))}
-    return [every[0], *(every[choice.stop] for choice in choices)]
 
 
 def _why_untiled(

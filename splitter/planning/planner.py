@@ -32,7 +32,8 @@ class Choice:
     """A stage: nodes [start, stop) of the graph on a grid, each task with `memory_mb`; `seconds`, `usd` are predicted.
 
     Of a gang's stages, the first has those of the gang, the others none. `half`: its weights are stored in fp16 where
-    they can be, `path` is how what it hands on travels, `weights_in` where its functions have their weights (Stage).
+    they can be, `path` is how what it hands on travels, `weights_in` where its functions have their weights (Stage);
+    `apart`: each of its tiles is a function of its own.
     """
 
     start: int
@@ -44,6 +45,7 @@ class Choice:
     half: bool = False
     path: str = CACHE
     weights_in: str = ZIP
+    apart: bool = False
 
     @property
     def inline(self) -> bool:
@@ -124,6 +126,7 @@ def steps_of(chain: Chain) -> Iterator[list[Choice]]:
                 half=candidate.fit.half,
                 path=PATHS[edge.after] if work is works[-1] else CACHE,
                 weights_in=candidate.fit.weights_in,
+                apart=candidate.fit.apart,
             )
             for number, work in enumerate(works)
         ]

@@ -89,13 +89,23 @@ class Search:
             self._into.setdefault(edge.stop, []).append(edge)
             self._from.setdefault(edge.start, []).append(edge)
 
+    @property
+    def edges(self) -> Iterator[Edge]:
+        """Every edge, by the position where it stops."""
+        return (edge for vertex in self._vertices for edge in self._into.get(vertex, ()))
+
+    @property
+    def ends(self) -> tuple[Vertex, tuple[Vertex, ...]]:
+        """The first vertex, and the last ones."""
+        return self._first, self._last
+
     @cached_property
     def _vertices(self) -> list[Vertex]:
         return sorted({self._first, *self._into}, key=lambda vertex: (vertex[1], vertex[0]))
 
     def shortest(self, per_second: float, per_usd: float) -> Chain | None:
         """Return the shortest path for a weighting of seconds and dollars, or None where no chain reaches the end."""
-        to_go = self._to_go(per_second, per_usd)
+        to_go = self.to_go(per_second, per_usd)
         if not np.isfinite(to_go[self._first][0, 0]):
             return None
         steps, vertex, path, grid, seconds, usd = [], self._first, 0, 0, 0.0, 0.0
@@ -111,7 +121,7 @@ class Search:
             vertex, path, grid = edge.stop, edge.after, edge.grid
         return Chain(float(seconds), float(usd), tuple(steps))
 
-    def _to_go(self, per_second: float, per_usd: float) -> Mapping[Vertex, Floats]:
+    def to_go(self, per_second: float, per_usd: float) -> Mapping[Vertex, Floats]:
         """Return the least weighted sum from every state to the end, as an array (paths, grids) for each vertex."""
         least = {vertex: np.full(self._shape, np.inf) for vertex in self._vertices}
         for vertex in self._last:
@@ -189,7 +199,7 @@ class Search:
 
     @cached_property
     def _bounds(self) -> tuple[Mapping[Vertex, Floats], Mapping[Vertex, Floats]]:
-        return self._to_go(1.0, 0.0), self._to_go(0.0, 1.0)
+        return self.to_go(1.0, 0.0), self.to_go(0.0, 1.0)
 
     def _extended(
         self, vertex: Vertex, labels: Mapping[Vertex, list[_Labels]], goal: Goal, bound: float

@@ -36,6 +36,12 @@ def all_cuts(graph: Graph, most_tensors: int = MOST_TENSORS) -> list[Cut]:
     return [*cuts, Cut(len(graph.nodes), (graph.output,))]
 
 
+def cuts_at(graph: Graph, stops: Sequence[int]) -> list[Cut]:
+    """Return the cuts at which stages stop, the two ends included; inside a gang any number of tensors may cross."""
+    every = {cut.position: cut for cut in all_cuts(graph, len(graph.nodes))}
+    return [every[0], *(every[stop] for stop in stops)]
+
+
 def cut_points(graph: Graph, room: int | None = None) -> list[Cut]:
     """Return the cuts that the planner considers, the two ends included.
 

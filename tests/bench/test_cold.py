@@ -1,18 +1,23 @@
 """`serfer bench cold`: the parts of cold starts add up, and are compared with the cost model's."""
 
 import types
+from dataclasses import replace
 
 import pytest
 
-from bench.cold import page_cache
+from bench.cold import page_cache, pairs
 from bench.cold.command import measure, predict, table
 from bench.cold.functions import Bench, ProbedService, ProbeLine
 from bench.cold.probe import MARK, Parts
 from bench.cold.query import OVERLAPPED, _step_parts
+from bench.core.quantiles import median_interval
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.errors import UsageError
 from serfer.local.servers.redis import RedisServer
 from serfer.plan_directory import load_plan
+from splitter.split import split
 from storage import open_store
+from tests.splitter.models import Net
 
 
 def test_parts_of_functions_and_of_a_first_answer(lean, settings):
@@ -55,6 +60,55 @@ def test_an_environment_that_had_started_before_its_stage_is_one_part():
     late = ProbeLine("f", 1, first=1.0, now=5.0, parts={"run": 3.0})
     assert _step_parts(0.5, 6.0, [late]) == {"process": 0.5, "run": 3.0, "response": 1.0}
     assert _step_parts(2.0, 6.0, [late]) == {OVERLAPPED: 4.0}
+
+
+@pytest.fixture(scope="module")
+def two_plans(tmp_path_factory):
+    net, x = Net(3, 16, 16), "x"
+    for before, after in ((3, 24), (24, 40), (40, 24)):
+        x = net.op("Relu", net.conv(x, before, after, [3, 3], pads=[1, 1, 1, 1]))
+    model = net.model(net.linear(net.flat(net.op("GlobalAveragePool", x)), 24, 5))
+    path = tmp_path_factory.mktemp("network") / "net.onnx"
+    path.write_bytes(model.SerializeToString())
+    split(path, out=path.with_name("plan"), weights="fetched", cold_plan="always", cold_environments=2, gang="never")
+    return path.with_name("plan")
+
+
+def test_first_answers_of_both_plans_are_measured_in_alternated_pairs(two_plans, settings, monkeypatch):
+    order = []
+    measured = pairs.measure_first_answer
+    monkeypatch.setattr(
+        pairs, "measure_first_answer", lambda bench: order.append(bench.directory.name) or measured(bench)
+    )
+    with RedisServer() as server, open_store(server.url) as store:
+        whole = Bench(load_plan(two_plans), two_plans, store, server.url, settings, page_cache.FILES)
+        other, place = pairs.other_plan(two_plans, whole.plan, None)
+        result = pairs.measure_pairs(whole, replace(whole, plan=other, directory=place), 2)
+    assert order == ["plan", "cold", "cold", "plan"]
+    assert [row.plan for row in result.rows] == [whole.plan.digest, other.digest]
+    assert result.least <= result.earlier <= result.greatest
+    for row in result.rows:
+        assert 0 < row.second_ms < row.ms
+        assert row.usd > 0 < row.predicted_usd
+        assert row.environments == len(load_plan(two_plans if row.what == "whole" else place).functions)
+    assert result.table.head[:2] == ["plan", "first answer ms"]
+
+
+def test_a_plan_to_compare_with_is_of_the_same_network(two_plans, lean):
+    plan = load_plan(two_plans)
+    assert pairs.other_plan(two_plans, plan, two_plans / "cold")[1] == two_plans / "cold"
+    with pytest.raises(UsageError, match="of one network"):
+        pairs.other_plan(two_plans, plan, lean)
+    with pytest.raises(UsageError, match="--cold-plan always"):
+        pairs.other_plan(lean, load_plan(lean), None)
+
+
+def test_the_interval_of_a_median_lies_between_two_values():
+    """By tables of order statistics: the 6th and the 15th of 20, and all of 5."""
+    assert median_interval(range(20, 0, -1)) == (6, 15)
+    assert median_interval(range(10)) == (1, 8)
+    assert median_interval([3, 1, 2, 5, 4]) == (1, 5)
+    assert median_interval([7.0]) == (7.0, 7.0)
 
 
 def test_only_lines_of_the_probe_are_taken():

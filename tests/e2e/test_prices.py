@@ -8,7 +8,7 @@ import serfer
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.plan_directory import load_plan
 
-FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month"}
+FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan"}
 STAGE = {
     *("name", "grid", "path", "tasks", "memory_mb", "ms", "cost_usd", "billed_ms"),
     *("bytes_read", "ranges", "bytes_written", "bytes_carried", "weights_in", "cold_start"),
@@ -35,10 +35,14 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_pa
         assert stage["ms"] == pytest.approx(planned.predicted_ms, rel=0.02)
         assert stage["cost_usd"] == pytest.approx(planned.predicted_usd, rel=0.02)
     assert prices["query"]["cost_usd"] < prices["cold_query"]["cost_usd"]
-    for stage, cold in zip(stages, prices["cold_query"]["stages"], strict=True):
+    cold = prices["cold_query"]
+    assert cold["first_answer_ms"] == pytest.approx(sum(stage["ms"] for stage in cold["stages"]))
+    assert (cold["environments"], prices["cold_plan"]) == (9, None)
+    for stage in stages:
         assert set(stage["cold_start"]) == {"process_ms", "fetching_ms", "sessions_ms"}
-        assert cold["ms"] - stage["ms"] == pytest.approx(sum(stage["cold_start"].values()))
         assert (stage["weights_in"], stage["cold_start"]["fetching_ms"]) == ("zip", 0.0)
+    waited = cold["stages"][0]["ms"] - stages[0]["ms"]
+    assert waited == pytest.approx(sum(stages[0]["cold_start"].values()))
 
 
 def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):
@@ -56,6 +60,44 @@ def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):
     assert "environments fetch them when they start" in serfer_here("explain", own).out
     assert (prices["burst"]["queries"], prices["burst"]["environments"]) == (1000, 4000)
     assert prices["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": pytest.approx(157.68)}
+
+
+@pytest.fixture
+def two_plans(plan, tmp_path):
+    own = tmp_path / "own"
+    serfer.split(str(plan.parent / "small.onnx"), out=own, weights="fetched", cold_plan="always", cold_environments=3)
+    return own
+
+
+def test_both_plans_are_priced_where_there_is_a_cold_plan(serfer_here, two_plans):
+    prices = costs(serfer_here, two_plans, "--burst", "5")
+    cold = prices["cold_plan"]
+    assert cold["plan"] == load_plan(two_plans / "cold").digest
+    assert cold["cost_usd"] == pytest.approx(cold["query"]["cost_usd"] + cold["warm_up_usd"])
+    assert cold["query"]["environments"] <= 3
+    whole, split = cold["burst"]["whole"], cold["burst"]["split"]
+    assert whole["environments"] == 5 * prices["cold_query"]["environments"]
+    assert split["environments"] == whole["environments"] + 5 * cold["query"]["environments"]
+    assert split["cost_usd"] == pytest.approx(5 * cold["cost_usd"])
+    assert split["first_answer_ms"] == cold["query"]["first_answer_ms"]
+    assert cold["times_earlier"] == pytest.approx(whole["first_answer_ms"] / split["first_answer_ms"])
+    assert not split["refused"]
+
+
+@pytest.mark.parametrize("command", ["explain", "cost"])
+def test_both_plans_are_shown_and_a_burst_that_is_too_large_is_refused(serfer_here, two_plans, command):
+    few, many = (serfer_here(command, two_plans, "--burst", str(queries)) for queries in (2, 600))
+    assert (few.code, many.code) == (0, 0)
+    for words in (
+        "cold plan  digest: ",
+        "this plan alone",
+        "the cold plan, this one warmed beside it",
+        "times earlier",
+    ):
+        assert words in few.out
+    assert "refused" not in few.out
+    assert "refused on the cold plan: 600 cold queries at once need" in many.out
+    assert "cold plan  digest" not in serfer_here(command, two_plans / "cold").out
 
 
 def test_the_text_output_lists_stages_and_dollars(serfer_here, plan):

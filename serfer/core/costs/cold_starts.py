@@ -6,10 +6,19 @@ Weights in a zip are on the function's disk when its process starts. Fetched one
 an environment, those of a container image block by block, as they are read. The initialisation of an environment is
 billed as its invocations are, so weights cost the same dollars wherever they are fetched; but Lambda stops an
 initialisation after `init_limit` seconds, so that weights which take longer are fetched in the first invocation.
+
+The steps of a plan (stages and gangs) run one after another, their cold starts do not: a driver starts the environments
+of all of them as the query starts (drivers/dispatching/prewarming.py). So the first answer is the critical path,
+
+    ready(k) = invocation(k) + cold start(k), and ready(0) = cold start(0): the query's own tasks start that one
+    ended(k) = max(ended(k - 1), ready(k)) + warm(k)
+
+where warm(k) is what the step takes in warm environments, its invocations included.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +47,29 @@ class ColdStart:
     def seconds(self) -> float:
         """Seconds of all parts, one after another."""
         return self.process + self.fetching + self.sessions
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """When a step of a query that finds nothing warm has its environments, and when it ends: seconds of the query.
+
+    `waited` is how long it waits for them after the step before has ended.
+    """
+
+    ready: float
+    waited: float
+    ended: float
+
+
+def critical_path(steps: Iterable[tuple[float, float]]) -> tuple[StepTimes, ...]:
+    """Return the times of a plan's steps, given for each when its environments are ready and what it takes then."""
+    times: list[StepTimes] = []
+    ended = 0.0
+    for ready, warm in steps:
+        waited = max(ready - ended, 0.0)
+        ended += waited + warm
+        times.append(StepTimes(ready, waited, ended))
+    return tuple(times)
 
 
 def cold_start(weight_bytes: float, weights_in: str, facts: LambdaFacts) -> ColdStart:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.cold_queries import ColdBurst, ColdChoice, ColdPrice, price_cold
 from serfer.core.costs.cost_model import (
     HOURS_A_MONTH,
     Burst,
@@ -41,17 +42,20 @@ class Circumstances:
 class Prices:
     """The prices of a plan over one kind of store or two: `query` as circumstances are, `cold` where nothing was warm.
 
-    `standing_usd` is what a month costs in which no query comes.
+    `standing_usd` is what a month costs in which no query comes. `choice` are the two ways to answer where nothing is
+    warm, for a plan directory with a cold plan.
     """
 
     plan: Plan
     store: str
     cold_share: float
     query: PlanPrice
-    cold: PlanPrice
+    cold: ColdPrice
     burst: Burst
     cold_burst_usd: float
     standing_usd: float
+    cold_plan: Plan | None = None
+    choice: ColdChoice | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `serfer cost --json` prints."""
@@ -60,8 +64,8 @@ class Prices:
             "plan": self.plan.digest,
             "store": self.store,
             "cold_share": self.cold_share,
-            "query": self._query(self.query),
-            "cold_query": self._query(self.cold),
+            "query": _query(self.plan, self.query),
+            "cold_query": _query(self.plan, self.cold) | _first_answer(self.cold),
             "burst": {
                 "queries": self.burst.queries,
                 "cost_usd": self.burst.usd,
@@ -71,26 +75,58 @@ class Prices:
                 "least_s": self.burst.least_seconds,
             },
             "idle_month": {"hours": HOURS_A_MONTH, "functions_usd": 0.0, "store_usd": self.standing_usd},
+            "cold_plan": self._cold_plan(),
         }
 
-    def _query(self, price: PlanPrice) -> dict[str, Any]:
+    def _cold_plan(self) -> dict[str, Any] | None:
+        if self.choice is None or self.cold_plan is None:
+            return None
+        whole, split = self.choice.burst(self.burst.queries)
         return {
-            "latency_ms": latency_ms(price.latency),
-            "cost_usd": price.usd,
-            "stages": [
-                {
-                    "name": price.name(step),
-                    "grid": str(self.plan.stages[numbers.start].grid),
-                    "path": self.plan.stages[numbers[-1]].path,
-                    "weights_in": self.plan.stages[numbers.start].weights_in,
-                    "cold_start": {f"{name}_ms": MS_PER_S * seconds for name, seconds in asdict(start).items()},
-                    **_stage(one),
-                }
-                for step, (numbers, one, start) in enumerate(
-                    zip(price.numbers, price.stages, price.cold_starts, strict=True)
-                )
-            ],
+            "plan": self.cold_plan.digest,
+            "query": _query(self.cold_plan, self.choice.split) | _first_answer(self.choice.split),
+            "warm_up_usd": self.choice.warm_up_usd,
+            "cost_usd": self.choice.usd,
+            "times_earlier": self.choice.times_earlier,
+            "burst": {"whole": burst_dict(whole), "split": burst_dict(split)},
         }
+
+
+def burst_dict(burst: ColdBurst) -> dict[str, Any]:
+    """Return a burst of queries that find nothing warm as JSON has it."""
+    return {
+        "queries": burst.queries,
+        "environments": burst.environments,
+        "cost_usd": burst.usd,
+        "first_answer_ms": MS_PER_S * burst.seconds,
+        "concurrency": burst.concurrency,
+        "most_queries": burst.most_queries,
+        "refused": burst.refused,
+    }
+
+
+def _first_answer(price: ColdPrice) -> dict[str, Any]:
+    return {"first_answer_ms": MS_PER_S * price.seconds, "environments": price.environments}
+
+
+def _query(plan: Plan, price: PlanPrice) -> dict[str, Any]:
+    return {
+        "latency_ms": latency_ms(price.latency),
+        "cost_usd": price.usd,
+        "stages": [
+            {
+                "name": price.name(step),
+                "grid": str(plan.stages[numbers.start].grid),
+                "path": plan.stages[numbers[-1]].path,
+                "weights_in": plan.stages[numbers.start].weights_in,
+                "cold_start": {f"{name}_ms": MS_PER_S * seconds for name, seconds in asdict(start).items()},
+                **_stage(one),
+            }
+            for step, (numbers, one, start) in enumerate(
+                zip(price.numbers, price.stages, price.cold_starts, strict=True)
+            )
+        ],
+    }
 
 
 def latency_ms(latency: Latency) -> dict[str, float]:
@@ -105,13 +141,13 @@ def _stage(price: StagePrice) -> dict[str, Any]:
     return {**fields, "ms": MS_PER_S * seconds, "cost_usd": usd, "billed_ms": MS_PER_S * billed}
 
 
-def price(plan: Plan, facts: AwsFacts, given: Circumstances) -> Prices:
-    """Price a plan; raises UsageError for circumstances that cannot be."""
+def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | None = None) -> Prices:
+    """Price a plan, and a cold plan beside it; raises UsageError for circumstances that cannot be."""
     store = given.store or plan.store
     platform = Platform.over(facts, store, given.cold_share)
     _check(given, facts.functions)
     query = price_plan(plan, platform, given.memory_mb)
-    cold = price_plan(plan, replace(platform, cold_share=1.0), given.memory_mb)
+    cold = price_cold(plan, platform, given.memory_mb)
     return Prices(
         plan,
         store,
@@ -121,6 +157,8 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances) -> Prices:
         price_burst(query, given.burst, facts.functions),
         given.burst * cold.usd,
         standing_usd(platform),
+        cold_plan,
+        ColdChoice.of(plan, cold_plan, platform, given.memory_mb) if cold_plan else None,
     )
 
 

@@ -1,0 +1,1 @@
+"""The plan for queries that find nothing warm: its search, and what it is compared with."""

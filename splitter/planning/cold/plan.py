@@ -1,0 +1,182 @@
+"""The cold plan of a network: whether `split` writes one, which, and what it says of it.
+
+Candidates are all chains of stages between the planner's cuts, on its grids and on columns of every number, with at
+most so many environments, whose weights have the places and the precision of the plan itself; each group of columns
+is a function of its own, so that an environment has its share of the weights and no more. Gangs are none of them: each
+member has the weights of all their stages. The earliest of each number of environments compete, and of those that
+answer at most SLACK later than the earliest of all, the cheapest is taken (search.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from serfer.core.costs.cold_starts import cold_seconds, critical_path
+from serfer.core.costs.cost_model import billed_usd, invoke_seconds
+from serfer.core.errors import ModelError
+from serfer.core.geometry import Grid
+from serfer.core.plan import ZIP
+from splitter.network.graph import Graph
+from splitter.network.source import Progress
+from splitter.plan_dir.assemble import Decision
+from splitter.planning.cold.search import ColdChain, ColdSearch
+from splitter.planning.explanation import alternative, describe
+from splitter.planning.limits import WeightStorage, column_bytes
+from splitter.planning.options import Budget, SplitOptions
+from splitter.planning.planner import Choice, choices_of, prepare
+from splitter.tiling.cuts import cut_points, cuts_at, weight_bytes
+from splitter.tiling.grids import AUTO, GridChoice
+
+SLACK = 0.05
+"""A cold plan may answer this share later than the earliest one, for the sake of dollars."""
+EARLIER = 0.2
+"""With --cold-plan auto there is one where its first answer is predicted to come at least this share earlier."""
+_MUCH = 1 / 3
+"""A plan without a cold plan names the option where the first answer would come at least this share earlier."""
+_MUCH_S = 1.0  # and at least so many seconds
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class ColdOffer:
+    """The cold plan to write, or None, and a sentence for the paragraph of the plan itself, which may be empty."""
+
+    decision: Decision | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What a query takes on the plan itself where nothing is warm, and what warming all its environments costs."""
+
+    seconds: float
+    usd: float
+    warm_up_usd: float
+
+
+def cold_offer(decision: Decision, options: SplitOptions, budget: Budget, progress: Progress) -> ColdOffer:
+    """Choose the cold plan beside a plan; raises ModelError where one must be written and none is possible."""
+    whole = _whole(decision, budget)
+    if options.cold_plan == "never" and whole.seconds - _least_seconds(decision, budget) < _MUCH_S:
+        return ColdOffer(None, "")
+    progress("choosing a plan for cold starts")
+    found = find_cold_plan(decision.graph, options, budget)
+    if found is None:
+        if options.cold_plan == "always":
+            raise ModelError(
+                f"no cold plan of at most {options.cold_environments} environments fits its functions: allow more by "
+                "--cold-environments, or use --cold-plan auto"
+            )
+        return ColdOffer(None, "")
+    earlier = 1 - found.seconds / whole.seconds
+    if options.cold_plan == "never":
+        helps = earlier >= _MUCH and whole.seconds - found.seconds >= _MUCH_S
+        return ColdOffer(None, f" {_would_help(found, whole)}" if helps else "")
+    if options.cold_plan == "auto" and earlier < EARLIER:
+        return ColdOffer(None, f" {_no_use(found, whole)}")
+    return ColdOffer(_decision(decision, found, options), f" {_chosen(found, whole)}")
+
+
+def find_cold_plan(graph: Graph, options: SplitOptions, budget: Budget) -> ColdChain | None:
+    """Return the plan with the earliest predicted first answer where nothing is warm, or None where none fits."""
+    most = options.cold_environments
+    within = replace(budget, max_tiles=min(most, budget.max_tiles or most), cold_share=0.0)
+    columns = (Grid(1, count, columns=True) for count in range(2, most + 1))
+    storage = WeightStorage(graph.half, always=bool(graph.half), places=options.places, apart=True)
+    grids = GridChoice(tuple(dict.fromkeys((*AUTO, *columns))))
+    search = prepare(graph, cut_points(graph, budget.limit.room), grids, None, within, storage)
+    return ColdSearch(search, within.platform, most).best(SLACK) if search.fastest else None
+
+
+def _decision(decision: Decision, found: ColdChain, options: SplitOptions) -> Decision:
+    choices = choices_of(found.chain)
+    text = describe(found.chain)
+    why = (
+        f"{text[:1].upper()}{text[1:]} has the earliest first answer where nothing is warm, within {SLACK:.0%} the "
+        f"least dollars, of the plans with at most {options.cold_environments} environments: after {found.seconds:.2f} "
+        f"s, {_price(found.usd)}, predicted. It is the cold plan of another plan, which warm queries run on."
+    )
+    return replace(
+        decision,
+        cuts=cuts_at(decision.graph, [choice.stop for choice in choices]),
+        choices=choices,
+        ways=(),
+        why=why,
+        alternatives=(alternative(found.chain, chosen=True),),
+        gangs=(),
+    )
+
+
+def _chosen(found: ColdChain, whole: _Whole) -> str:
+    return (
+        f"A query that finds nothing warm has the cold plan ({describe(found.chain)}): its first answer is predicted "
+        f"after {found.seconds:.2f} s, not {whole.seconds:.2f}, on {_count(found)}, for {_more(found, whole)}."
+    )
+
+
+def _would_help(found: ColdChain, whole: _Whole) -> str:
+    return (
+        f"With --cold-plan auto a query that finds nothing warm would have its first answer after {found.seconds:.2f} "
+        f"s, as predicted, not {whole.seconds:.2f}, on {_count(found)}, for {_more(found, whole)}."
+    )
+
+
+def _no_use(found: ColdChain, whole: _Whole) -> str:
+    return (
+        f"There is no cold plan: its first answer would come after {found.seconds:.2f} s, as predicted, that of this "
+        f"plan after {whole.seconds:.2f}."
+    )
+
+
+def _count(found: ColdChain) -> str:
+    return f"{found.environments} environment{'s' if found.environments > 1 else ''}"
+
+
+def _more(found: ColdChain, whole: _Whole) -> str:
+    usd = found.usd + whole.warm_up_usd - whole.usd
+    what = f"{_price(abs(usd))} such queries {'more' if usd >= 0 else 'less'}"
+    return f"{what}, warming this plan beside it included"
+
+
+def _price(usd: float) -> str:
+    return f"${usd * _MILLION:.2f} a million"
+
+
+def _whole(decision: Decision, budget: Budget) -> _Whole:
+    """Predict a query on the plan itself where nothing is warm."""
+    facts = budget.facts.functions
+    steps, usd, warming = [], 0.0, 0.0
+    for number, step in enumerate(_steps(decision)):
+        cold = cold_seconds(_bytes_of(decision.graph, step, budget), step[0].weights_in, facts)
+        tasks = step[0].grid.tiles
+        ready = cold + (invoke_seconds(tasks, facts) if number else 0.0)
+        steps.append((ready, sum(choice.seconds for choice in step)))
+        starting = tasks * float(billed_usd(step[0].memory_mb, cold, facts))
+        usd += sum(choice.usd for choice in step) + starting + bool(number) * tasks * facts.price_request
+        warming += starting + tasks * facts.price_request
+    return _Whole(critical_path(steps)[-1].ended, usd, warming)
+
+
+def _least_seconds(decision: Decision, budget: Budget) -> float:
+    """Return what every cold plan takes at least, about: a process, and a query as fast as this one's."""
+    return budget.facts.functions.init + sum(choice.seconds for choice in decision.choices)
+
+
+def _steps(decision: Decision) -> Iterator[Sequence[Choice]]:
+    """Yield a plan's stages, those of a gang together."""
+    number = 0
+    while number < len(decision.choices):
+        stop = next((gang.stop for gang in decision.gangs if gang.start == number), number + 1)
+        yield decision.choices[number:stop]
+        number = stop
+
+
+def _bytes_of(graph: Graph, step: Sequence[Choice], budget: Budget) -> int:
+    """Return the bytes of weights of a step's largest function."""
+    first = step[0]
+    start, stop = first.start, step[-1].stop
+    size = weight_bytes(graph, start, stop, graph.half)
+    if first.grid.columns and (first.apart or (first.weights_in == ZIP and size > budget.limit.room)):
+        return column_bytes(graph, graph.nodes[start:stop], first.grid, graph.half)
+    return size

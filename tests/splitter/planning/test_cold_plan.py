@@ -1,0 +1,236 @@
+"""The cold plan: the plan with the earliest first answer where nothing is warm, beside the plan for warm queries."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cold_queries import ColdChoice, price_cold
+from serfer.core.costs.cost_model import Platform
+from serfer.core.errors import ModelError, UsageError
+from serfer.core.plan import FETCHED, PackageLimit
+from serfer.core.units import MIB
+from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
+from splitter.network.ingest import from_onnx
+from splitter.plan_dir.check import run_tiles
+from splitter.planning.cold.plan import EARLIER, SLACK, find_cold_plan
+from splitter.planning.cold.search import ColdSearch
+from splitter.planning.limits import FunctionLimits, WeightStorage, column_bytes
+from splitter.planning.options import Budget, SplitOptions
+from splitter.planning.planner import choices_of, prepare
+from splitter.split import split
+from splitter.tiling.cuts import cut_points
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import ONE, GridChoice, parse_grids
+from tests.splitter.models import unsplit
+from tests.splitter.planning.test_weight_places import NETWORKS, SIZE
+
+AWS = shipped_aws()
+SLOW = replace(AWS, functions=replace(AWS.functions, bandwidth=2e4, load_rate=1e6, init=0.1))
+"""Small networks take as long to fetch as large ones on Lambda."""
+FREE = SplitOptions(parse_grids("auto"), None, weights=FETCHED)
+
+
+def graph_of(network):
+    net, output = NETWORKS[network]()
+    return with_tile_pools(from_onnx(net.model(output), *SIZE))
+
+
+def budget(facts=SLOW, **changes):
+    return replace(Budget(PackageLimit(8 * MIB, MIB), facts, (1769, 3538)), **changes)
+
+
+@pytest.fixture
+def planned(tmp_path):
+    def plan(network="head_heavy", **options):
+        net, output = NETWORKS[network]()
+        path = tmp_path / "net.onnx"
+        path.write_bytes(net.model(output).SerializeToString())
+        defaults = {"weights": "fetched", "facts": SLOW, "gang": "never"}
+        return split(path, out=tmp_path / "plan", **defaults | options)
+
+    return plan
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_the_search_finds_the_earliest_first_answer(network, most):
+    """Against every chain, one by one."""
+    graph, within = graph_of(network), budget(max_tiles=most)
+    storage = WeightStorage(places=(FETCHED,), apart=True)
+    search = prepare(graph, cut_points(graph), GridChoice(), None, within, storage)
+    cold = ColdSearch(search, within.platform, most)
+    priced = [*_every_chain(cold, most)]
+    earliest = min(seconds for seconds, _, _ in priced)
+    assert cold.earliest == pytest.approx(earliest)
+    found = cold.best(SLACK)
+    assert any((found.seconds, found.usd) == pytest.approx((seconds, usd)) for seconds, usd, _ in priced)
+    assert found.seconds <= earliest * (1 + SLACK) * (1 + 1e-9)
+    assert found.environments <= most
+    exact = cold.best(0.0)
+    assert exact.seconds == pytest.approx(earliest)
+    assert found.usd <= exact.usd * (1 + 1e-9)
+
+
+def _every_chain(cold, most):
+    """Yield the first answer, dollars and environments of every chain with every memory."""
+    by_start = {}
+    for each in cold._edges:
+        by_start.setdefault((each.edge.start, each.edge.before), []).append(each)
+    states = [((0, 0), 0, 0, 0.0, 0.0, 0)]
+    while states:
+        vertex, path, grid, seconds, usd, count = states.pop()
+        if vertex in cold._last:
+            yield seconds, usd, count
+            continue
+        for each in by_start.get((vertex, path), ()):
+            edge = each.edge
+            for memory in range(len(edge.seconds)) if count + each.environments <= most else ():
+                ended = max(seconds, each.ready) + edge.seconds[memory, grid]
+                paid = usd + edge.usd[memory, grid] + each.starting_usd[memory]
+                if np.isfinite(ended):
+                    states.append((edge.stop, edge.after, edge.grid, ended, paid, count + each.environments))
+
+
+def test_one_environment_is_one_stage():
+    found = find_cold_plan(graph_of("head_heavy"), replace(FREE, cold_environments=1), budget())
+    assert [choice.grid for choice in choices_of(found.chain)] == [ONE]
+    assert found.environments == 1
+
+
+def test_more_environments_never_answer_later():
+    graph = graph_of("head_heavy")
+    seconds = [
+        find_cold_plan(graph, replace(FREE, cold_environments=count), budget()).seconds for count in (1, 2, 4, 8)
+    ]
+    assert all(later <= earlier * (1 + SLACK) for earlier, later in pairwise(seconds))
+    assert seconds[-1] < seconds[0] / 2
+
+
+def test_each_group_of_columns_is_a_function_with_its_share_of_the_weights(planned, tmp_path):
+    """So that an environment fetches its share, and not the whole layer."""
+    planned(cold_plan="always")
+    cold = load_plan(tmp_path / "plan/cold")
+    (spread,) = [stage for stage in cold.stages if stage.grid.columns]
+    assert len(spread.functions) == spread.grid.tiles
+    assert [tile.function for tile in spread.tiles] == [*range(spread.grid.tiles)]
+    whole = load_plan(tmp_path / "plan").artefacts
+    largest = max(artefact.bytes for artefact in whole if artefact.path.endswith(".bin"))
+    assert max(function.weights.bytes for function in spread.functions) < largest / spread.grid.tiles + 2000
+
+
+def test_the_size_of_a_group_of_columns_is_what_its_file_has():
+    graph = graph_of("head_heavy")
+    storage = WeightStorage(places=(FETCHED,), apart=True)
+    search = prepare(graph, cut_points(graph), GridChoice(parse_grids("col3").options), None, budget(), storage)
+    spread = {edge.stage.start: edge.stage for edge in search.edges if edge.stage.work.grid.columns}.values()
+    limits = FunctionLimits(graph, budget(), storage)
+    for stage in spread:
+        fit = limits.of_stage(stage.work)
+        assert fit.apart
+        assert fit.weight_bytes == column_bytes(graph, graph.nodes[stage.start : stage.stop], stage.work.grid)
+    assert spread
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_both_plans_are_of_one_network_and_give_its_answers(planned, network, tmp_path):
+    plan = planned(network, cold_plan="always", weights="auto")
+    directory = tmp_path / "plan"
+    cold = load_cold_plan(directory, plan)
+    check_artefacts(cold, directory / "cold")
+    net, output = NETWORKS[network]()
+    batch = net.batch_of(2)
+    for each, place in ((plan, directory), (cold, directory / "cold")):
+        wanted = unsplit(net.model(output), batch)
+        np.testing.assert_allclose(run_tiles(each, place, batch), wanted, atol=1e-5)
+
+
+def test_weights_are_rounded_in_both_plans_or_in_neither(planned, tmp_path):
+    plan = planned("many_layers", cold_plan="always", precision="fp16")
+    cold = load_cold_plan(tmp_path / "plan", plan)
+    net, _ = NETWORKS["many_layers"]()
+    batch = net.batch_of(2)
+    whole, parts = run_tiles(plan, tmp_path / "plan", batch), run_tiles(cold, tmp_path / "plan/cold", batch)
+    np.testing.assert_allclose(parts, whole, atol=1e-6)
+    assert cold.changes == plan.changes != ()
+
+
+@pytest.mark.parametrize(("facts", "written"), [(SLOW, True), (AWS, False)])
+def test_auto_writes_one_where_its_first_answer_is_predicted_a_fifth_earlier(planned, tmp_path, facts, written):
+    plan = planned(cold_plan="auto", facts=facts)
+    assert (tmp_path / "plan/cold").exists() == written
+    assert ("has the cold plan" in plan.why) == written
+    assert ("There is no cold plan: its first answer would come after" in plan.why) == (not written)
+    if written:
+        cold = load_cold_plan(tmp_path / "plan", plan)
+        choice = ColdChoice.of(plan, cold, Platform.over(facts, plan.store))
+        assert choice.split.seconds <= (1 - EARLIER) * choice.whole.seconds
+        assert choice.split.environments <= 8
+
+
+def test_predictions_in_the_paragraph_are_those_of_the_written_plans(planned, tmp_path):
+    plan = planned(cold_plan="always")
+    choice = ColdChoice.of(plan, load_cold_plan(tmp_path / "plan", plan), Platform.over(SLOW, plan.store))
+    after, other, count, usd = re.search(
+        r"predicted after (\S+) s, not (\S+), on (\d+) environments, for \$(\S+) a million such queries more", plan.why
+    ).groups()
+    assert float(after) == pytest.approx(choice.split.seconds, rel=0.02)
+    assert float(other) == pytest.approx(choice.whole.seconds, rel=0.02)
+    assert int(count) == choice.split.environments
+    assert float(usd) == pytest.approx(1e6 * (choice.usd - choice.whole.usd), rel=0.02)
+
+
+def test_a_plan_without_one_names_the_option_where_it_would_help_much(planned, tmp_path):
+    plan = planned()
+    assert not (tmp_path / "plan/cold").exists()
+    assert "With --cold-plan auto a query that finds nothing warm would have its first answer after" in plan.why
+    assert "cold" not in planned(facts=AWS).why
+
+
+def test_a_new_plan_takes_the_cold_plan_of_the_old_one_with_it(planned, tmp_path):
+    planned(cold_plan="always")
+    (tmp_path / "plan/cold/plan.json").stat()
+    planned()
+    assert not (tmp_path / "plan/cold").exists()
+    planned(cold_plan="always")
+    assert load_cold_plan(tmp_path / "plan", load_plan(tmp_path / "plan"))
+
+
+def test_nothing_is_written_where_no_cold_plan_fits(planned, tmp_path):
+    """The fully connected layer is too large for the zip of one function."""
+    options = {"weights": "zip", "limit_mb": 1, "dependency_bytes": MIB - 60_000, "precision": "fp32"}
+    planned(**options)
+    before = (tmp_path / "plan/plan.json").read_bytes()
+    with pytest.raises(ModelError, match="--cold-environments"):
+        planned(cold_plan="always", cold_environments=1, **options)
+    assert (tmp_path / "plan/plan.json").read_bytes() == before
+    assert not (tmp_path / "plan/cold").exists()
+
+
+@pytest.mark.parametrize(
+    "options", [{"cold_plan": "sometimes"}, {"cold_environments": 0}, {"cold_environments": 33}, {"cold_plan": ""}]
+)
+def test_unknown_options_are_refused(planned, options):
+    with pytest.raises(UsageError, match=r"cold.plan|--cold-environments"):
+        planned(**options)
+
+
+def test_the_option_does_not_change_the_plan_for_warm_queries(planned):
+    alone = planned()
+    assert planned(cold_plan="always").stages == alone.stages
+
+
+def test_a_cold_plan_keeps_the_most_tasks_of_a_stage(planned, tmp_path):
+    planned(cold_plan="always", max_tiles=2)
+    assert max(stage.grid.tiles for stage in load_plan(tmp_path / "plan/cold").stages) <= 2
+
+
+@pytest.mark.parametrize("objective", ["latency", "cost"])
+def test_a_cold_plan_answers_no_later_than_one_function_does(planned, tmp_path, objective):
+    plan = planned(cold_plan="always", objective=objective)
+    cold = load_cold_plan(tmp_path / "plan", plan)
+    platform = Platform.over(SLOW, plan.store)
+    assert price_cold(cold, platform).seconds <= (1 + SLACK) * price_cold(plan, platform).seconds

@@ -24,6 +24,7 @@ from serfer.core.errors import KeyRefusedError
 from serfer.local.lambda_.function import ACCOUNT, REGION
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
+from splitter.split import split
 from tests.api.conftest import png
 from tests.e2e.small import put_weights_in, split_small
 from tests.sam.built import SAM
@@ -31,6 +32,7 @@ from tests.sam.conftest import OPTIONS
 from tests.sam.ministack import Ministack
 
 ROOT = Path(__file__).parents[2]
+PHOTOGRAPH = ROOT / "examples" / "images" / "chelsea.png"
 PATIENCE_S = 300.0  # several cold starts on a busy machine
 GRIDS = ([(1, 2), (1, 1)], [(2, 1), (1, 1)])
 pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
@@ -327,3 +329,29 @@ def test_a_stack_whose_functions_fetch_their_weights_leaves_nothing(fetching):
     stack.make("destroy")
     assert stack.functions == set()
     assert not [each for each in stack.account.client("s3").list_buckets()["Buckets"] if "weights" in each["Name"]]
+
+
+@pytest.fixture(scope="module")
+def recommended(account, tmp_path_factory):
+    """A stack with the plan that `split` chooses for AlexNet: one function that fetches 233 MB of weights."""
+    directory = tmp_path_factory.mktemp("recommended") / "plan"
+    split("alexnet", out=directory, progress=lambda _: None)
+    stack = Deployed(account, directory.parent / "build", "alexnet")
+    stack.package(directory)
+    stack.make("deploy")
+    yield stack, directory
+    shutil.rmtree(directory.parent)
+
+
+def test_the_plan_that_split_recommends_for_a_network_that_no_zip_holds_answers_as_deployed(recommended):
+    stack, directory = recommended
+    plan = load_plan(directory)
+    assert [stage.weights_in for stage in plan.stages] == ["fetched"]
+    assert plan.stages[0].functions[0].weights.bytes > plan.limit.room
+    with serfer.open(directory, workers="inprocess") as pipeline:
+        (answer,) = pipeline.classify([PHOTOGRAPH])
+    assert predictions(stack.classify(directory, PHOTOGRAPH)) == [
+        (each.label, each.score) for each in answer.predictions
+    ]
+    stack.make("destroy")
+    assert stack.functions == set()

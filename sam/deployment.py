@@ -29,7 +29,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PLANS = 2
 COLD_FUNCTIONS = "cold-"
 """The beginning of the names that a record has for functions of a cold plan."""
-_OPTIONAL = frozenset({"weights", "images", "cold"})
+_OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs"})
 _ADVICE = "write it again with serfer package"
 
 
@@ -40,8 +40,9 @@ class Deployment:
     `serfer` is the version that wrote it, `precompiled` says whether bytecode is in the packages, `bytes` has each
     function's size unzipped with its layers by "STAGE-PART", `digest` is the SHA-256 of all that was packaged,
     `weights` has the bytes of what functions fetch by its SHA-256, `images` are the tags of
-    functions that are container images, of all plans; `cold` has the cold plan of each plan that has one. None of these
-    is in the record where there are none. The functions of the current plan's cold plan are "cold-STAGE-PART".
+    functions that are container images, of all plans; `cold` has the cold plan of each plan that has one, `driver_runs`
+    the MB of memory of a driver function that runs a plan itself, by plan. None of these is in the record where there
+    are none. The functions of the current plan's cold plan are "cold-STAGE-PART".
     """
 
     serfer: str
@@ -53,6 +54,7 @@ class Deployment:
     weights: Mapping[str, int] = field(default_factory=dict)
     images: tuple[str, ...] = ()
     cold: Mapping[str, str] = field(default_factory=dict)
+    driver_runs: Mapping[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -113,6 +115,7 @@ def _built(document: dict[str, Any]) -> Deployment:
         weights=_sizes(document.get("weights", {}), "weights"),
         images=structure(tuple[str, ...], document.get("images", []), "images"),
         cold=_cold(document.get("cold", {})),
+        driver_runs=_sizes(document.get("driver_runs", {}), "driver_runs"),
     )
     deployment.options.check()
     if not 1 <= len(deployment.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, deployment.plans)):
@@ -127,8 +130,11 @@ def _built(document: dict[str, Any]) -> Deployment:
 
 
 def _options(value: Any) -> Options:  # noqa: ANN401 - any JSON value
-    """Return the choices; a record from before there were pools has none, and few have a base image."""
-    known = {"gpu": None, "base_image": None, **value} if isinstance(value, dict) else value
+    """Return the choices; a record from before there were pools has none, and few have a base image.
+
+    Before drivers ran plans none did.
+    """
+    known = {"gpu": None, "base_image": None, "driver_runs": "never", **value} if isinstance(value, dict) else value
     return structure(Options, known, "options")
 
 

@@ -21,6 +21,8 @@ DRIVERS = ("function", "fleet")
 STORES = ("s3", "s3express", "valkey", "redis")
 ENGINES = ("push", "poll", "stepfunctions", "stepfunctions-express")
 RUNTIMES = ("python3.13", "python3.12", "python3.14")
+DRIVER_RUNS = ("auto", "always", "never")
+"""Whether a driver function runs a plan of one function itself (sam/cost/driver_runs.py)."""
 ARCHITECTURES = ("x86_64", "arm64")
 _OLD_RUNTIME = "python3.11"
 HANDLER = "lambdas.bootstrap.handler"
@@ -125,6 +127,7 @@ class Options:
     zone: str | None = None
     gpu: GpuPool | None = None
     base_image: str | None = None
+    driver_runs: str = "auto"
 
     @property
     def builds_on(self) -> str:
@@ -165,6 +168,7 @@ class Options:
             ("--driver", self.engine, ENGINES),
             ("--runtime", self.runtime, RUNTIMES),
             ("--architecture", self.architecture, ARCHITECTURES),
+            ("--driver-runs", self.driver_runs, DRIVER_RUNS),
         ):
             if value not in known:
                 raise UsageError(f"{option} is {_listed(known)}, not {value!r}")

@@ -101,8 +101,8 @@ class Settings(BaseSettings):
     weights: str = ""
     """Where workers in process fetch weights that are not in the plan directory, by digest: `s3://BUCKET/PREFIX`."""
     function_memory_mb: int | None = Field(default=None, gt=0)
-    """For workers in process of a driver function, which sets it itself: its memory in MB, which says on how many threads
-    they compute.
+    """For workers in process of a driver function, which sets it itself: its memory in MB, from which follows how many
+    threads they have.
     """
     local_concurrency: int = Field(default=16, gt=0)
     """Local invocations at once, shared by the drivers of `serfer up`; if not set, a driver of `serve` or `up` has one

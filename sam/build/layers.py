@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lambdas.artefacts import IN_LAYER
-from sam.build import uploader
+from sam.build import health, uploader
 from sam.build.pins import GPU, lock_file
 from sam.build.tree import Built, built, link_tree, seal, settle
 from sam.build.wheels import unpack, wheels
@@ -35,6 +35,7 @@ from serfer.packaging.bundle import link
 from serfer.packaging.manifest import CONTENTS
 
 WORKER_LAYER, DRIVER_LAYER, GPU_LAYER = "WorkerLayer", "DriverLayer", "GpuRuntime"
+RUNNER_LAYER, HEALTH_FUNCTION = "RunnerLayer", "HealthFunction"
 _COMPILE_S = 600
 DOCKERFILE = "Dockerfile"
 _DOCKERFILE = """\
@@ -59,6 +60,21 @@ def worker_layer(target: Path, options: Options, cache: Path) -> Built:
 def driver_layer(target: Path, options: Options, cache: Path) -> Built:
     """Write the layer of the drivers, as functions or in a fleet; raises UnavailableError as `worker_layer` does."""
     return _layer("driver", DRIVER_LAYER, target, options, cache)
+
+
+def runner_layer(target: Path, options: Options, cache: Path) -> Built:
+    """Write the layer that a driver function has besides its own where it runs its plan: workers' code, ONNX Runtime.
+
+    Raises UnavailableError as `worker_layer` does.
+    """
+    return _layer("runner", RUNNER_LAYER, target, options, cache)
+
+
+def health_directory(target: Path) -> Built:
+    """Write the package of the function that answers health checks: one module."""
+    target.mkdir(parents=True)
+    shutil.copyfile(health.__file__, target / Path(health.__file__).name)
+    return seal(target, HEALTH_FUNCTION)
 
 
 def gpu_layer(target: Path, options: Options, cache: Path) -> Built:
@@ -197,7 +213,8 @@ def _assemble(kept: Path, kind: str, name: str, options: Options, cache: Path, p
         for relative, path in sorted(contents.our_files()):
             (root / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, root / relative)
-        (root / "serfer" / "__init__.py").touch()
+        if (root / "serfer").is_dir():
+            (root / "serfer" / "__init__.py").touch()
         if python is not None:
             _compile(python, root)
         layer = seal(directory / "layer", name)

@@ -4,6 +4,7 @@
     pinned wheels ──┼──▶│ layers/, driver/     code: the workers' layer, the drivers' layer, the plans that drivers read
     our own code ───┘   │ plans/DIGEST/        one generation: its functions, their weights, its state machine
                         │ weights/             what functions fetch, in pieces that a package can hold
+                        │ health/              answers health checks, where the driver function runs the plan itself
                         │ samconfig.toml       settings of SAM CLI; the user's once they altered it
                         └ deployment.json, sbom.cdx.json
 
@@ -29,14 +30,17 @@ from sam.build.layers import (
     driver_layer,
     function_directory,
     gpu_layer,
+    health_directory,
     image_directory,
     piece_directory,
+    runner_layer,
     weights_layer,
     worker_layer,
 )
 from sam.build.pins import GPU
 from sam.build.sbom import SBOM, dump_sbom
 from sam.build.tree import Built, combined_digest, link_tree, seal
+from sam.cost.driver_runs import decide, require
 from sam.cost.scenario import Profile, check_pool, make_scenario
 from sam.deployment import (
     COLD_FUNCTIONS,
@@ -58,15 +62,16 @@ from sam.template.template import SCENARIO, dump, make_template
 from sam.weights import Piece, fetched, pieces
 from serfer import __version__
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.plan import CONTAINER, Artefact, Plan
+from serfer.core.plan import CONTAINER, Artefact, Plan, dump_plan
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan
 from serfer.settings import Settings
 from splitter.plan_dir.output_directory import appearing_whole, place_for
 
 MACHINE = "statemachine.asl.json"
-_GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS = "plans", "driver", "layers", "weights"
-_OURS = frozenset({TEMPLATE, SAMCONFIG, RECORD, SBOM, _GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS, ".aws-sam"})
+_GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS, _HEALTH = "plans", "driver", "layers", "weights", "health"
+_OURS = frozenset({TEMPLATE, SAMCONFIG, RECORD, SBOM, _GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS, _HEALTH, ".aws-sam"})
+_RUNNER = "runner"
 _DRIVER_IDS = {"function": "DriverFunction", "fleet": "DriverPlans"}
 
 
@@ -121,6 +126,7 @@ def package(
         check_artefacts(cold, directory / COLD_DIRECTORY)
     check_deployable(plan, options, settings.facts(), cold)
     check_pool(plan, options, profile)
+    require(plan, options, settings.facts(), has_cold=cold is not None)
     place = place_for(out, [directory], check_build_place)
     if place.is_relative_to(directory.resolve()):
         raise InputError(
@@ -288,6 +294,7 @@ class _Writer:
         self.progress("collecting the drivers' dependencies")
         driver = driver_layer(self.build / _LAYERS / "driver", self.options, cache)
         layers = {f"{_LAYERS}/worker": worker, f"{_LAYERS}/driver": driver}
+        driver_runs = self._driver_runs(generations, driver, layers)
         if self.options.gpu:
             self.progress("collecting what GPU instances compute with")
             layers[f"{_LAYERS}/{GPU}"] = gpu_layer(self.build / _LAYERS / GPU, self.options, cache)
@@ -299,7 +306,7 @@ class _Writer:
         for each in every:
             self._machine(each)
         cold = {digest12(each.main.plan): each.cold.plan for each in generations if each.cold}
-        template = make_template(self.options, plans, pooled=pooled, cold=cold)
+        template = make_template(self.options, plans, pooled=pooled, cold=cold, driver_runs=driver_runs)
         check_template(template, self.settings.facts())
         (self.build / TEMPLATE).write_text(dump(template), encoding="utf-8")
         (self.build / SBOM).write_text(dump_sbom(self.options, every, cache), encoding="utf-8")
@@ -317,6 +324,7 @@ class _Writer:
             weights={file.sha256: file.bytes for file in fetched(every)},
             images=tuple(image for each in every for image in images_of(each)),
             cold={main: digest12(plan) for main, plan in cold.items()},
+            driver_runs=driver_runs,
         )
         (self.build / RECORD).write_text(dump_deployment(deployment), encoding="utf-8")
         return deployment
@@ -331,6 +339,27 @@ class _Writer:
             link_tree(source.build / _GENERATIONS / name, self.build / _GENERATIONS / name)
         self._weights(source)
         return sizes
+
+    def _driver_runs(self, generations: list[_Generation], driver: Built, layers: dict[str, Built]) -> dict[str, int]:
+        """Write what a driver function needs besides where it runs a plan itself; return its memory by such a plan."""
+        plans = [generation.main.plan for generation in generations if generation.cold is None]
+        facts, place = self.settings.facts(), self.build / _LAYERS / _RUNNER
+        if not any(decide(plan, self.options, facts).runs for plan in plans):
+            return {}
+        self.progress("collecting what a driver computes with")
+        runner = runner_layer(place, self.options, self.settings.cache_dir)
+        own = sum(len(dump_plan(plan)) for plan in plans)
+        sizes = {digest12(plan): driver.bytes + runner.bytes + own + plan.function_bytes(0, 0) for plan in plans}
+        for plan in plans[: plans[0] is generations[0].main.plan]:  # the one before may be of several functions
+            require(plan, self.options, facts, sizes[digest12(plan)])
+        decided = {digest12(plan): decide(plan, self.options, facts, sizes[digest12(plan)]) for plan in plans}
+        runs = {digest: each.memory_mb for digest, each in decided.items() if each.runs}
+        if not runs:
+            shutil.rmtree(place)
+            return {}
+        layers[f"{_LAYERS}/{_RUNNER}"] = runner
+        health_directory(self.build / _HEALTH)
+        return runs
 
     def _generation(self, plan: Plan, directory: Path, worker: Built) -> dict[str, int]:
         """Write a plan's functions and their weights; return the bytes of each with its layers, by "STAGE-PART"."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-LAYERS = ("worker", "driver")
+LAYERS = ("worker", "driver", "runner")
 GPU = "gpu"
 """The lock file of what instances with a GPU compute with, which is there for one architecture alone."""
 _LOCKS = Path(__file__).with_name("locks")
@@ -24,7 +24,7 @@ class Pin:
 
 
 def lock_file(layer: str) -> Path:
-    """Return where the lock file of "worker" or "driver" is; pip reads it as it is."""
+    """Return where the lock file of a layer is, one of LAYERS or GPU; pip reads it as it is."""
     return _LOCKS / f"{layer}.txt"
 
 

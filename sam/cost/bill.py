@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from sam.cost import registry
+from sam.cost.driver_runs import decide
 from sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
 from sam.cost.marginal import Deployed, Usage, query_usage
 from sam.deployment import load_current_plan, load_deployment, load_packaged_cold, load_template
 from sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
 from sam.template.intrinsics import check_parameters, resources
 from sam.template.template import make_template
-from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 
@@ -29,6 +30,8 @@ _MOST_QUERIES = 10**12
 _AT_ONCE = 16  # queries that a driver of a fleet takes at once: SERFER_API_IN_FLIGHT's default
 _EMAIL = "AlarmEmail"
 _DRIVER = "DriverFunction"
+IN_PROCESS = "inprocess"
+"""SERFER_WORKERS of a driver function that runs its plan itself."""
 _THOUSAND = 1000
 _GB = 1e9
 _SPLIT_FOR = {"s3": ("s3",), "s3express": ("s3",), "valkey": ("valkey", "redis"), "redis": ("redis", "valkey")}
@@ -72,7 +75,10 @@ class Bill:
 
     @property
     def environments(self) -> int:
-        """The number of environments that a burst would keep busy at once, without a driver function's."""
+        """The number of environments that a burst would keep busy at once, without a driver function's.
+
+        Those of driver functions that run the plan themselves are counted.
+        """
         deployed = self.deployed
         plans = (deployed.plan, *([deployed.cold] if deployed.cold else []))
         return self.burst * max(stage.grid.tiles for plan in plans for stage in plan.stages)
@@ -86,6 +92,8 @@ class Bill:
         fleet = (
             f"a machine takes {_AT_ONCE} queries at once; a query's image has {services.upload_bytes:,} bytes"
             if deployed.options.drivers == "fleet"
+            else f"a driver function of {deployed.driver_mb:,} MB runs its query itself, and is billed for decoding too"
+            if deployed.driver_runs
             else f"a driver function of {deployed.driver_mb:,} MB waits for its query and is billed for all of it"
         )
         notes = [
@@ -103,6 +111,7 @@ class Bill:
                 f"cold: on the cold plan {deployed.cold.digest[:12]}, all of whose environments start, and beside them "
                 "those of the other plan"
             )
+        notes += self._of_second_invocation()
         if deployed.options.snapstart:
             notes.append("a start from a snapshot takes as long as one without: what it saves was not measured")
         if deployed.plan.store.partition("+")[0] not in _SPLIT_FOR[deployed.options.store]:
@@ -129,6 +138,13 @@ class Bill:
             f"{pool.most} are, ${pool.most * usd:.2f} an hour; what they take from functions is not subtracted"
         )
         return [note]
+
+    def _of_second_invocation(self) -> list[str]:
+        """Compare two functions and one, where the plan is one function that a driver function could run itself."""
+        deployed = self.deployed
+        options, has_cold = replace(deployed.options, driver_runs="auto"), deployed.cold is not None
+        priced = decide(deployed.plan, options, deployed.facts, has_cold=has_cold)
+        return [priced.reason] if priced.own else []
 
     def tag(self, line: Line) -> str:
         """Return how well a line's price is known: D, B, M, S, K, or U for a user's own."""
@@ -184,12 +200,10 @@ class Bill:
 
 def deployed(plan: Plan, options: Options, facts: AwsFacts, template: Template, cold: Plan | None = None) -> Deployed:
     """Return a plan in a deployment, with its cold plan, and its driver function as the template has it."""
-    return Deployed(plan, options, facts, _driver_memory(template, options, facts.functions), cold)
-
-
-def _driver_memory(template: Template, options: Options, functions: LambdaFacts) -> int:
     _, properties = resources(template, region=options.region).get(_DRIVER, ("", {}))
-    return int(properties.get("MemorySize", functions.memory_per_vcpu))
+    memory_mb = int(properties.get("MemorySize", facts.functions.memory_per_vcpu))
+    variables = properties.get("Environment", {}).get("Variables", {})
+    return Deployed(plan, options, facts, memory_mb, cold, variables.get("SERFER_WORKERS") == IN_PROCESS)
 
 
 def bill(
@@ -366,4 +380,10 @@ def compare_build(build: Path, facts: AwsFacts, loads: Sequence[int] | None = No
     """Price BUILD's plan with every choice of drivers, store and engine, everything else as it was packaged."""
     deployment = load_deployment(build)
     plan = load_current_plan(build, deployment)
-    return compare(plan, facts, deployment.options, lambda options: make_template(options, [plan]), loads or LOADS)
+
+    def make(options: Options) -> Template:
+        own = decide(plan, options, facts)
+        runs = bool(deployment.driver_runs) and own.runs  # whether the packages fit is known for what was packaged
+        return make_template(options, [plan], driver_runs={deployment.current: own.memory_mb} if runs else None)
+
+    return compare(plan, facts, deployment.options, make, loads or LOADS)

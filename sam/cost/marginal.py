@@ -41,13 +41,17 @@ _REPLY_BYTES = 500
 
 @dataclass(frozen=True)
 class Deployed:
-    """A plan in a deployment, with its cold plan if it has one; `driver_mb` is the memory of a driver function."""
+    """A plan in a deployment, with its cold plan if it has one; `driver_mb` is the memory of a driver function.
+
+    With `driver_runs` that runs the plan itself, which is of one task (sam/cost/driver_runs.py).
+    """
 
     plan: Plan
     options: Options
     facts: AwsFacts
     driver_mb: int
     cold: Plan | None = None
+    driver_runs: bool = False
 
     @property
     def store(self) -> StoreFacts:
@@ -94,6 +98,8 @@ def query_usage(deployed: Deployed, cold_share: float = 0.0) -> Usage:
     With a cold plan it is the share of queries that run on that, all of whose environments start, and beside them those
     of the other plan.
     """
+    if deployed.driver_runs:
+        return _usage_of_one_function(deployed, cold_share)
     if deployed.cold is None:
         return _plan_usage(deployed, cold_share)
     warm, cold = _plan_usage(deployed, 0.0), _plan_usage(replace(deployed, plan=deployed.cold), 1.0)
@@ -144,6 +150,25 @@ def _plan_usage(deployed: Deployed, cold_share: float) -> Usage:
         *_driver(deployed, steps, seconds, cold_share),
         *_network(deployed, steps),
     ]
+    return Usage(tuple(line for line in lines if line.quantity), seconds)
+
+
+def _usage_of_one_function(deployed: Deployed, cold_share: float) -> Usage:
+    """Return what a query uses whose driver computes it: nothing is invoked, and nothing goes through a store."""
+    load = plan_load(deployed.plan, 0)
+    nothing = np.zeros(load.tasks)
+    load = replace(
+        load,
+        bytes_read=nothing,
+        ranges=nothing,
+        bytes_written=nothing,
+        carried_in=nothing,
+        carried_out=nothing,
+        crops=0.0,
+    )
+    step = _Step(deployed.driver_mb, load)
+    seconds = float(step.tasks_s(deployed.platform(cold_share)).sum())
+    lines = [*_weights(deployed, [step], cold_share), *_driver(deployed, [], seconds, cold_share)]
     return Usage(tuple(line for line in lines if line.quantity), seconds)
 
 

@@ -18,6 +18,7 @@ from sam.template import fragments
 from sam.template.fragments import Part
 from sam.template.functions import generation, vpc
 from sam.template.policies import attach, network_statements
+from sam.template.serving import api_variables, run_in_driver, served
 from sam.template.weights import upload
 from sam.weights import fetched, uploaded_id
 from serfer import __version__
@@ -49,13 +50,15 @@ def make_template(
     timeout_s: int = 60,
     pooled: Collection[str] | None = None,
     cold: Mapping[str, Plan] | None = None,
+    driver_runs: Mapping[str, int] | None = None,
 ) -> Part:
     """Return the SAM template of a deployment, its intrinsic functions in their long form.
 
     `plans` are the current one and, after an update, the one before, which keeps its functions until the next update;
     the parameter Serving says which of them drivers use. A stage's function may take `timeout_s` seconds. Where the
     deployment has a GPU pool, `pooled` are the plans, by twelve digits, that have one; None: all. `cold` are the cold
-    plans of plans, by these plans' twelve digits. Raises UsageError for options that cannot be, PlanError for a plan of
+    plans of plans, by these plans' twelve digits, `driver_runs` the plans that the driver function runs itself, with
+    its memory in MB (sam/cost/driver_runs.py). Raises UsageError for options that cannot be, PlanError for a plan of
     too many functions.
     """
     options.check()
@@ -65,9 +68,12 @@ def make_template(
         options.check_plan(plan)
     if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
-    variables = {**_variables(options), "burst": driver_room(_together(plans[0], cold))}
+    driver_runs = driver_runs or {}
+    room = driver_room(_together(plans[0], cold), runs=digest12(plans[0]) in driver_runs)
+    variables = {**_variables(options), "burst": room, **api_variables(health=bool(driver_runs))}
     weights = fetched(every)
-    parts = [fragments.load(name, variables) for name in _chosen(options, fetches=bool(weights))]
+    chosen = _chosen(options, fetches=bool(weights), driver_runs=bool(driver_runs))
+    parts = [fragments.load(name, variables) for name in chosen]
     environment = fragments.merge(parts)["Environment"]
     parts += [upload(each, options) for each in weights]
     parts += [generation(plan, options, environment, timeout_s) for plan in every]
@@ -78,6 +84,10 @@ def make_template(
     whole["Outputs"] |= _plans(plans, every, cold)
     whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
     resources = whole["Resources"]
+    if driver_runs:
+        own = run_in_driver(plans, driver_runs, resources, environment)
+        whole["DriverEnvironment"] |= own["DriverEnvironment"]
+        whole["Statements"]["DriverRole"] += own["Statements"]["DriverRole"]
     _place(resources, whole["Statements"], options)
     attach(resources, whole["Statements"])
     _set_environment(resources, {**environment, **whole["DriverEnvironment"]})
@@ -95,8 +105,13 @@ def _together(plan: Plan, cold: Mapping[str, Plan]) -> list[Plan]:
     return [plan, *([cold[digest12(plan)]] if digest12(plan) in cold else [])]
 
 
-def driver_room(plans: Sequence[Plan]) -> int:
-    """Return how many driver functions leave an account room for the widest stages of each query's plans."""
+def driver_room(plans: Sequence[Plan], *, runs: bool = False) -> int:
+    """Return how many driver functions leave an account room for the widest stages of each query's plans.
+
+    Drivers that run the plan themselves leave none.
+    """
+    if runs:
+        return shipped_aws().functions.concurrency
     widest = (max(stage.grid.tiles for stage in plan.stages) for plan in plans)
     return max(1, shipped_aws().functions.concurrency // (1 + sum(widest)))
 
@@ -151,7 +166,7 @@ def _variables(options: Options) -> dict[str, Any]:
     return {**variables, "user_data": fragments.script("user-data.sh", variables)}
 
 
-def _chosen(options: Options, *, fetches: bool) -> list[str]:
+def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
     """Return the names of the parts that a deployment is made of."""
     fleet, cache = options.drivers == "fleet", options.store in _CACHES
     machine = options.by_state_machine
@@ -171,6 +186,7 @@ def _chosen(options: Options, *, fetches: bool) -> list[str]:
         "machine": machine,
         f"endpoint-machine-{kind}": machine and options.in_vpc,
         "driver-function": not fleet,
+        "driver-runs": driver_runs,
         "driver-fleet": fleet,
         "alarms": True,
         "alarms-function": not fleet,
@@ -186,19 +202,19 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) 
         "SERFER_WORKERS": "aws",
         "SERFER_DRIVER": options.engine,
         "SERFER_FUNCTION_PREFIX": {"Ref": "AWS::StackName"},
-        "SERFER_PLAN": _served([f"plans/{digest}" for digest in digests]),
+        "SERFER_PLAN": served([f"plans/{digest}" for digest in digests]),
     }
     outputs: Part = {
-        "Serving": {"Description": "The plan that drivers use.", "Value": _served(digests)},
+        "Serving": {"Description": "The plan that drivers use.", "Value": served(digests)},
     }
     if options.gpu:
         routes = [routing(digest, pooled=digest in pooled) for digest in digests]
-        variables |= {name: _served([route[name] for route in routes]) for name in routes[0]}
+        variables |= {name: served([route[name] for route in routes]) for name in routes[0]}
     if options.snapstart:
         variables["SERFER_FUNCTION_ALIAS"] = LIVE
         outputs["Alias"] = {"Description": "The alias by which functions are invoked.", "Value": LIVE}
     if options.by_state_machine:
-        machine = _served([{"Ref": machine_id(digest)} for digest in digests])
+        machine = served([{"Ref": machine_id(digest)} for digest in digests])
         variables["SERFER_STATE_MACHINE"] = machine
         outputs["StateMachine"] = {"Description": "The state machine of the plan that drivers use.", "Value": machine}
     serving = {
@@ -214,11 +230,6 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) 
         "DriverEnvironment": variables,
         "Outputs": outputs,
     }
-
-
-def _served(values: Sequence[Any]) -> Any:  # noqa: ANN401 - intrinsics
-    """Return the value of the plan that is served, out of one for each plan; the first is the previous one too."""
-    return {"Fn::If": ["ServesPrevious", values[-1], values[0]]}
 
 
 def _place(resources: Part, statements: Part, options: Options) -> None:

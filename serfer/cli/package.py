@@ -12,6 +12,7 @@ import typer
 
 from sam.build.package import deployed_cold
 from sam.build.package import package as write
+from sam.cost.driver_runs import decide
 from sam.cost.scenario import read_profile
 from sam.deployment import COLD_FUNCTIONS, Deployment
 from sam.options import GpuPool, Options, default_name
@@ -20,7 +21,9 @@ from sam.samconfig import ENVIRONMENTS, FILE, stack_of
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.cli.shared.terminal import complain, out
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.plan import Plan
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import aws_region, load_settings
 
@@ -55,6 +58,13 @@ def package(
     reserved_concurrency: Annotated[
         int | None, typer.Option(help="Environments that each stage's function is given, and may have at most.")
     ] = None,
+    driver_runs: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|always|never",
+            help="A plan of one function: run by the driver function itself, instead of by a second invocation.",
+        ),
+    ] = "auto",
     zone: Annotated[
         str | None, typer.Option(help="With --store s3express: its availability zone's id, such as use1-az4.")
     ] = None,
@@ -116,6 +126,7 @@ def package(
         zone=zone,
         gpu=_pool(gpu_instance_type, gpu_max, gpu_warm_pool),
         base_image=base_image,
+        driver_runs=driver_runs,
     )
     options.check()
     profile = None
@@ -142,6 +153,7 @@ def package(
         print_json({**asdict(deployment), "out": str(build)})
         return
     _print_deployment(deployment, build)
+    _print_driver(deployment, plan, settings.facts())
     if not deployment.precompiled:
         complain(f"there is no {runtime} here to compile with: every cold start will compile its modules itself")
 
@@ -165,6 +177,18 @@ def _remark_region(build: Path, region: str) -> None:
                     f"{build / FILE} was left as it is and deploys {stack.stack} to {stack.region}, not to "
                     f"{region}: correct it, or delete it and package again"
                 )
+
+
+def _print_driver(deployment: Deployment, plan: Plan, facts: AwsFacts) -> None:
+    """Print whether the driver function runs the plan itself, and why, where the plan is one function."""
+    has_cold = deployment.current in deployment.cold
+    decision = decide(plan, deployment.options, facts, has_cold=has_cold)
+    memory_mb = deployment.driver_runs.get(deployment.current)
+    if memory_mb is not None:
+        out.print(f"the driver function runs the plan itself: {plain(decision.reason)}")
+    elif len(plan.functions) == 1:
+        fits = "" if not decision.runs else "; driver and plan do not fit into one package"
+        out.print(f"the driver function invokes the plan's function: {plain(decision.reason)}{fits}")
 
 
 def _print_deployment(deployment: Deployment, build: PurePath) -> None:

@@ -38,15 +38,17 @@ class Contents:
 class _Packages:
     worker: Contents
     driver: Contents
+    runner: Contents
 
 
 def _contents() -> dict[str, Contents]:
-    """Read contents.toml; a driver's package leaves out what a worker's does, and more."""
+    """Read contents.toml; the other packages leave out what a worker's does, and more."""
     text = Path(__file__).with_name("contents.toml").read_text(encoding="utf-8")
     listed = structure(_Packages, tomllib.loads(text), "contents.toml")
     return {
         "worker": listed.worker,
         "driver": replace(listed.driver, pruned=listed.worker.pruned + listed.driver.pruned),
+        "runner": replace(listed.runner, pruned=listed.worker.pruned + listed.runner.pruned),
     }
 
 

@@ -40,7 +40,7 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.api.conftest import png
 from tests.api.test_function import rest
-from tests.e2e.small import LABELS, batch, split_small
+from tests.e2e.small import LABELS, batch, put_weights_in, split_small
 from tests.sam.built import SAM, STACK, Stack, run_sam
 from tests.sam.conftest import OPTIONS
 
@@ -193,8 +193,8 @@ def expected(plans):
         return pipeline.run(batch(3))
 
 
-def invoked(service, event):
-    """Invoke the driver's function as API Gateway does; return what API Gateway would be daemon_environment."""
+def invoked(service, event, function="driver"):
+    """Invoke the driver's function, or another one, as API Gateway does; return what API Gateway would be given."""
     client = boto3.client(
         "lambda",
         endpoint_url=service.url,
@@ -204,7 +204,7 @@ def invoked(service, event):
         config=Config(read_timeout=120, retries={"total_max_attempts": 1}),
     )
     try:
-        answer = client.invoke(FunctionName=f"{STACK}-driver", Payload=json.dumps(event))
+        answer = client.invoke(FunctionName=f"{STACK}-{function}", Payload=json.dumps(event))
         document = json.loads(answer["Payload"].read())
     finally:
         client.close()
@@ -212,9 +212,9 @@ def invoked(service, event):
     return document
 
 
-def ask(service, event):
-    """Invoke the driver's function; return status and body of its response."""
-    response = invoked(service, event)
+def ask(service, event, function="driver"):
+    """Invoke the driver's function, or another one; return status and body of its response."""
+    response = invoked(service, event, function)
     return response["statusCode"], json.loads(response["body"])
 
 
@@ -232,6 +232,39 @@ def test_the_driver_function_answers_api_gateway_events(live, plans):
     assert answer["store"]["bytes_put"] > 0
     status, answer = ask(live[1], rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=b"no"))
     assert status == 415, answer
+
+
+def as_deployed(s3, weights):
+    """Put weights, files by their SHA-256, where a deployment's own functions write them."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3.environment["AWS_ENDPOINT_URL_S3"],
+        region_name=REGION,
+        aws_access_key_id=s3.environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=s3.environment["AWS_SECRET_ACCESS_KEY"],
+    )
+    for sha256, file in weights.items():
+        client.put_object(Bucket=s3.bucket, Key=f"weights/{sha256}", Body=file.read_bytes())
+    client.close()
+
+
+@pytest.mark.parametrize("weights_in", ["zip", "fetched"])
+def test_a_driver_that_runs_its_plan_answers_without_functions_and_store(
+    built, access, python313, runtime313, cache, s3, tmp_path, weights_in
+):
+    directory = put_weights_in(split_small(tmp_path, grids=[(1, 1)]), weights_in)
+    plan, stack = load_plan(directory), built([directory])
+    as_deployed(s3, {each.sha256: directory / each.path for each in plan.fetched(0, 0)})
+    with serfer.open(directory, workers="inprocess") as pipeline:
+        expected = pipeline.classify([png()])[0].predictions[0]
+    nowhere = "http://127.0.0.1:9"
+    with running(stack, access, python313, runtime313, cache, AWS_ENDPOINT_URL_LAMBDA=nowhere) as (others, drivers):
+        status, answer = ask(drivers, rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
+        assert status == 200, answer
+        [found, *_] = answer["images"][0]["predictions"]
+        assert (found["label"], found["score"]) == (expected.label, pytest.approx(expected.score, rel=1e-5))
+        assert answer["store"]["bytes_put"] == answer["store"]["puts"] == 0
+        assert ask(others, rest("GET", "/healthz"), "health") == (200, {"live": True})
 
 
 def test_built_functions_hold_no_torch_and_have_the_recorded_size(updated, python313):

@@ -56,6 +56,7 @@ def _light(monkeypatch):
     monkeypatch.setattr(package_module, "worker_layer", layer)
     monkeypatch.setattr(package_module, "driver_layer", layer)
     monkeypatch.setattr(package_module, "gpu_layer", layer)
+    monkeypatch.setattr(package_module, "runner_layer", layer)
     monkeypatch.setattr(package_module, "dump_sbom", lambda *_: "{}")
 
 
@@ -103,6 +104,35 @@ def test_a_gang_is_one_function_whose_layer_has_the_files_of_all_its_stages(pack
     files = {f"{here}{file.path}" for stage in plan.stages for file in stage.files}
     assert files == {name for name in everything(tmp_path / "build") if name.startswith(here)}
     assert function_id(digest, 1, 0) not in load_template(tmp_path / "build")["Resources"]
+
+
+def test_a_driver_that_runs_the_plan_gets_its_layer_and_leaves_health_checks_to_another(packed, plans, tmp_path):
+    deployment = packed(plans[2])
+    build, [digest] = tmp_path / "build", digests([plans[2]])
+    assert deployment.driver_runs.keys() == {digest}
+    assert load_deployment(build) == deployment
+    assert {"layers/runner/Makefile", "health/health.py", "health/Makefile"} <= everything(build)
+    driver = load_template(build)["Resources"]["DriverFunction"]["Properties"]
+    assert driver["MemorySize"] == deployment.driver_runs[digest]
+    packed(plans[0])  # the plan before is run by the driver still
+    assert load_deployment(build).driver_runs.keys() == {digest}
+    packed(plans[0], keep_previous=False)
+    assert load_deployment(build).driver_runs == {}
+    assert not [name for name in everything(build) if name.startswith(("layers/runner/", "health/"))]
+
+
+def test_a_driver_and_a_plan_that_do_not_fit_into_one_package_are_two_functions(packed, plans, tmp_path, monkeypatch):
+    limit = shipped_aws().functions.package_limit
+
+    def large(target, *_):
+        target.mkdir(parents=True)
+        return replace(seal(target, "Layer"), bytes=limit)
+
+    monkeypatch.setattr(package_module, "runner_layer", large)
+    assert packed(plans[2]).driver_runs == {}
+    assert not [name for name in everything(tmp_path / "build") if name.startswith(("layers/runner/", "health/"))]
+    with pytest.raises(UsageError, match="bytes unzipped together"):
+        packed(plans[2], replace(OPTIONS, driver_runs="always"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,126 @@
+"""Whether the driver function runs a plan of one function itself, instead of invoking that function and waiting.
+
+    two functions   driver: decoding + an invocation + what the function takes, at the driver's memory
+                    function: what it takes, at the plan's memory, and the price of a request
+    one function    driver: decoding + what the function takes, at the memory of both
+
+One saves the invocation's time, its request, and the driver's waiting; it pays the plan's memory while it decodes and
+answers (`services.driver_seconds`). So it is the cheaper one unless the plan's memory is many times the driver's and
+its computation is short: for one of no length at all, from some 5,500 MB on. Cold, one environment starts and not two;
+the model adds up both starts in either case, too much for one: interpreter and numpy are loaded once there.
+
+The function's memory has to hold both: what a driver decodes with, and the plan's weights as sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sam.cost.marginal import Deployed, Usage, query_usage
+from sam.options import Options
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.errors import UsageError
+from serfer.core.plan import CONTAINER, Plan
+from serfer.core.units import MIB, MS_PER_S
+
+DRIVER_MB = 1769
+"""The memory of a driver function that invokes others (sam/template/parts/driver-function.yaml): one vCPU."""
+_DRIVER_OWN_MB = 920
+"""What a driver may take at most: 150 MB of process and imports (assumed), an image of 24 million pixels at 20 bytes in
+the process that decodes it, 96 million pixels of a request at 3 bytes (the defaults of its settings)."""
+_SESSIONS_PER_WEIGHTS = 2.3
+"""Memory of sessions by the bytes of their weights: the most of three networks (lambdas/sessions.py: ResNet152)."""
+_COLD = "it has a cold plan, and a driver chooses between the functions of both"
+_THOUSAND = 1000
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the driver runs a plan itself, with how much memory, and why or why not, a sentence each.
+
+    `apart` and `own` are what a warm query costs by two functions and by one; None where one is not possible.
+    """
+
+    runs: bool
+    memory_mb: int
+    reason: str
+    apart: Usage | None = None
+    own: Usage | None = None
+
+
+def decide(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, has_cold: bool = False) -> Decision:
+    """Decide whether the driver function of a deployment runs a plan, by `options.driver_runs` and the cost model.
+
+    `unzipped` are the bytes of a driver's package with the layers for it, 0 where they are not known yet; `has_cold`
+    says that a cold plan is deployed with it.
+    """
+    if options.driver_runs == "never":
+        return Decision(runs=False, memory_mb=DRIVER_MB, reason="--driver-runs never")
+    if against := _COLD if has_cold else _against(plan, options, facts, unzipped):
+        return Decision(runs=False, memory_mb=DRIVER_MB, reason=against)
+    memory_mb = needed_mb(plan)
+    apart = query_usage(Deployed(plan, options, facts, DRIVER_MB))
+    own = query_usage(Deployed(plan, options, facts, memory_mb, driver_runs=True))
+    cheaper, faster = own.usd <= apart.usd, own.seconds <= apart.seconds
+    runs = options.driver_runs == "always" or (cheaper and faster)
+    return Decision(runs, memory_mb if runs else DRIVER_MB, _compared(own, apart, memory_mb), apart, own)
+
+
+def require(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, has_cold: bool = False) -> None:
+    """Raise UsageError where `--driver-runs always` was chosen for a plan that a driver cannot run."""
+    if options.driver_runs != "always":
+        return
+    if against := _COLD if has_cold else _against(plan, options, facts, unzipped):
+        raise UsageError(f"--driver-runs always: {against}; leave it out, which deploys two functions")
+
+
+def needed_mb(plan: Plan) -> int:
+    """Return the memory of a driver function that runs a plan of one function: what is priced, and what both take."""
+    weights = sum(part.weights.bytes for part in plan.parts(0, 0))
+    both = _DRIVER_OWN_MB + math.ceil(_SESSIONS_PER_WEIGHTS * weights / MIB)
+    return max(DRIVER_MB, plan.stages[0].memory_mb, both)
+
+
+def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> str:
+    """Return what keeps a driver function from running a plan, "" if nothing does."""
+    functions, tasks = len(plan.functions), plan.tasks
+    limit, memory_mb = facts.functions.package_limit, needed_mb(plan) if functions == 1 else 0
+    reasons = (
+        (options.drivers != "function", "--drivers fleet are machines, whose memory is not billed by the query"),
+        (options.engine != "push", f"--driver {options.engine} invokes functions, not workers in its own process"),
+        (functions > 1 or tasks > 1, f"a query of this plan is {tasks} tasks of {functions} functions"),
+        (
+            functions == 1 and plan.stages[0].weights_in == CONTAINER,
+            "the plan's function is a container image, the driver is not: split with --weights zip or fetched",
+        ),
+        (options.snapstart, "--snapstart starts the plan's function from a snapshot, a driver has none"),
+        (
+            options.reserved_concurrency is not None,
+            "--reserved-concurrency is of the plan's function; a driver's is the parameter DriverConcurrency",
+        ),
+        (
+            options.store in {"valkey", "redis"},
+            f"--store {options.store} would be paid for and not used: package with --store s3",
+        ),
+        (
+            memory_mb > facts.functions.memory_max,
+            f"driver and plan need {memory_mb:,} MB together, Lambda has {facts.functions.memory_max:,}",
+        ),
+        (
+            unzipped > limit,
+            (
+                f"driver and plan take {unzipped:,} bytes unzipped together, AWS allows {limit:,}: split with "
+                "--weights fetched"
+            ),
+        ),
+    )
+    return next((reason for against, reason in reasons if against), "")
+
+
+def _compared(own: Usage, apart: Usage, memory_mb: int) -> str:
+    return (
+        f"predicted for a warm query: one function of {memory_mb:,} MB {own.seconds * MS_PER_S:.0f} ms and "
+        f"${own.usd * _THOUSAND:.4f} a thousand, a second invocation {apart.seconds * MS_PER_S:.0f} ms and "
+        f"${apart.usd * _THOUSAND:.4f}"
+    )

@@ -34,7 +34,8 @@ class WarmUpRecord:
     """A warm-up request of the function of a stage, or of the gang that begins with it, with `memory_mb` MB.
 
     It was sent at `started` on the driver's clock and took `ms` milliseconds; `result` is None where the query ended
-    before the response came.
+    before the response came. `plan` is the digest of the plan that it warms, where that is not the query's; what was
+    still in flight then has the `ms` that it was predicted to take, if that is more than it had taken.
     """
 
     stage: int
@@ -42,6 +43,7 @@ class WarmUpRecord:
     started: float
     ms: float
     result: Warmed | None
+    plan: str = ""
 
     @property
     def cold(self) -> bool:

@@ -18,6 +18,7 @@ from drivers.batching import Batching
 from drivers.clock import LOOP_CLOCK, Clock, Timer
 from drivers.dispatching.dispatcher import Attempt, Dispatcher
 from drivers.dispatching.prewarming import Prewarmer, Prewarming, WarmUps
+from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.driver import NO_CONTEXT, Answer, Overheads, RequestContext
 from drivers.gangs import Gangs, open_gangs
 from drivers.invoker import Invoker
@@ -74,10 +75,11 @@ class PushDriver:
     A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any payload would
     carry more, or any answer more than `answer_limit` (the same, unless given). A crop of more than `crop_limit` does
     too while the store takes it at once; without, payloads carry crops. A task may take `timeout_s`. At most
-    `concurrency` invocations run at once; those of the oldest query start first, unless `oldest_first` is off. With
-    `hedge`, a task that is later than others of its stage have been gets a duplicate. With `batching`, tasks of several
-    queries that wait for the same tile may be one invocation, and so may tiles of one query if a stage has more of them
-    than there are slots; raises UsageError if the invoker cannot share invocations. The plan's gangs run as such where
+    `concurrency` invocations run at once, with those of other drivers that have the same `slots`; those of the oldest
+    query start first, unless `oldest_first` is off. With `hedge`, a task that is later than others of its stage have
+    been gets a duplicate. With `batching`, tasks of several queries that wait for the same tile may be one invocation,
+    and so may tiles of one query if a stage has more of them than there are slots; raises UsageError
+    if the invoker cannot share invocations. The plan's gangs run as such where
     the store has inboxes, unless `gangs` is off, and else stage by stage; raises UsageError for a gang with more
     members than `concurrency`. With `prewarming`, the functions of later stages are warmed when a query comes after a
     time without any, if the invoker can warm them.
@@ -95,6 +97,7 @@ class PushDriver:
         retry: Retry | None = None,
         timeout_s: float = 60.0,
         concurrency: int = 1000,
+        slots: PrioritySemaphore | None = None,
         oldest_first: bool = True,
         hedge: bool = True,
         batching: Batching | None = None,
@@ -111,7 +114,7 @@ class PushDriver:
                 for number, stage in enumerate(plan.stages)
             ],
             timeout_s=timeout_s,
-            concurrency=concurrency,
+            slots=slots or PrioritySemaphore(concurrency),
             oldest_first=oldest_first,
             batching=batching,
             tensor_bytes=inline_limit,

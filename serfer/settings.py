@@ -104,9 +104,11 @@ class Settings(BaseSettings):
     """For workers in process of a driver function, which sets it itself: its memory in MB, from which follows how many
     threads they have.
     """
+    cold_plan: Literal["auto", "never"] = "auto"
+    """Whether queries that would find a plan's functions cold run on the cold plan of its directory, if it has one."""
     local_concurrency: int = Field(default=16, gt=0)
     """Local invocations at once, shared by the drivers of `serfer up`; if not set, a driver of `serve` or `up` has one
-    for each core, or for each member of its models' widest gang.
+    for each core, or as many as its models' widest gang has members, or as a query on a cold plan needs.
     """
     local_url: str = Field(default="", pattern=r"^$|^http://[A-Za-z0-9.:\[\]-]+$")
     """A local Lambda service that is running already, for `--workers local --store URL`."""
@@ -142,15 +144,15 @@ class Settings(BaseSettings):
             raise ValueError("give ACCESS_KEY_ID:SECRET, the secret of at least 16 characters")
         return access
 
-    def local_share(self, drivers: int = 1, widest_gang: int = 0) -> int:
+    def local_share(self, drivers: int = 1, least: int = 0) -> int:
         """Return how many local invocations each of so many drivers may have in flight.
 
         That is an equal part of SERFER_LOCAL_CONCURRENCY where it is set, else one for each core: more would take turns
-        on the cores, each in an environment with a start and memory of its own. A gang needs as many as its members.
+        on the cores, each in an environment with a start and memory of its own. Plans may need more at once, `least`.
         """
         if "local_concurrency" in self.model_fields_set:
             return max(1, self.local_concurrency // drivers)
-        return max(len(os.sched_getaffinity(0)), widest_gang)
+        return max(len(os.sched_getaffinity(0)), least)
 
     def signing_access(self) -> Access | None:
         """Return the local Lambda service's credentials, None where they are not set."""

@@ -61,6 +61,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "local_access": "LOCAL:a-secret-of-the-test",
         "local_port": 4,
         "prewarm": "never",
+        "cold_plan": "never",
         "local_fetch_rate": 75e6,
         "weights": "s3://bucket/weights",
         "function_memory_mb": 1769,

@@ -8,7 +8,6 @@ stage and query (a bundle). `fill` chooses in both cases.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -150,7 +149,7 @@ class WaitingGroups:
 
 
 class Dispatcher:
-    """Runs the attempts of a driver's queries: `concurrency` invocations at once, the oldest query's first if wanted.
+    """Runs the attempts of a driver's queries, each in one of `slots`, the oldest query's first if wanted.
 
     `functions[k][t]` is invoked for tile t of stage k and may take `timeout_s`. With `batching`, no payload and no
     answer of a shared invocation has more than `tensor_bytes` of tensors; raises UsageError if the invoker has none.
@@ -162,7 +161,7 @@ class Dispatcher:
         functions: Sequence[Sequence[str]],
         *,
         timeout_s: float,
-        concurrency: int,
+        slots: PrioritySemaphore,
         oldest_first: bool,
         batching: Batching | None,
         tensor_bytes: int,
@@ -179,9 +178,8 @@ class Dispatcher:
         self._clock = clock
         self._batching = batching or Batching({}, most=1, passing_s=0.0)
         self._bounds = [_bounds(self._batching, stage, tensor_bytes) for stage in range(len(functions))]
-        self._slots = PrioritySemaphore(concurrency)
+        self._slots = slots
         self._waiting = WaitingGroups()
-        self._arrivals = itertools.count()
         self._prewarmer: Prewarmer | None = None
 
     def prewarm(self, plan: Plan, terms: Prewarming) -> Prewarmer | None:
@@ -192,7 +190,7 @@ class Dispatcher:
 
     def next_age(self) -> int:
         """Return the age of a query that arrives now: they are alike where the oldest does not go first."""
-        return next(self._arrivals) if self._oldest_first else 0
+        return self._slots.next_age() if self._oldest_first else 0
 
     def start(self, attempt: Attempt) -> asyncio.Task[None]:
         """Queue an attempt, and return the asyncio task that waits for its slot."""

@@ -18,6 +18,11 @@ class PrioritySemaphore:
         self._free = limit
         self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
+        self._ages = itertools.count()
+
+    def next_age(self) -> int:
+        """Return the priority of a query that arrives now: after all that have come before it."""
+        return next(self._ages)
 
     async def acquire(self, priority: int, slots: int = 1) -> None:
         """Wait for slots, and take all of them at once; cancelling gives up waiting.

@@ -142,12 +142,14 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None) -> 
         f"{store.exists} polls; {report.retries} retries"
         + (f", {report.restarts} restarts" if report.restarts else "")
         + (f", {report.disbanded} gangs disbanded" if report.disbanded else "")
-        + (f", {report.warm_ups} environments warmed for later stages" if report.warm_ups else "")
+        + (f", {report.warm_ups} environments warmed" if report.warm_ups else "")
     )
     out.print(
         f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "
         "us-east-1 prices, task times of this machine"
     )
+    if report.plan_reason:
+        out.print(f"plan {report.plan[:12]}: {plain(report.plan_reason)}")
     if gangs:
         out.print(f"gangs: members waited {report.wait_gb_s:.4f} GB-seconds for one another")
     if delta is not None:

@@ -33,8 +33,8 @@ from serfer.cli.shared.service_options import (
     RouteOption,
     ScenarioOption,
     check_logs,
+    least_concurrency,
     served_models,
-    widest_gang,
     with_hosts,
 )
 from serfer.cli.shared.terminal import err
@@ -82,7 +82,7 @@ def serve(
     )
     models = served_models(model, plan)
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
-        share = settings.local_share(widest_gang=widest_gang(models))
+        share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
     opening = Opening(store, workers_of(workers, stack, "local"), driver, object_store, cache_s, stack, routing)

@@ -31,8 +31,9 @@ from serfer.cli.shared.service_options import (
     RouteOption,
     ScenarioOption,
     check_logs,
+    least_concurrency,
+    plans_of,
     served_models,
-    widest_gang,
     with_hosts,
 )
 from serfer.cli.shared.terminal import err, ignore_signals, out
@@ -44,7 +45,7 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
 from serfer.local.stack import DRAIN_S, Order, Stack
-from serfer.plan_directory import check_artefacts, load_plan
+from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.local import local_service, start_service
 from serfer.wiring.options import Choices
@@ -98,7 +99,7 @@ def up(
         embedded = None if store else _embedded(parts)
         urls = (embedded.url if embedded else str(store), object_store)
         progress("putting the functions together")
-        share = settings.local_share(drivers, widest_gang(models))
+        share = settings.local_share(drivers, least_concurrency(models.values(), settings))
         most = max(settings.local_concurrency, len(models) * drivers * share)
         service = _service(models.values(), urls, settings.model_copy(update={"local_concurrency": most}))
         behind = _Behind(drivers, options, urls, service, embedded, settings, share)
@@ -207,7 +208,7 @@ def _embedded(parts: ExitStack) -> RedisServer:
 
 def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings) -> LambdaService:
     """Return one Lambda service with the functions of all plans, not started yet."""
-    plans = [(load_plan(directory), directory) for directory in directories]
+    plans = plans_of(directories, settings)
     for plan, directory in plans:
         check_artefacts(plan, directory)
     return local_service(plans, urls[0], settings, objects=urls[1], on_log=_of_a_function)

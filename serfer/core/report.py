@@ -88,7 +88,8 @@ class QueryReport:
     `weights` says in words where the network's weights come from; where they are `untrained`, predictions mean nothing.
     `cost_usd` prices the measured times as Lambda would: requests, and memory times billed milliseconds. Of
     those GB seconds, members of gangs waited `wait_gb_s` for one another; `disbanded` gangs ran stage by stage.
-    The query has sent `warm_ups` requests to functions of later stages, which `cost_usd` includes.
+    The query has sent `warm_ups` requests to functions of later stages or of the other plan, which `cost_usd` includes.
+    `plan_reason` says why it ran on this plan of two; empty where there is one.
     """
 
     model: str
@@ -107,6 +108,7 @@ class QueryReport:
     wait_gb_s: float = 0.0
     disbanded: int = 0
     warm_ups: int = 0
+    plan_reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

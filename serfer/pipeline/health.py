@@ -48,10 +48,14 @@ class Health:
 
 
 class Probe:
-    """Looks at a plan's store and functions; workers in process, for which `functions` is None, are always there."""
+    """Looks at a plan's store and functions, and at those of its cold plan, if there is one.
 
-    def __init__(self, plan: Plan, store: Store, functions: Functions | None) -> None:
+    Workers in process, for which `functions` is None, are always there.
+    """
+
+    def __init__(self, plan: Plan, store: Store, functions: Functions | None, cold: Plan | None = None) -> None:
         self._plan = plan
+        self._plans = [plan, *([cold] if cold else [])]
         self.store = store
         self._functions = functions
 
@@ -76,10 +80,9 @@ class Probe:
         if self._functions is None:
             return []
         looks = [
-            self._functions.warm(name, WarmUp(self._plan.digest, stage, part, 0.0))
-            if start
-            else self._functions.check(name)
-            for (stage, part), name in _functions(self._plan)
+            self._functions.warm(name, WarmUp(plan.digest, stage, part, 0.0)) if start else self._functions.check(name)
+            for plan in self._plans
+            for (stage, part), name in _functions(plan)
         ]
         results = await asyncio.gather(*looks)
         return [one for one in results if isinstance(one, Failure)]

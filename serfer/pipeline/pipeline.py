@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Answer, Driver, RequestContext
+from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
 from drivers.target import Target
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import DeadlineError, UnavailableError, UsageError
@@ -23,6 +23,7 @@ from serfer.core.wire import MAX_TTL, Crop
 from serfer.images import Recipe, decode_image, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.health import Health, Probe
+from serfer.pipeline.plan_choice import OnePlan, TwoPlans
 from serfer.pipeline.query import Query, check_batch, check_images, cut_crops, preprocess_of
 from serfer.pipeline.result import Logits, Result, from_cache, from_functions, from_instance
 from serfer.pipeline.result_cache import ResultCache
@@ -39,7 +40,7 @@ class Pipeline:
     """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement.
 
     A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
-    Without a driver the target takes all.
+    Without a driver the target takes all. With `plans`, which has the driver then, queries also run on a second plan.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, by name
@@ -55,10 +56,11 @@ class Pipeline:
         warmer: Warmer | None = None,
         cache: ResultCache | None = None,
         target: Target | None = None,
+        plans: OnePlan | TwoPlans | None = None,
     ) -> None:
         self.plan = plan
         self._last: Result | None = None
-        self._driver = driver
+        self._plans = OnePlan(plan, driver) if driver and not plans else plans
         self._target = target
         self._loop = loop
         self._close = close
@@ -253,8 +255,9 @@ class Pipeline:
         return self._last
 
     def _cut_now(self, array: NDArray[Any]) -> list[Crop] | None:
-        """Cut a query that goes to the plan's functions at once; what a target does not take is cut then."""
-        return None if self._target is not None else cut_crops(self.plan, array)
+        """Cut a query that goes to the one plan's functions at once; others are cut when it is known for which plan."""
+        late = self._target is not None or isinstance(self._plans, TwoPlans)
+        return None if late else cut_crops(self.plan, array)
 
     def _check(self, deadline_s: float) -> None:
         if self._closed:
@@ -267,8 +270,7 @@ class Pipeline:
         if self._target is not None:
             served = await self._target.run(query.array, query.deadline_s, query.context)
         if served is None:
-            answer = await self._by_functions(query, started + query.deadline_s)
-            result = from_functions(self.plan, query, answer, self.facts, _now())
+            result = await self._by_functions(query, started + query.deadline_s)
         else:
             result = from_instance(self.plan, query, served, started, _now())
         self._last = result
@@ -276,17 +278,19 @@ class Pipeline:
             await asyncio.to_thread(self._cache.keep, query.key, result.logits)
         return result
 
-    async def _by_functions(self, query: Query, deadline: float) -> Answer:
-        """Run a query through the plan's functions, in what is left of its time."""
-        if self._driver is None:
+    async def _by_functions(self, query: Query, deadline: float) -> Result:
+        """Run a query through the functions of one plan, in what is left of its time."""
+        if self._plans is None:
             raise UnavailableError("no instance took the query, and this pipeline has no functions")
-        crops, left_s = query.crops, query.deadline_s
-        if crops is None:
-            crops = await asyncio.to_thread(cut_crops, self.plan, query.array)
-            left_s = deadline - _now()
-            if left_s <= 0:
-                raise DeadlineError("no answer by the deadline: it passed before the query could begin")
-        return await self._driver.run(crops, query.batch, left_s, query.context)
+        with self._plans.choose() as chosen:
+            crops, left_s = query.crops, query.deadline_s
+            if crops is None:
+                crops = await asyncio.to_thread(cut_crops, chosen.plan, query.array)
+                left_s = deadline - _now()
+                if left_s <= 0:
+                    raise DeadlineError("no answer by the deadline: it passed before the query could begin")
+            answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, query.context))
+        return from_functions(chosen.plan, query, answer, self.facts, _now(), chosen.reason)
 
     def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""

@@ -14,13 +14,18 @@ from serfer.core.plan import Plan, Stage
 from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport, StoreCounts
 from serfer.core.run_machine import StageRun, gang_starts
 from serfer.core.units import MS_PER_S
-from serfer.core.wire import Report
+from serfer.core.wire import Report, Warmed
 
 _MB_PER_GB = 1024
 
 
 def make_report(
-    plan: Plan, answer: Answer, images: Sequence[ImageAnswer], latency_s: float, facts: LambdaFacts
+    plan: Plan,
+    answer: Answer,
+    images: Sequence[ImageAnswer],
+    latency_s: float,
+    facts: LambdaFacts,
+    plan_reason: str = "",
 ) -> QueryReport:
     """Put a query's report together."""
     reports = [report for run in answer.stages for report in run.reports]
@@ -55,6 +60,7 @@ def make_report(
         ),
         disbanded=sum(any(tile.void for tile in run.tiles) for run in answer.stages),
         warm_ups=len(answer.overheads.warm_ups),
+        plan_reason=plan_reason,
     )
 
 
@@ -97,8 +103,8 @@ def _without_stages(
 def _stage_report(number: int, stage: Stage, run: StageRun, answer: Answer, gang: int | None) -> StageReport:
     received = sum(report.counts.bytes_get for report in run.reports)
     ended = run.started if run.ended is None else run.ended
-    warm_ups = [each for each in answer.overheads.warm_ups if each.stage == number]
-    fetches = [*run.reports, *(each.result for each in warm_ups if each.result)]
+    warm_ups = [each for each in answer.overheads.warm_ups if each.stage == number and not each.plan]
+    fetches: list[Report | Warmed] = [*run.reports, *(each.result for each in warm_ups if each.result)]
     return StageReport(
         name=f"stage-{number}",
         grid=str(stage.grid),

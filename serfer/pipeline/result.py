@@ -26,7 +26,8 @@ class Result:
 
     `answer` is the driver's record: every attempt of every task, with times. On the same clock, in seconds, are when
     decoding and cutting into crops began and ended (`split`), and when the logits were there (`answered`). `served` is
-    an instance's answer, where one took the query; then no stage ran, as for an answer that was kept.
+    an instance's answer, where one took the query; then no stage ran, as for an answer that was kept. `plan` is
+    the one that the query ran on, where functions answered it.
     """
 
     logits: Logits
@@ -36,16 +37,19 @@ class Result:
     split: tuple[float, float]
     answered: float
     served: InstanceAnswer | None = None
+    plan: Plan | None = None
 
 
-def from_functions(plan: Plan, query: Query, answer: Answer, facts: LambdaFacts, now: float) -> Result:
+def from_functions(
+    plan: Plan, query: Query, answer: Answer, facts: LambdaFacts, now: float, plan_reason: str = ""
+) -> Result:
     """Return the result of a query that the plan's functions answered; raises NotFiniteError."""
     columns = [np.frombuffer(output, dtype="<f4").reshape(query.batch, -1) for output in answer.outputs]
     logits = _finite(np.concatenate(columns, axis=1))
     images = _images(plan, query.names, logits, query.top_k)
-    report = make_report(plan, answer, images, now - query.cut[0], facts)
+    report = make_report(plan, answer, images, now - query.cut[0], facts, plan_reason)
     loads = max((report.weight_loads for run in answer.stages for report in run.reports), default=0)
-    return Result(logits, report, loads, answer, query.cut, now)
+    return Result(logits, report, loads, answer, query.cut, now, plan=plan)
 
 
 def from_instance(plan: Plan, query: Query, served: InstanceAnswer, started: float, now: float) -> Result:

@@ -43,7 +43,8 @@ _CLOCKS = (
 class TracedQuery:
     """An answered query and what to call it; in seconds on the driver's clock, when it came, was cut, was answered.
 
-    `target` is where the answer came from, where no stage ran.
+    `target` is where the answer came from, where no stage ran; `plan` is the one that it ran on, where that may be
+    another than the trace's.
     """
 
     name: str
@@ -52,11 +53,12 @@ class TracedQuery:
     answered: float
     answer: Answer
     target: str = "cache"
+    plan: Plan | None = None
 
     @classmethod
     def of(cls, name: str, result: Result) -> Self:
         """Return what a trace shows of a pipeline's result."""
-        return cls(name, *result.split, result.answered, result.answer, result.report.target)
+        return cls(name, *result.split, result.answered, result.answer, result.report.target, result.plan)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
 def trace_events(plan: Plan, queries: Sequence[TracedQuery]) -> list[dict[str, Any]]:
     """Return queries in the Chrome trace event format: names of rows, spans, and arrows from driver to workers."""
     epoch, arrows = min((query.submitted for query in queries), default=0.0), itertools.count(1)
-    rows = _rows([placed for query in queries for placed in _Spans(plan, query, epoch, arrows)])
+    rows = _rows([placed for query in queries for placed in _Spans(query.plan or plan, query, epoch, arrows)])
     pids = {process: pid for pid, process in enumerate(dict.fromkeys(process for process, _ in rows), 1)}
     events = [event for process, pid in pids.items() for event in _named("process", process, pid, 0, pid)]
     for tid, ((process, thread), spans) in enumerate(rows.items(), 1):
@@ -131,6 +133,10 @@ class _Spans:
 
     def _warm_up(self, record: WarmUpRecord) -> tuple[Row, Span]:
         """Return a warm-up request in its environment's row; one without a response is the driver's."""
+        if record.plan:
+            return _INVOCATIONS, self._span(
+                f"plan {record.plan[:12]} warm-up", "warm-up", record.started, record.started + record.ms / MS_PER_S
+            )
         gang, result = self.plan.gang_of(record.stage), record.result
         where = gang.name if gang else f"stage-{record.stage}"
         start, end = record.started, record.started + record.ms / MS_PER_S

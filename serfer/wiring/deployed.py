@@ -145,27 +145,34 @@ def _read(stack: str, outputs: Mapping[str, str], status: str) -> Deployment:
     )
 
 
-def deployed_names(plan: Plan, settings: Settings) -> dict[str, str]:
-    """Return what a plan's functions are called in AWS, by their own names, as far as that is something else."""
+def deployed_names(plan: Plan, settings: Settings, cold: Plan | None = None) -> dict[str, str]:
+    """Return what functions are called in AWS, by their own names, as far as that is something else.
+
+    They are those of a plan and of its cold plan, if there is one.
+    """
     prefix, alias = settings.function_prefix, settings.function_alias
     if not prefix and not alias:
         return {}
     qualifier = f":{alias}" if alias else ""
     return {
-        plan.function(*part): (plan.deployed(prefix, *part) if prefix else plan.function(*part)) + qualifier
-        for part in plan.functions
+        each.function(*part): (each.deployed(prefix, *part) if prefix else each.function(*part)) + qualifier
+        for each in (plan, cold)
+        if each
+        for part in each.functions
     }
 
 
-def deployed_functions(plan: Plan, settings: Settings) -> LambdaInvoker:
-    """Return an invoker of a plan's deployed functions; call it on the event loop that uses it.
+def deployed_functions(plan: Plan, settings: Settings, cold: Plan | None = None) -> LambdaInvoker:
+    """Return an invoker of a plan's deployed functions, and of its cold plan's; call it on the event loop that uses it.
 
     Raises UnavailableError where boto3 finds no region or credentials.
     """
     client, credentials = _connect("lambda", "--workers aws")
     meta = client.meta
     client.close()
-    return LambdaInvoker(meta.endpoint_url, meta.region_name, credentials, _CONNECTIONS, deployed_names(plan, settings))
+    return LambdaInvoker(
+        meta.endpoint_url, meta.region_name, credentials, _CONNECTIONS, deployed_names(plan, settings, cold)
+    )
 
 
 def _connect(service: str, option: str) -> tuple[Any, Credentials]:

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivers.batching import plan_batching
+from drivers.dispatching.observed_invoker import ObservedInvoker
+from drivers.dispatching.plan_policy import PlanPolicy
 from drivers.dispatching.prewarming import Prewarming
+from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.driver import Driver
 from drivers.inprocess import InProcessInvoker
+from drivers.invoker import Invoker
 from drivers.lambda_http import LambdaInvoker
 from drivers.poll import PollInvoker
 from drivers.push import PushDriver
@@ -27,9 +31,11 @@ from serfer.fleet.open_pool import Routing, open_pool
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe, probes
 from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache
-from serfer.plan_directory import check_artefacts, load_plan
+from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_plan
 from serfer.settings import Settings, load_settings
+from serfer.wiring.cold_plan import concurrency_of, deployed_cold_plan, find_cold_plan
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
 from serfer.wiring.in_process import files_of, in_process_invoker
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
@@ -38,6 +44,7 @@ from storage.routed import open_routed
 
 if TYPE_CHECKING:
     from serfer.local.lambda_.faults import Faults
+    from serfer.local.lambda_.service import LambdaService
     from serfer.wiring.local import LocalLambda
 
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
@@ -57,6 +64,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     share: bool = True,
     hedge: bool = True,
     prewarm: str | None = None,
+    cold_plan: str | None = None,
     cache_s: float = 0.0,
     routing: Routing | None = None,
     faults: Faults | None = None,
@@ -79,8 +87,10 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     one). With `share`, queries that wait for the same tile of a fully connected stage may be one invocation
     (drivers/batching.py); with `hedge`, a task that is late gets a duplicate. `prewarm` is "auto" (the first
     query, and one after a time without any, warms the functions of later stages while its first stage runs; only the
-    push driver does) or "never"; by default it is what SERFER_PREWARM says. Answers are kept, and given again to the
-    same question, for `cache_s` seconds. `routing` sends queries to a pool of instances too (docs/how-to/routing.md).
+    push driver does) or "never"; by default it is what SERFER_PREWARM says. `cold_plan` is "auto" (queries that would
+    find the plan's functions cold run on the directory's cold plan, where it has one; only the push driver does) or
+    "never"; by default it is what SERFER_COLD_PLAN says. Answers are kept, and given again to the same question, for
+    `cache_s` seconds. `routing` sends queries to a pool of instances too (docs/how-to/routing.md).
     `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
@@ -98,6 +108,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
         share=share,
         hedge=hedge,
         prewarm=prewarm,
+        cold_plan=cold_plan,
         cache_s=cache_s,
         stack=stack,
     )
@@ -105,19 +116,22 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     path = Path(directory)
     plan = load_plan(path)
     settings = settings or load_settings()
+    cold, reason = find_cold_plan(path, plan, choices, settings)
     if choices.workers == "inprocess":
         path = files_of(plan, path, settings)
     elif choices.workers == "local":
         check_artefacts(plan, path)
-    if stack is None:
-        return _opened(_Opening(plan, path, choices, settings, routing, faults))
-    return _opened_in(find_deployment(stack), _Opening(plan, path, choices, settings, routing, faults))
+    opening = _Opening(plan, path, choices, settings, routing, faults, cold, reason)
+    return _opened(opening) if stack is None else _opened_in(find_deployment(stack), opening)
 
 
 def _opened_in(deployment: Deployment, opening: _Opening) -> Pipeline:
     """Open a plan in a deployment, which says what the choices and settings leave open."""
     choices = opening.choices
     deployment.check(opening.plan, choices.driver)
+    if opening.cold:
+        cold, reason = deployed_cold_plan(opening.cold, deployment)
+        opening = replace(opening, cold=cold, plan_reason=reason)
     complete = replace(choices, store=choices.store or deployment.store)
     complete.check()
     try:
@@ -139,7 +153,7 @@ def _opened(opening: _Opening) -> Pipeline:
 
 @dataclass(frozen=True)
 class _Opening:
-    """The parts of a pipeline."""
+    """The parts of a pipeline; `plan_reason` says why a cold plan that there is is not used."""
 
     plan: Plan
     directory: Path
@@ -147,6 +161,8 @@ class _Opening:
     settings: Settings
     routing: Routing | None
     faults: Faults | None
+    cold: Plan | None
+    plan_reason: str
 
     @property
     def facts(self) -> LambdaFacts:
@@ -163,6 +179,15 @@ async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
 
 
 @dataclass(frozen=True)
+class _Workers:
+    """The invoker of functions, and the local Lambda service that has them: where it is, and it, if it is our own."""
+
+    invoker: InProcessInvoker | LambdaInvoker
+    running: LocalLambda | None = None
+    service: LambdaService | None = None
+
+
+@dataclass(frozen=True)
 class _Assembly:
     """Starts the parts of a pipeline: store, invoker, driver, workers; `parts` stops them in the opposite order."""
 
@@ -173,26 +198,29 @@ class _Assembly:
         opening = self.opening
         choices, plan, settings = opening.choices, opening.plan, opening.settings
         url = choices.store or self._default_store()
-        store = self.parts.enter_context(open_routed(plan, url, choices.objects))
-        # Fail now where the store is unusable, not with every query.
-        await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
-        driver, invoker = await self._functions(url, store)
+        store = await self._store(plan, url)
+        workers = await self._workers(url, store)
+        plans = await self._plans(workers, store, url)
+        if workers.service is not None:
+            # Stopped first: what is in flight ends, and with it what could still write.
+            self.parts.push_async_callback(workers.service.stop)
         pool = None
         if opening.routing is not None:
             pool = await open_pool(opening.routing, plan, opening.directory, store, url, settings)
-            driver = pool.pool.counted(driver)
-        functions = invoker if isinstance(invoker, LambdaInvoker) else None
+            plans = plans.counted(pool.pool.counted)
+        functions = workers.invoker if isinstance(workers.invoker, LambdaInvoker) else None
         return Pipeline(
             plan=plan,
-            driver=driver,
+            driver=None,
             loop=loop,
             close=self.parts.pop_all().aclose,
             facts=opening.facts,
             limits=settings.image_limits(),
-            probe=Probe(plan, store, functions),
-            warmer=functions,
+            probe=Probe(plan, store, functions, opening.cold),
+            warmer=plans.warmer if isinstance(plans, TwoPlans) else functions,
             cache=ResultCache(store, plan, choices.cache_s) if choices.cache_s else None,
             target=pool,
+            plans=plans,
         )
 
     def _default_store(self) -> str:
@@ -202,43 +230,61 @@ class _Assembly:
 
         return local_store(self.parts)
 
-    async def _functions(self, url: str, store: Store) -> tuple[Driver, InProcessInvoker | LambdaInvoker]:
-        """Start the plan's functions, where they are not deployed, and the driver that invokes them."""
-        opening = self.opening
-        service, running = None, None
-        invoker: InProcessInvoker | LambdaInvoker
-        if opening.choices.workers == "inprocess":
-            invoker = in_process_invoker(opening.plan, opening.directory, store, opening.settings)
-        elif opening.choices.workers == "local":
-            from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
+    async def _store(self, plan: Plan, url: str) -> Store:
+        """Open the store of a plan's queries; fails now where it is unusable, not with every query."""
+        store = self.parts.enter_context(open_routed(plan, url, self.opening.choices.objects))
+        await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
+        return store
 
-            given = [(opening.plan, opening.directory)]
-            service, running = await local_workers(
-                given, url, opening.choices, opening.settings, opening.faults, self.parts
-            )
-            invoker = local_invoker(running)
-        else:
-            invoker = deployed_functions(opening.plan, opening.settings)
+    async def _workers(self, url: str, store: Store) -> _Workers:
+        """Start the functions of the plan, and of the cold plan, where they are not deployed."""
+        opening = self.opening
+        if opening.choices.workers == "inprocess":
+            return _Workers(in_process_invoker(opening.plan, opening.directory, store, opening.settings))
+        if opening.choices.workers == "aws":
+            return _Workers(deployed_functions(opening.plan, opening.settings, opening.cold))
+        from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
+
+        given = [(opening.plan, opening.directory)]
+        if opening.cold:
+            given.append((opening.cold, opening.directory / COLD_DIRECTORY))
+        service, running = await local_workers(
+            given, url, opening.choices, opening.settings, opening.faults, self.parts
+        )
+        return _Workers(local_invoker(running), running, service)
+
+    async def _plans(self, workers: _Workers, store: Store, url: str) -> OnePlan | TwoPlans:
+        """Return the plan with its driver, or the choice between it and the cold plan; closed before the invoker."""
+        opening, invoker = self.opening, workers.invoker
+        plan, cold, facts = opening.plan, opening.cold, opening.facts
         if opening.choices.driver.startswith("stepfunctions"):
             self.parts.push_async_callback(invoker.close)
-            driver: Driver = self._state_machine(running, store)
-        else:
-            driver = self._driver(invoker, store, url)
-        if service is not None:
-            # Stopped first: what is in flight ends, and with it what could still write.
-            self.parts.push_async_callback(service.stop)
-        return driver, invoker
+            return OnePlan(plan, self._state_machine(workers.running, store), opening.plan_reason)
+        concurrency = concurrency_of(opening.choices, opening.settings, facts)
+        slots = PrioritySemaphore(concurrency)
+        if cold is None or not isinstance(invoker, LambdaInvoker):
+            tasks = PollInvoker(invoker, store) if opening.choices.driver == "poll" else invoker
+            self.parts.push_async_callback(tasks.close)  # also where the driver refuses the plan
+            return OnePlan(plan, self._driver(plan, tasks, store, url, slots), opening.plan_reason)
+        self.parts.push_async_callback(invoker.close)
+        policy = PlanPolicy(terms(plan, cold, concurrency, facts))
+        observed = ObservedInvoker(invoker, policy.environments)
+        ways = (
+            OnePlan(plan, self._driver(plan, observed, store, url, slots)),
+            OnePlan(cold, self._driver(cold, invoker, await self._store(cold, url), url, slots)),
+        )
+        plans = TwoPlans(*ways, policy, observed, slots, facts)
+        self.parts.push_async_callback(plans.close)
+        return plans
 
-    def _driver(self, invoker: InProcessInvoker | LambdaInvoker, store: Store, url: str) -> Driver:
-        """Return a driver that invokes tasks itself; it is closed before its invoker."""
+    def _driver(self, plan: Plan, tasks: Invoker, store: Store, url: str, slots: PrioritySemaphore) -> Driver:
+        """Return a driver that invokes a plan's tasks itself; it is closed before its invoker."""
         choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
-        plan = _with_inline(self.opening.plan, choices.inline)
-        concurrency = facts.concurrency if choices.workers == "aws" else settings.local_concurrency
+        plan = _with_inline(plan, choices.inline)
+        concurrency = concurrency_of(choices, settings, facts)
         polls, in_process = choices.driver == "poll", choices.workers == "inprocess"
-        tasks = PollInvoker(invoker, store) if polls else invoker
         limit = facts.async_payload_limit if polls else facts.sync_payload_limit
         shares = choices.share and not polls
-        self.parts.push_async_callback(tasks.close)  # also where the driver refuses the plan
         driver = PushDriver(
             plan,
             tasks,
@@ -249,6 +295,7 @@ class _Assembly:
             timeout_s=TASK_TIMEOUT_S,
             retry=Retry(throttled_attempts=settings.throttled_attempts),
             concurrency=concurrency,
+            slots=slots,
             hedge=choices.hedge and not (in_process and settings.function_memory_mb),  # all of its vCPUs are busy
             gangs=choices.gangs == "planned" and not polls,
             batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,

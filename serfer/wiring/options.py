@@ -11,6 +11,7 @@ from storage import check_known, schemes
 INLINE = ("planned", "always", "never")
 GANGS = ("planned", "never")
 PREWARM = ("auto", "never")
+COLD_PLAN = ("auto", "never")
 WORKERS = ("inprocess", "local", "aws")
 TASK_TIMEOUT_S = 60.0
 """The time limit of a stage's function for a task."""
@@ -23,7 +24,8 @@ class Choices:
 
     `objects` is the URL of a second store, for the stages that the plan sends there. `inline` says which stages' output
     rides along: those that the plan says, as many as payloads can carry, or none; `gangs`, whether the plan's run as
-    such; `prewarm`, whether functions of later stages are warmed, None as the settings say. `stack` is a deployment's.
+    such; `prewarm`, whether functions of later stages are warmed, and `cold_plan`, whether a cold plan is used, None as
+    the settings say. `stack` is a deployment's.
     """
 
     store: str | None
@@ -35,6 +37,7 @@ class Choices:
     share: bool = True
     hedge: bool = True
     prewarm: str | None = None
+    cold_plan: str | None = None
     cache_s: float = 0.0
     stack: str | None = None
 
@@ -46,6 +49,7 @@ class Choices:
             ("inline is", self.inline, INLINE),
             ("gangs is", self.gangs, GANGS),
             ("prewarm is", self.prewarm or "auto", PREWARM),
+            ("cold_plan is", self.cold_plan or "auto", COLD_PLAN),
         ):
             if chosen not in known:
                 raise UsageError(f"{name} {_either(known)}, not {chosen!r}")

@@ -155,6 +155,7 @@ def query_fields(record: RequestRecord) -> dict[str, Any]:
         **({"wait_gb_s": report.wait_gb_s} if any(stage.gang is not None for stage in report.stages) else {}),
         **({"disbanded": report.disbanded} if report.disbanded else {}),
         **({"warm_ups": report.warm_ups} if report.warm_ups else {}),
+        **({"plan": report.plan, "plan_reason": report.plan_reason} if report.plan_reason else {}),
     }
 
 

@@ -121,7 +121,12 @@ class _Queries:
         self.disbanded = Counter(
             "serfer_gangs_disbanded", "Gangs that were aborted and ran stage by stage.", registry=registry
         )
-        self.warm_ups = Counter("serfer_warm_ups", "Requests that warmed functions of later stages.", registry=registry)
+        self.warm_ups = Counter(
+            "serfer_warm_ups",
+            "Requests that warmed functions of later stages or the other plan.",
+            registry=registry,
+        )
+        self.plans = make.counter("serfer_plan_queries", "Queries that functions answered, by plan.", ["model", "plan"])
         self.restarts = Counter("serfer_restarts", "Queries restarted after lost or altered pieces.", registry=registry)
 
     def answered(self, model: str, answered: ServiceResult) -> None:
@@ -130,6 +135,8 @@ class _Queries:
         self.seconds[(model,)].observe(report.latency_ms / 1000)
         self.queue.observe(answered.queued_s)
         self.usd[(model,)].inc(report.cost_usd)
+        if report.stages:
+            self.plans[model, report.plan].inc()
         for total, count in (
             (self.retries, report.retries),
             (self.hedges, report.hedges),

@@ -167,7 +167,8 @@ async def _answer(
     answered = await routes.service.classify(query, data, names, parsed.top_k)
     parsed.request.state.answered = answered
     pipeline = routes.service.pipelines[query.model]
-    report = served_report(answered, pipeline.plan, pipeline.facts, explain=parsed.explain or watch is not None)
+    plan = answered.result.plan or pipeline.plan
+    report = served_report(answered, plan, pipeline.facts, explain=parsed.explain or watch is not None)
     return json.dumps(report.as_dict(), allow_nan=False).encode()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,9 @@ import typer
 
 from serfer.cli.shared.options import plan_directory
 from serfer.core.errors import UsageError
-from serfer.plan_directory import load_plan
+from serfer.core.plan import Plan
+from serfer.pipeline.plan_choice import terms
+from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
@@ -88,9 +90,25 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
     return models
 
 
-def widest_gang(models: Mapping[str, Path]) -> int:
-    """Return the most members that a gang of any of these models has, 0 where there is none."""
-    return max(load_plan(directory).widest_gang for directory in models.values())
+def plans_of(directories: Iterable[Path], settings: Settings) -> list[tuple[Plan, Path]]:
+    """Return the plans of plan directories, each with its own directory, and their cold plans unless these are off."""
+    plans = [(load_plan(directory), directory) for directory in directories]
+    if settings.cold_plan == "never":
+        return plans
+    found = [(load_cold_plan(directory, plan), directory / COLD_DIRECTORY) for plan, directory in plans]
+    return [*plans, *((cold, directory) for cold, directory in found if cold)]
+
+
+def least_concurrency(directories: Iterable[Path], settings: Settings) -> int:
+    """Return how many invocations some model's query needs at once: members of a gang, or a cold plan's and a warm-up.
+
+    0 where none needs more than one.
+    """
+    facts, least = settings.facts().functions, 0
+    for directory in directories:
+        (plan, _), *others = plans_of([directory], settings)
+        least = max([least, plan.widest_gang, *(terms(plan, cold, 0, facts).least for cold, _ in others)])
+    return least
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

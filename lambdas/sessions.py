@@ -5,28 +5,36 @@ for fully connected layers and most convolutions). Fetched weights it only takes
 resident memory in MB while a session is built, and after it, in a fresh process, of which interpreter and imports have
 49 (ONNX Runtime 1.31, two threads):
 
-    network    weights   in files         in memory, given back   in memory, kept
-    AlexNet        233   378, then 298    684, then 311           684, then 544
-    ResNet152      229   430, then 422    812, then 576           812, then 805
-    VGG16          528   932, then 605    1574, then 683          1574, then 1211
+    network    weights   in files         fetched: as a buffer   streamed          streamed, small heap
+    AlexNet        233   383, then 303    689, then 312          456, then 312     440, then 297
+    ResNet152      229   427, then 420    807, then 567          663, then 652     541, then 297
+    VGG16          528   980, then 652    1631, then 711         1044, then 652    983, then 591
 
-Outputs are the same bits, and warm runs take as long (0.97 to 1.01 of the time, paired). So fetched weights are given
-back as soon as all graphs of their function have sessions. Until then there are up to three copies: what was fetched,
-ONNX Runtime's own and the packed ones, 451 to 583 MB above the weights of a function of some 230 MB. That is more than
-the 300 MB that were aimed at: ONNX Runtime maps nothing but a file in a directory, which a function has on its disk
-only (a file in memory is refused, as its path leads nowhere); tensors that are handed over are copied just the same;
-and without packing outputs are others.
+As a buffer there are three copies at once: what was fetched, ONNX Runtime's own and the packed ones. As a stream
+(model_stream.py) a tensor leaves the buffer while ONNX Runtime reads it: two, until the packed ones are complete. The C
+library keeps what is freed, unless it is told not to (`_small_heap`). Outputs are the same bits in all. The price is
+0.3 s of processor time for AlexNet and 0.8 s for ResNet152, half of it for the heap, on a busy machine. A function of
+several graphs has the buffer until the last one has its session.
+
+300 MB above the weights were aimed at: AlexNet takes 207, ResNet152 312, VGG16 455, because one of its tensors has
+411 MB, and is there twice while it is packed. What else was tried: ONNX Runtime maps nothing but a file in a directory,
+which a function has on its disk only (a file in memory is refused, as its path leads nowhere); tensors handed over as
+`OrtValue` are copied just the same, and only their owner can give them back; other sizes of `_SMALL_BLOCK`, sessions
+without the arena and a single heap change nothing; without packing, or the layout that ONNX Runtime prefers for
+convolutions, outputs are others.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 
@@ -34,6 +42,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from lambdas.model_stream import MOST_BYTES, streamed
 from lambdas.weights import WeightSource
 from serfer.core.costs.sessions import set_threads, share_arena
 from serfer.core.errors import PlanError
@@ -41,6 +50,8 @@ from serfer.core.plan import Function, Stage, Tile
 
 MAX_SESSIONS = 16
 _WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of malloc.h
+_SMALL_BLOCK, _LARGE_BLOCK = 128 << 10, 32 << 20
 _FATAL = 4  # of ONNX Runtime's severities: all others are also exceptions
 _SHOWN = 300  # characters of what ONNX Runtime says
 _NO_MEMORY = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
@@ -132,12 +143,18 @@ class SessionCache:
             raise PlanError(
                 f"{error.filename} cannot be read: {error.strerror}; is this the stage's function?"
             ) from error
-        if weights:
-            options.add_external_initializers_from_files_in_memory([file.name], [weights], [len(weights)])
-        elif function.weights.bytes:
+        source: AbstractContextManager[bytes | str] = nullcontext(model)
+        heap: AbstractContextManager[None] = nullcontext()
+        if not weights and function.weights.bytes:
             options.add_session_config_entry(_WEIGHTS_IN, str(file.parent))
+        elif len(weights) > MOST_BYTES:
+            options.add_external_initializers_from_files_in_memory([file.name], [weights], [len(weights)])
+        elif weights:
+            last = all(one.path in self._sessions for one in function.graphs if one.path != graph)
+            source, heap = streamed(model, weights, give_back=last), _small_heap()
         try:
-            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            with heap, source as readable:
+                return ort.InferenceSession(readable, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise _not_computed(graph, error) from error
 
@@ -155,6 +172,22 @@ class SessionCache:
             self._fetched[path] = arriving.result() if arriving else self._source.fetch(function.weights)
             self.weight_loads += 1
         return self._fetched[path]
+
+
+@contextmanager
+def _small_heap() -> Iterator[None]:
+    """Have the C library give tensors back to the system as soon as they are freed, which it does not by itself.
+
+    Once it has seen large blocks freed it has those of up to 32 MB in the heap, where they stay. So it does again
+    afterwards: to map each block takes time.
+    """
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_MMAP_THRESHOLD, _SMALL_BLOCK)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK)
+        mallopt(_TRIM_THRESHOLD, 2 * _LARGE_BLOCK)
 
 
 def _not_computed(graph: str, error: Exception) -> PlanError:

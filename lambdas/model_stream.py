@@ -1,0 +1,169 @@
+"""An ONNX model with its weights inside, as a stream: ONNX Runtime then has one copy of them, and no buffer is left.
+
+A graph's file names byte ranges of a weights file (external data). ONNX Runtime maps a file, but copies a buffer that
+lives on; what it reads itself, by the path of a pipe, it has once. So the ranges are written into the model on the way,
+and their pages are given back behind it. In Protocol Buffers a message may come in parts, which are merged:
+
+    file    = model { versions, graph { nodes, initializer { name, dims, external data: offset, length }, ... } }
+    stream  = model { versions, graph { nodes } }, model { graph { initializer { name, dims, bytes } } }, ...
+
+Field numbers are those of onnx.proto.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+MOST_BYTES = (1 << 31) - (1 << 26)
+"""Weights up to which a model can be streamed: Protocol Buffers read 2 GB at most."""
+_GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _KEY, _VALUE = 7, 5, 9, 13, 14, 1, 2
+_LENGTH_DELIMITED = 2
+_FIXED = {1: 8, 5: 4}  # bytes by wire type
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """An initializer whose bytes are `length` bytes of the weights from `offset`; `rest` are its other fields."""
+
+    offset: int
+    length: int
+    rest: bytes
+
+
+@contextmanager
+def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> Iterator[str]:
+    """Yield the path from which a model with its weights can be read once.
+
+    With `give_back` the weights' pages are given back while they are read: they are zeros afterwards.
+    """
+    head, tensors = _parted(model)
+    reading, writing = os.pipe()
+    with suppress(OSError):  # a smaller one is slower
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
+    given = weights if give_back and isinstance(weights, mmap.mmap) else None
+    thread = threading.Thread(target=_write, args=(writing, head, tensors, weights, given), name="model stream")
+    thread.start()
+    try:
+        yield f"/proc/self/fd/{reading}"
+    finally:
+        os.close(reading)  # ends the thread wherever it is
+        thread.join()
+
+
+def _write(
+    file: int, head: bytes, tensors: Sequence[_Tensor], weights: mmap.mmap | bytes, given: mmap.mmap | None
+) -> None:
+    """Write the model's parts into a pipe, and give back the pages of `given`, which is `weights`, behind them."""
+    offsets = [*(tensor.offset for tensor in tensors), len(weights)]
+    behind = 0
+    with memoryview(weights) as view, suppress(BrokenPipeError), _closed(file):
+        _put(file, memoryview(head))
+        for tensor, next_offset in zip(tensors, offsets[1:], strict=True):
+            end = tensor.offset + tensor.length
+            field = tensor.rest + _key(_RAW_DATA) + _varint(tensor.length)
+            initializer = _key(_INITIALIZER) + _varint(len(field) + tensor.length) + field
+            _put(file, memoryview(_key(_GRAPH) + _varint(len(initializer) + tensor.length) + initializer))
+            for start in range(tensor.offset, end, _CHUNK):
+                stop = min(start + _CHUNK, end)
+                _put(file, view[start:stop])
+                if given:
+                    behind = _give_back(given, behind, min(stop, next_offset))
+
+
+@contextmanager
+def _closed(file: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _put(file: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _give_back(weights: mmap.mmap, start: int, stop: int) -> int:
+    """Give back whole pages of weights from one up to a position; return the start of the first that stays."""
+    stop -= stop % mmap.PAGESIZE
+    if stop <= start:
+        return start
+    weights.madvise(mmap.MADV_DONTNEED, start, stop - start)
+    return stop
+
+
+def _parted(model: bytes) -> tuple[bytes, list[_Tensor]]:
+    """Return a model without its initializers that are external data, and those in the order of their bytes."""
+    head, tensors = bytearray(), []
+    for number, field, content in _fields(model):
+        if number != _GRAPH:
+            head += field
+            continue
+        graph = bytearray()
+        for inner, inner_field, initializer in _fields(content):
+            tensor = _tensor(initializer) if inner == _INITIALIZER else None
+            if tensor:
+                tensors.append(tensor)
+            else:
+                graph += inner_field
+        head += _key(_GRAPH) + _varint(len(graph)) + graph
+    return bytes(head), sorted(tensors, key=lambda tensor: tensor.offset)
+
+
+def _tensor(initializer: bytes) -> _Tensor | None:
+    """Return what an initializer says of its bytes in the weights; None where it has them itself."""
+    rest, place = bytearray(), {}
+    for number, field, content in _fields(initializer):
+        if number == _EXTERNAL_DATA:
+            entry = {inner: value for inner, _, value in _fields(content)}
+            place[entry[_KEY]] = entry[_VALUE]
+        elif number != _DATA_LOCATION:
+            rest += field
+    return _Tensor(int(place.get(b"offset", b"0")), int(place[b"length"]), bytes(rest)) if place else None
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield the fields of a message: the number, all bytes, and the content of one that has a length."""
+    at = 0
+    while at < len(message):
+        start = at
+        key, at = _read_varint(message, at)
+        content = b""
+        if key & 7 == _LENGTH_DELIMITED:
+            length, at = _read_varint(message, at)
+            content = message[at : at + length]
+            at += length
+        elif key & 7:
+            at += _FIXED[key & 7]
+        else:
+            _, at = _read_varint(message, at)
+        yield key >> 3, message[start:at], content
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at a position, seven bits a byte, and the position after it."""
+    value = shift = 0
+    while message[at] & 0x80:
+        value |= (message[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | message[at] << shift, at + 1
+
+
+def _key(number: int) -> bytes:
+    return _varint(number << 3 | _LENGTH_DELIMITED)
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - seven bits
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*data, value))

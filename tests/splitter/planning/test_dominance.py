@@ -1,0 +1,120 @@
+"""The chosen plan is never both dearer and slower than another one that it names, unless an option ruled that one out.
+
+Whatever the place and the precision of weights. Plans are chosen here and not written; a plan names its alternatives,
+and others in its paragraph, which then has the option.
+"""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.plan import WEIGHT_PLACES, PackageLimit
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from splitter.network.ingest import from_onnx
+from splitter.network.source import load
+from splitter.planning.cold.plan import cold_offer
+from splitter.planning.options import OBJECTIVES, Budget, SplitOptions, memory_sizes
+from splitter.planning.package_fit import _decide
+from splitter.tiling.grids import parse_grids
+from tests.splitter.models import Net
+from tests.splitter.planning.test_weight_places import NETWORKS, ROOM, SIZE
+
+AWS = shipped_aws()
+PRICE = re.compile(r"([\d.e+]+) ms and \$([\d.]+) a million queries")
+ROUNDED = 0.006
+"""Dollars a million are given with two decimals, milliseconds with four digits."""
+WAYS = [
+    *({"weights": place} for place in (*WEIGHT_PLACES, "auto")),
+    *({"weights": place, "max_loss": 0.05} for place in (*WEIGHT_PLACES, "auto")),
+    *({"precision": precision} for precision in ("fp32", "fp16")),
+    *({"objective": objective} for objective in OBJECTIVES if objective not in ("balanced", "work")),
+]
+RULED_OUT = ("--weights zip rules it out", "with fp16 allowed (--max-loss", "because of what was given")
+
+
+def checked(graph, budget, **options):
+    """Choose a plan, and check it against every other one that it names; return what it lost to, and its paragraph."""
+    options = SplitOptions(parse_grids(options.pop("grids", "auto")), options.pop("stages", None), **options)
+    decision, _ = _decide(graph, options, budget, None, lambda _: None)
+    text = decision.why + cold_offer(decision, options, budget, lambda _: None).sentence
+    (chosen,) = [each for each in decision.alternatives if each.chosen]
+    listed = [(each.ms, 1e6 * each.usd) for each in decision.alternatives]
+    told = [(float(ms), float(usd)) for ms, usd in PRICE.findall(text)]
+    assert any(ms == pytest.approx(chosen.ms, rel=1e-3) for ms, _ in told)
+    better = [
+        (ms, usd)
+        for ms, usd in (*listed, *told)
+        if ms < chosen.ms * (1 - 1e-3) and usd < 1e6 * chosen.usd * (1 - 1e-3) - ROUNDED
+    ]
+    assert chosen.fits
+    assert bool(better) <= any(reason in text for reason in RULED_OUT), (chosen, better, text)
+    return better, text
+
+
+def limited(room=ROOM):
+    return Budget(PackageLimit(DEPENDENCY_ALLOWANCE + room, DEPENDENCY_ALLOWANCE), AWS, memory_sizes(AWS.functions))
+
+
+@pytest.fixture(scope="module", params=[*NETWORKS, "wide", "deep"])
+def small(request):
+    if request.param in NETWORKS:
+        net, output = NETWORKS[request.param]()
+        return from_onnx(net.model(output), *SIZE)
+    net, x = Net(3, 24, 24), "x"
+    widths = (3, 48, 48) if request.param == "wide" else (3, *[32] * 8)
+    for before, after in pairwise(widths):
+        x = net.op("Relu", net.conv(x, before, after, [3, 3], pads=[1, 1, 1, 1]))
+    output = net.linear(net.flat(net.op("GlobalAveragePool", x)), widths[-1], 10)
+    return from_onnx(net.model(output), 24, 24)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_no_plan_that_is_named_beats_the_chosen_one(small, way):
+    """One zip holds some of these networks, none the others."""
+    for room in (ROOM, 10 * ROOM):
+        better, text = checked(small, limited(room), **way)
+        if way.get("weights", "auto") != "zip":
+            assert not better, text
+
+
+@pytest.mark.parametrize("given", [{"stages": 3}, {"grids": (2, 2)}, {"gang": "always"}], ids=str)
+def test_a_better_plan_that_was_ruled_out_is_named_with_what_ruled_it_out(small, given):
+    better, text = checked(small, limited(10 * ROOM), **given)
+    assert not better or "because of what was given" in text
+
+
+def test_the_check_finds_a_plan_that_loses():
+    """A plan is compared with all that it names: here with one that an option ruled out."""
+    net, output = NETWORKS["many_layers"]()
+    better, text = checked(from_onnx(net.model(output), *SIZE), limited(), weights="zip")
+    assert better
+    assert "--weights zip rules it out" in text
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    known = {}
+
+    def graph(name):
+        if name not in known:
+            known.clear()
+            source, _ = load(name, np.zeros((1, 3, 224, 224), dtype=np.float32))
+            known[name] = from_onnx(source.onnx, 224, 224)
+        return known[name]
+
+    return graph
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet152"])
+def test_no_plan_that_is_named_beats_the_chosen_one_of_a_large_network(zoo, name, way):
+    limit = PackageLimit(AWS.functions.package_limit, DEPENDENCY_ALLOWANCE)
+    budget = replace(limited(), limit=limit)
+    better, text = checked(zoo(name), budget, **way)
+    if way.get("weights", "auto") != "zip":
+        assert not better, text

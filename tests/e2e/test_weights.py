@@ -1,5 +1,6 @@
 """Plans whose functions have their weights elsewhere than in a zip, answered by local workers."""
 
+import contextlib
 import os
 import threading
 
@@ -8,9 +9,13 @@ import pytest
 
 import serfer
 from serfer.core.errors import InputError, SerferError
+from serfer.local.servers.s3 import S3Server
 from serfer.packaging.bundle import dependencies, directory_bytes, function_directory, keep_weights
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
+from serfer.wiring import local
+from storage.s3.http import Request
+from storage.s3.ranges import S3Ranges
 from tests.e2e.small import batch, put_weights_in, split_small
 
 
@@ -113,6 +118,39 @@ def test_altered_weights_fail_a_query_by_name(place, cache):
             pipeline.run(batch())
         entry.write_bytes(whole)
         assert len(pipeline.run(batch())) == 1  # a later environment finds them whole
+
+
+def test_local_functions_fetch_from_a_bucket_and_start_only_with_the_plans_weights(place, settings, monkeypatch):
+    directory = place("fetched")
+    function = load_plan(directory).stages[0].functions[0]
+    whole = (directory / function.weights.path).read_bytes()
+    expected, _ = answer(place("zip"), settings, workers="inprocess")
+    with S3Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        url = f"s3://{server.bucket}/weights"
+        monkeypatch.setattr(local, "_weights_url", lambda *_: url)
+        with (
+            contextlib.closing(S3Ranges(url)) as ranges,
+            serfer.open(
+                directory, workers="local", store=f"s3://{server.bucket}/pieces", settings=settings
+            ) as pipeline,
+        ):
+            for data, what in ((None, "not there"), (whole[:-1], "cut short"), (b"x" + whole[1:], "another digest")):
+                if data is not None:
+                    put(ranges, function.weights.sha256, data)
+                with pytest.raises(
+                    SerferError, match=rf"stage-0/weights-0\.bin at {url}/.*{what}.*deploy the plan again"
+                ):
+                    pipeline.run(batch(2))
+            put(ranges, function.weights.sha256, whole)
+            assert np.array_equal(pipeline.run(batch(2)), expected)
+            assert pipeline.last_report.stages[0].fetch_ms > 0
+            assert pipeline.last.weight_loads == 1
+
+
+def put(ranges, name, data):
+    assert ranges._http.ask(Request("PUT", f"weights/{name}", body=data)).status == 200
 
 
 def test_a_held_rate_delays_the_first_answer(place, cache):

@@ -30,12 +30,17 @@ def artefact_directory(plan: Plan, root: Path, entries: Iterable[str]) -> Path:
     )
 
 
+def functions_in(plan: Plan, directory: Path) -> list[tuple[int, int]]:
+    """Return the functions, by stage and part, whose package a directory is; all of them in a plan directory."""
+    return [place for place in plan.functions if _holds(directory, plan.packaged(*place))]
+
+
 def functions_to_fetch(plan: Plan, directory: Path) -> list[Function]:
     """Return the parts, for each of its stages, of the function in a directory whose weights are not there."""
     return [
         part
-        for place in plan.functions
-        if _holds(directory, plan.packaged(*place)) and not _holds(directory, plan.fetched(*place))
+        for place in functions_in(plan, directory)
+        if not _holds(directory, plan.fetched(*place))
         for part in plan.parts(*place)
     ]
 

@@ -8,6 +8,9 @@ A function whose weights are not in its package fetches them from SERFER_WEIGHTS
 predicted to fit into Lambda's limit for an init, else in the first invocation, as after an init in which the bucket did
 not answer. Either way the first report's `init_ms` has the time, and a line of the log.
 
+With provisioned concurrency Lambda starts environments before there are queries, and an init may take minutes: it
+builds all sessions, and the first report is of a warm environment.
+
 With SnapStart an init's memory is copied into any number of environments, weights that it fetched and their sessions
 included, each of which replaces what copies must not share: its name, and connections to stores.
 """
@@ -24,16 +27,18 @@ from typing import Any
 
 from aws_lambda_powertools.logging import Logger
 
-from lambdas.artefacts import artefact_directory, functions_to_fetch
+from lambdas.artefacts import artefact_directory, functions_in, functions_to_fetch
 from lambdas.weights import WeightSource, check_memory, open_ranges
 from lambdas.worker import Worker
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUnavailableError
 from serfer.core.plan import Function, Plan
-from serfer.core.wire import requests_in
+from serfer.core.wire import WarmUp, requests_in
 from serfer.plan_directory import load_plan
 from storage.routed import open_routed
 from storage.store import Store
+
+_PROVISIONED = "provisioned-concurrency"
 
 logger = Logger(service="serfer", serialize_stacktrace=False)
 
@@ -65,6 +70,7 @@ class _Environment:
         granted = threads(memory_mb, plan.memory_per_vcpu)
         self._to_fetch: list[Function] = functions_to_fetch(plan, directory)
         self._weights = [part.weights for part in self._to_fetch]
+        self._functions = functions_in(plan, directory)
         source = _source() if self._to_fetch else None
         check_memory(self._weights, memory_mb)
         self.worker = Worker(plan, directory, _store(plan), _name(), granted, _ms_since_process_start(), source)
@@ -81,6 +87,15 @@ class _Environment:
                 self.load()
             except StoreUnavailableError as error:
                 logger.warning("weights not fetched at init", reason=str(error))
+
+    def prepare(self, plan: Plan) -> None:
+        """Fetch weights and build sessions, whatever time it takes; a store that is away may be there later."""
+        try:
+            self.load()
+            for stage, part in self._functions:
+                self.worker.warm(WarmUp(plan.digest, stage, part, hold_s=0.0))
+        except StoreUnavailableError as error:
+            logger.warning("not prepared at init", reason=str(error))
 
     def load(self) -> None:
         """Fetch weights that are missing."""
@@ -102,7 +117,10 @@ _ROOT = Path(os.environ["LAMBDA_TASK_ROOT"])
 _PLAN = load_plan(_ROOT)
 _ENVIRONMENT = _Environment(_ROOT, _PLAN)
 _WORKER = _ENVIRONMENT.worker
-_ENVIRONMENT.load_at_init()
+if os.environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") == _PROVISIONED:
+    _ENVIRONMENT.prepare(_PLAN)
+else:
+    _ENVIRONMENT.load_at_init()
 
 
 def _restored() -> None:

@@ -30,6 +30,8 @@ _MOST_PLANS = 2
 COLD_FUNCTIONS = "cold-"
 """The beginning of the names that a record has for functions of a cold plan."""
 _OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs"})
+_LATER = ("base_image", "pings", "provisioned_concurrency")
+"""Choices that a record has only where they were made."""
 _ADVICE = "write it again with serfer package"
 
 
@@ -80,8 +82,8 @@ def is_replaceable(directory: Path) -> bool:
 def dump_deployment(deployment: Deployment) -> str:
     """Return the text of `deployment.json`; the same deployment gives the same text."""
     document = {each.name: unstructure(getattr(deployment, each.name)) for each in fields(deployment)}
-    if deployment.options.base_image is None:
-        del document["options"]["base_image"]
+    for name in [name for name in _LATER if document["options"][name] is None]:
+        del document["options"][name]
     for name in [name for name in _OPTIONAL if not document[name]]:
         del document[name]
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
@@ -130,11 +132,9 @@ def _built(document: dict[str, Any]) -> Deployment:
 
 
 def _options(value: Any) -> Options:  # noqa: ANN401 - any JSON value
-    """Return the choices; a record from before there were pools has none, and few have a base image.
-
-    Before drivers ran plans none did.
-    """
-    known = {"gpu": None, "base_image": None, "driver_runs": "never", **value} if isinstance(value, dict) else value
+    """Return the choices; records have later ones only where they were made, and before drivers ran plans none did."""
+    later = {"gpu": None, "driver_runs": "never", **dict.fromkeys(_LATER)}
+    known = {**later, **value} if isinstance(value, dict) else value
     return structure(Options, known, "options")
 
 

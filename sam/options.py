@@ -8,10 +8,11 @@ from pathlib import Path
 
 from serfer.core.errors import UsageError
 from serfer.core.plan import CONTAINER, Plan
+from serfer.pipeline.warm import MOST_AT_ONCE
 
 STACK = "${AWS::StackName}"
 LIVE = "live"
-"""The alias of a function's published version, where SnapStart wants one."""
+"""The alias of a function's published version, where SnapStart or provisioned concurrency wants one."""
 MOST_LETTERS = 30
 """Of a deployment's name: a cache's may have 40, and stacks add -prod to it."""
 _NAME = re.compile(rf"[a-z](?:[a-z0-9]|-(?!-)){{0,{MOST_LETTERS - 1}}}(?<!-)")
@@ -108,11 +109,27 @@ class GpuPool:
 
 
 @dataclass(frozen=True)
+class Pings:
+    """A schedule that has the driver function keep environments warm for so many queries at once."""
+
+    minutes: int
+    queries: int = 1
+
+    def check(self) -> None:
+        """Raise UsageError that names the first choice that cannot be."""
+        if self.minutes < 1:
+            raise UsageError(f"--ping-every is 1 minute or more, not {self.minutes}")
+        if not 1 <= self.queries <= MOST_AT_ONCE:
+            raise UsageError(f"--ping-queries is 1 to {MOST_AT_ONCE} queries at once, not {self.queries}")
+
+
+@dataclass(frozen=True)
 class Options:
     """A deployment's choices; `name` is the stack's, `zone` the id of S3 Express's availability zone, as use1-az4.
 
     `reserved_concurrency` is how many environments each stage's function is given, and may have at most; `base_image`
-    is what container images are built on, by default AWS's image of the runtime.
+    is what container images are built on, by default AWS's image of the runtime; `provisioned_concurrency` is for how
+    many queries at once Lambda keeps the environments of the plan's functions initialised.
     """
 
     name: str
@@ -128,6 +145,18 @@ class Options:
     gpu: GpuPool | None = None
     base_image: str | None = None
     driver_runs: str = "auto"
+    pings: Pings | None = None
+    provisioned_concurrency: int | None = None
+
+    @property
+    def by_alias(self) -> bool:
+        """Whether functions are invoked by an alias of a published version."""
+        return self.snapstart or self.provisioned_concurrency is not None
+
+    @property
+    def kept_ready(self) -> int:
+        """For how many queries at once environments are kept, by pings or as provisioned."""
+        return max(self.provisioned_concurrency or 0, self.pings.queries if self.pings else 0)
 
     @property
     def builds_on(self) -> str:
@@ -141,8 +170,8 @@ class Options:
 
     @property
     def chooses_plans(self) -> bool:
-        """Whether drivers choose between a plan and its cold plan."""
-        return self.engine == "push"
+        """Whether drivers choose between a plan and its cold plan; functions that are provisioned are never cold."""
+        return self.engine == "push" and self.provisioned_concurrency is None
 
     @property
     def in_vpc(self) -> bool:
@@ -180,6 +209,10 @@ class Options:
             raise UsageError(f"--base-image is an image such as {_BASE_IMAGE}:3.13, not {self.base_image!r:.80}")
         if self.gpu is not None:
             self._check_pool(self.gpu)
+        if self.pings is not None:
+            self._check_pings(self.pings)
+        if self.provisioned_concurrency is not None:
+            self._check_provisioned(self.provisioned_concurrency)
 
     def check_plan(self, plan: Plan) -> None:
         """Raise UsageError for a choice that does not go with where a plan's functions have their weights."""
@@ -196,6 +229,23 @@ class Options:
             raise UsageError(
                 f"--gpu-instance-type: {container}, which instances do not read: split with --weights fetched, or "
                 "package without a pool"
+            )
+
+    def _check_pings(self, pings: Pings) -> None:
+        pings.check()
+        if self.drivers != "function":
+            raise UsageError(
+                "--ping-every goes with --drivers function, which the schedule invokes: a fleet's drivers are always "
+                "there; run serfer warm --stack STACK --every-s N"
+            )
+
+    def _check_provisioned(self, queries: int) -> None:
+        if queries < 1:
+            raise UsageError(f"--provisioned-concurrency is 1 query at once or more, not {queries}")
+        if self.snapstart:
+            raise UsageError(
+                "--provisioned-concurrency does not go with --snapstart, since Lambda keeps no environments of "
+                "functions that start from snapshots: choose one of them"
             )
 
     def _check_pool(self, pool: GpuPool) -> None:

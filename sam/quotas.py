@@ -14,15 +14,17 @@ from botocore.session import Session
 
 from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam.cost import registry
-from sam.options import Options
+from sam.options import Options, Pings
 from sam.template.intrinsics import resources
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Plan
 from serfer.core.plan.borders import members
+from serfer.pipeline.warm import environments
 
 _SERVICES = ("lambda", "s3", "cloudformation", "logs")
 _MS_PER_S = 1000
+_S_PER_MINUTE = 60
 _MOST_NAMED = 3
 
 
@@ -43,6 +45,10 @@ def check_deployable(plan: Plan, options: Options, facts: AwsFacts, cold: Plan |
         _check_machine(plan, options)
     if cold:
         _check_room(plan, cold, facts)
+    if options.pings:
+        _check_pings(plan, options.pings, facts)
+    if options.provisioned_concurrency is not None:
+        _check_provisioned(plan, options, options.provisioned_concurrency, facts)
     return _notes(plan, cold, options, facts)
 
 
@@ -74,6 +80,7 @@ def _services(options: Options) -> list[str]:
         "wafv2": options.drivers == "fleet",
         "elasticache": options.store in {"valkey", "redis"},
         "stepfunctions": options.by_state_machine,
+        "events": options.pings is not None,
     }
     return [*_SERVICES, *(name for name, needed in more.items() if needed)]
 
@@ -150,6 +157,40 @@ def _check_room(plan: Plan, cold: Plan, facts: AwsFacts) -> None:
         raise UsageError(
             f"a query on the cold plan needs {needed[0]:,} environments while {needed[1]:,} of the other plan start, "
             f"an account has {most:,}: split with fewer tiles, or with --cold-plan never"
+        )
+
+
+def _check_pings(plan: Plan, pings: Pings, facts: AwsFacts) -> None:
+    """Refuse pings that come too late, or that want more environments than there are."""
+    functions = facts.functions
+    if _S_PER_MINUTE * pings.minutes > functions.kept_warm:
+        most = int(functions.kept_warm // _S_PER_MINUTE) or 1
+        raise UsageError(
+            f"--ping-every {pings.minutes} is later than environments without work stay, {functions.kept_warm:.0f} s "
+            f"(lambda.kept_warm of SERFER_AWS_FILE): ping every {most} minutes or more often"
+        )
+    needed = 1 + max(environments(plan, pings.queries).values())
+    if needed > functions.concurrency:
+        raise UsageError(
+            f"--ping-queries {pings.queries} takes {needed:,} environments at once, an account has "
+            f"{functions.concurrency:,}: ping for fewer"
+        )
+
+
+def _check_provisioned(plan: Plan, options: Options, queries: int, facts: AwsFacts) -> None:
+    """Refuse more provisioned environments than a function may have, or than an account may set aside."""
+    counts, functions = environments(plan, queries), facts.functions
+    reserved = options.reserved_concurrency
+    if reserved is not None and max(counts.values()) > reserved:
+        raise UsageError(
+            f"--provisioned-concurrency {queries} takes {max(counts.values()):,} environments of a function, "
+            f"--reserved-concurrency allows {reserved:,}: allow as many, or provision fewer"
+        )
+    total, most = sum(counts.values()), functions.concurrency - functions.concurrency_kept
+    if total > most:
+        raise UsageError(
+            f"--provisioned-concurrency {queries} takes {total:,} environments of all functions together, an account "
+            f"may set {most:,} aside: provision fewer"
         )
 
 

@@ -12,10 +12,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sam.cost import registry
+from sam.cost import pings, registry
 from sam.cost.driver_runs import decide
 from sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
-from sam.cost.marginal import Deployed, Usage, query_usage
+from sam.cost.marginal import Deployed, Usage, mixed, query_usage
 from sam.deployment import load_current_plan, load_deployment, load_packaged_cold, load_template
 from sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
 from sam.template.intrinsics import check_parameters, resources
@@ -106,6 +106,7 @@ class Bill:
         if self.alarms_usd:
             notes.append(f"no alarms: they cost ${self.alarms_usd:.2f} a month where {_EMAIL} is given")
         notes += self._of_pool()
+        notes += self._of_kept()
         if deployed.cold:
             notes.append(
                 f"cold: on the cold plan {deployed.cold.digest[:12]}, all of whose environments start, and beside them "
@@ -126,6 +127,19 @@ class Bill:
         """Dollars an hour of one instance of the GPU pool; None where there is none."""
         pool = self.deployed.options.gpu
         return self.deployed.facts.instances.get(pool.instance_type) if pool else None
+
+    def _of_kept(self) -> list[str]:
+        """Describe what keeping environments costs and buys."""
+        options = self.deployed.options
+        if not options.kept_ready:
+            return []
+        taken = f"one takes {self.warm.seconds:.2f} s, not {self.cold.seconds:.2f} s"
+        notes = [f"environments are kept for {options.kept_ready} queries at once: {taken}"]
+        if options.pings:
+            usd = sum(line.usd for line in pings.lines(self.deployed))
+            stay = "that environments stay until the next one is assumed"
+            notes.append(f"pings cost ${usd:,.2f} a month, their schedule nothing (K); {stay}")
+        return notes
 
     def _of_pool(self) -> list[str]:
         """Describe what a GPU pool costs while it has instances, which no line above has."""
@@ -229,6 +243,7 @@ def bill(
     check_parameters(template.get("Parameters") or {}, parameters or {})
     idle = fixed_costs(template, deployed.facts, parameters, deployed.options.region)
     idle += registry.lines(deployed.options, deployed.facts, template, parameters)
+    idle += pings.lines(deployed)
     for what, kept, price in (
         ("packages in S3", packed_bytes, "price_s3_gb"),
         ("images in ECR", image_bytes, "price_ecr_gb"),
@@ -252,10 +267,32 @@ def _alarms_usd(deployed: Deployed, template: Template, parameters: Mapping[str,
 
 
 def _month(deployed: Deployed, idle: tuple[Line, ...], queries: int, cold_share: float | None) -> Month:
-    share = _cold_share(deployed, queries) if cold_share is None else cold_share
-    usage = query_usage(deployed, share)
+    share, usage = _expected(deployed, queries, cold_share)
     used = [replace(line, quantity=queries * line.quantity, usd=queries * line.usd) for line in usage.lines]
     return Month(queries, share, (*_grown(deployed, idle, queries, usage.seconds), *used, _logs(deployed, queries)))
+
+
+def _expected(deployed: Deployed, queries: int, cold_share: float | None) -> tuple[float, Usage]:
+    """Return the share of queries that find no environment, and what one uses on average."""
+    if cold_share is not None:
+        return cold_share, query_usage(deployed, cold_share)
+    share, kept = _cold_share(deployed, queries), deployed.options.kept_ready
+    if not kept:
+        return share, query_usage(deployed, share)
+    warm = query_usage(deployed)
+    beyond = all_busy(kept, queries / SECONDS_A_MONTH * warm.seconds)
+    return beyond * share, mixed(warm, query_usage(deployed.on_demand, share), beyond)
+
+
+def all_busy(kept: int, load: float) -> float:
+    """Return the share of queries that come while `kept` others are under way, `load` being under way on average.
+
+    Erlang's loss formula, for queries that come at random.
+    """
+    share = 1.0
+    for number in range(1, kept + 1):
+        share = load * share / (number + load * share)
+    return share
 
 
 def _cold_share(deployed: Deployed, queries: int) -> float:
@@ -313,6 +350,7 @@ def compare(
             engine=engine,
             zone=_zone(options, facts) if store == "s3express" else None,
             gpu=None,  # it would cost the same in each row that can have it
+            pings=None,  # same
         )
         if chosen.store == "s3express" and chosen.zone is None:
             continue

@@ -100,6 +100,14 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
             "--reserved-concurrency is of the plan's function; a driver's is the parameter DriverConcurrency",
         ),
         (
+            options.provisioned_concurrency is not None,
+            "--provisioned-concurrency keeps environments of the plan's function, which a driver would not invoke",
+        ),
+        (
+            options.pings is not None and options.pings.queries > 1,
+            "--ping-queries keeps environments of the plan's function, of the driver function a schedule keeps one",
+        ),
+        (
             options.store in {"valkey", "redis"},
             f"--store {options.store} would be paid for and not used: package with --store s3",
         ),

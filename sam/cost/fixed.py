@@ -84,7 +84,13 @@ def _sum(one: Line, other: Line) -> Line:
 
 
 def _function(stack: _Stack, properties: Properties) -> list[Line]:
-    """Price a function's snapshot; a function without one costs nothing while it is not called."""
+    """Price a function's provisioned environments, or snapshot; otherwise it costs nothing while it is not called."""
+    kept = int((properties.get("ProvisionedConcurrencyConfig") or {}).get("ProvisionedConcurrentExecutions", 0))
+    if kept:
+        price = f"price_provisioned{'_arm' if properties.get('Architectures') == ['arm64'] else ''}"
+        quantity = kept * float(properties.get("MemorySize", 128)) / _MB_PER_GB * SECONDS_A_MONTH
+        usd = quantity * getattr(stack.facts.functions, price)
+        return [Line("provisioned concurrency", quantity, "GB-s", usd, f"lambda.{price}")]
     if (properties.get("SnapStart") or {}).get("ApplyOn") != "PublishedVersions":
         return []
     quantity = float(properties.get("MemorySize", 128)) / _MB_PER_GB * SECONDS_A_MONTH

@@ -72,11 +72,26 @@ class Deployed:
     @property
     def compute_price(self) -> str:
         """The name of the price of functions' compute in aws.toml."""
-        return f"lambda.price_gb_second{'_arm' if self.options.architecture == 'arm64' else ''}"
+        return self._price("gb_second")
+
+    @property
+    def workers_price(self) -> str:
+        """The name of the price of stage functions' compute, which is another one where they are provisioned."""
+        return self.compute_price if self.options.provisioned_concurrency is None else self._price("provisioned_second")
+
+    def _price(self, name: str) -> str:
+        return f"lambda.price_{name}{'_arm' if self.options.architecture == 'arm64' else ''}"
 
     def platform(self, cold_share: float) -> Platform:
-        """Return where the plan runs."""
-        return Platform(self.facts.on(self.options.architecture), self.store, cold_share)
+        """Return where the plan runs, at the price of its stage functions' compute."""
+        functions = self.facts.functions
+        price = getattr(functions, self.workers_price.removeprefix("lambda."))
+        return Platform(replace(functions, price_gb_second=price), self.store, cold_share)
+
+    @property
+    def on_demand(self) -> Deployed:
+        """The same without what is provisioned: what a query finds that comes when all of that is busy."""
+        return replace(self, options=replace(self.options, provisioned_concurrency=None))
 
 
 @dataclass(frozen=True)
@@ -95,19 +110,22 @@ class Usage:
 def query_usage(deployed: Deployed, cold_share: float = 0.0) -> Usage:
     """Return what a query of one image uses, where a share of the environments has to be started for it.
 
+    Where functions are provisioned, it is the share of queries that find none of those free, nor any other environment.
     With a cold plan it is the share of queries that run on that, all of whose environments start, and beside them those
     of the other plan.
     """
     if deployed.driver_runs:
         return _usage_of_one_function(deployed, cold_share)
+    if deployed.options.provisioned_concurrency is not None:
+        return mixed(_plan_usage(deployed, 0.0), query_usage(deployed.on_demand, 1.0), cold_share)
     if deployed.cold is None:
         return _plan_usage(deployed, cold_share)
     warm, cold = _plan_usage(deployed, 0.0), _plan_usage(replace(deployed, plan=deployed.cold), 1.0)
     cold = replace(cold, lines=(*cold.lines, *_started_beside(deployed)))
-    return _mixed(warm, cold, cold_share)
+    return mixed(warm, cold, cold_share)
 
 
-def _mixed(warm: Usage, cold: Usage, cold_share: float) -> Usage:
+def mixed(warm: Usage, cold: Usage, cold_share: float) -> Usage:
     """Return the expected usage of a query, a share of which are cold."""
     lines: dict[tuple[str, str], Line] = {}
     for usage, share in ((warm, 1 - cold_share), (cold, cold_share)):
@@ -249,7 +267,7 @@ def _workers(deployed: Deployed, steps: list[_Step], platform: Platform) -> list
         restored += platform.cold_share * step.load.tasks * step.memory_mb / _MB_PER_GB
     lines = [
         Line("workers' invocations", tasks, "requests", tasks * functions.price_request, "lambda.price_request"),
-        Line("workers' compute", seconds, "GB-s", usd, deployed.compute_price),
+        Line("workers' compute", seconds, "GB-s", usd, deployed.workers_price),
     ]
     if options.snapstart:
         usd = restored * functions.price_snapstart_restored

@@ -94,12 +94,10 @@ def _function(
         properties["VpcConfig"] = vpc("WorkersGroup")
     if plan.fetched(stage, number):
         properties["Environment"]["Variables"]["SERFER_WEIGHTS"] = {"Fn::Sub": URL}
+    if options.by_alias:
+        properties |= {"AutoPublishAlias": LIVE, "AutoPublishAliasAllProperties": True}
     if options.snapstart:
-        properties |= {
-            "AutoPublishAlias": LIVE,
-            "AutoPublishAliasAllProperties": True,
-            "SnapStart": {"ApplyOn": "PublishedVersions"},
-        }
+        properties["SnapStart"] = {"ApplyOn": "PublishedVersions"}
     return properties
 
 
@@ -180,8 +178,8 @@ def _running(digest: str, options: Options) -> list[Part]:
 
 
 def _target(function: str, options: Options) -> Part:
-    """Return what is invoked: the function, or the alias that SnapStart wants."""
-    return {"Ref": f"{function}.Alias"} if options.snapstart else {"Fn::GetAtt": [function, "Arn"]}
+    """Return what is invoked: the function, or its alias."""
+    return {"Ref": f"{function}.Alias"} if options.by_alias else {"Fn::GetAtt": [function, "Arn"]}
 
 
 def _stages(plan: Plan, stage: int) -> str:

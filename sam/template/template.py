@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ try:
 except ImportError:
     from yaml import SafeDumper  # type: ignore[assignment]
 
-from sam.options import LIVE, GpuPool, Options, digest12, machine_id, pool_name, weights_id
+from sam.options import LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
 from sam.template import fragments
 from sam.template.fragments import Part
 from sam.template.functions import generation, vpc
@@ -25,6 +26,7 @@ from serfer import __version__
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
+from serfer.pipeline.warm import environments, ping_event
 
 CURRENT = "current"
 """The value of the parameter Serving for the plan that was packaged last."""
@@ -88,6 +90,7 @@ def make_template(
         own = run_in_driver(plans, driver_runs, resources, environment)
         whole["DriverEnvironment"] |= own["DriverEnvironment"]
         whole["Statements"]["DriverRole"] += own["Statements"]["DriverRole"]
+    _provision(resources, plans, options)
     _place(resources, whole["Statements"], options)
     attach(resources, whole["Statements"])
     _set_environment(resources, {**environment, **whole["DriverEnvironment"]})
@@ -158,12 +161,21 @@ def _variables(options: Options) -> dict[str, Any]:
         "environment": "@environment@",  # when it is known
         "instance": _INSTANCES[options.architecture],
         "machine": options.architecture,
+        **_ping_variables(options),
         "runtime": options.runtime,
         "store": options.store,
         "version": __version__,
         "zone": options.zone,
     }
     return {**variables, "user_data": fragments.script("user-data.sh", variables)}
+
+
+def _ping_variables(options: Options) -> Part:
+    if options.pings is None:
+        return {}
+    minutes = options.pings.minutes
+    rate = f"rate({minutes} minute{'s' * (minutes > 1)})"
+    return {"ping_rate": rate, "ping": json.dumps(ping_event(options.pings.queries))}
 
 
 def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
@@ -189,6 +201,7 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
         "driver-runs": driver_runs,
         "driver-fleet": fleet,
         "alarms": True,
+        "pings": options.pings is not None,
         "alarms-function": not fleet,
         "alarms-fleet": fleet,
         "alarms-cache": cache,
@@ -210,9 +223,11 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) 
     if options.gpu:
         routes = [routing(digest, pooled=digest in pooled) for digest in digests]
         variables |= {name: served([route[name] for route in routes]) for name in routes[0]}
-    if options.snapstart:
+    if options.by_alias:
         variables["SERFER_FUNCTION_ALIAS"] = LIVE
         outputs["Alias"] = {"Description": "The alias by which functions are invoked.", "Value": LIVE}
+    if options.provisioned_concurrency is not None:
+        variables["SERFER_PREWARM"] = "never"  # there is nothing to start
     if options.by_state_machine:
         machine = served([{"Ref": machine_id(digest)} for digest in digests])
         variables["SERFER_STATE_MACHINE"] = machine
@@ -240,6 +255,18 @@ def _place(resources: Part, statements: Part, options: Options) -> None:
     if options.drivers == "function":
         resources["DriverFunction"]["Properties"]["VpcConfig"] = vpc("DriversGroup")
         statements["DriverRole"] += network_statements("DriversGroup")
+
+
+def _provision(resources: Part, plans: Sequence[Plan], options: Options) -> None:
+    """Have environments of the plan that drivers use kept, as many as queries need of each function."""
+    if options.provisioned_concurrency is None:
+        return
+    for plan in plans:
+        for part, count in environments(plan, options.provisioned_concurrency).items():
+            kept = {"ProvisionedConcurrentExecutions": count}
+            values = [kept if other is plan else {"Ref": "AWS::NoValue"} for other in plans]
+            chosen = served(values) if len(plans) > 1 else kept
+            resources[function_id(digest12(plan), *part)]["Properties"]["ProvisionedConcurrencyConfig"] = chosen
 
 
 def _set_environment(resources: Part, environment: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from sam.build.package import package as write
 from sam.cost.driver_runs import decide
 from sam.cost.scenario import read_profile
 from sam.deployment import COLD_FUNCTIONS, Deployment
-from sam.options import GpuPool, Options, default_name
+from sam.options import GpuPool, Options, Pings, default_name
 from sam.quotas import check_deployable, find_sam
 from sam.samconfig import ENVIRONMENTS, FILE, stack_of
 from serfer.cli.shared.display import byte_size, columns, plain
@@ -65,6 +65,19 @@ def package(
             help="A plan of one function: run by the driver function itself, instead of by a second invocation.",
         ),
     ] = "auto",
+    provisioned_concurrency: Annotated[
+        int | None,
+        typer.Option(
+            metavar="QUERIES", help="For how many queries at once Lambda keeps environments initialised, at a price."
+        ),
+    ] = None,
+    ping_every: Annotated[
+        int | None,
+        typer.Option(metavar="MINUTES", help="Have a schedule keep environments warm, by the driver function."),
+    ] = None,
+    ping_queries: Annotated[
+        int | None, typer.Option(metavar="QUERIES", help="For how many queries at once pings do so; by default 1.")
+    ] = None,
     zone: Annotated[
         str | None, typer.Option(help="With --store s3express: its availability zone's id, such as use1-az4.")
     ] = None,
@@ -127,6 +140,8 @@ def package(
         gpu=_pool(gpu_instance_type, gpu_max, gpu_warm_pool),
         base_image=base_image,
         driver_runs=driver_runs,
+        pings=_pings(ping_every, ping_queries),
+        provisioned_concurrency=provisioned_concurrency,
     )
     options.check()
     profile = None
@@ -147,7 +162,12 @@ def package(
     for note in check_deployable(plan, options, settings.facts(), cold):
         complain(note)
     if cold is None and load_cold_plan(directory, plan):
-        complain(f"{directory / COLD_DIRECTORY} is left out: --driver {driver} runs one plan, --driver push chooses")
+        reason = (
+            "functions that --provisioned-concurrency keeps are never cold"
+            if provisioned_concurrency is not None
+            else f"--driver {driver} runs one plan, --driver push chooses"
+        )
+        complain(f"{directory / COLD_DIRECTORY} is left out: {reason}")
     _remark_region(build, options.region)
     if as_json:
         print_json({**asdict(deployment), "out": str(build)})
@@ -165,6 +185,15 @@ def _pool(instance_type: str | None, most: int | None, warm: int | None) -> GpuP
             raise UsageError("--gpu-max and --gpu-warm-pool go with --gpu-instance-type")
         return None
     return GpuPool(instance_type, _GPUS if most is None else most, warm or 0)
+
+
+def _pings(minutes: int | None, queries: int | None) -> Pings | None:
+    """Return the schedule that was chosen, if one was."""
+    if minutes is None:
+        if queries is not None:
+            raise UsageError("--ping-queries goes with --ping-every")
+        return None
+    return Pings(minutes, 1 if queries is None else queries)
 
 
 def _remark_region(build: Path, region: str) -> None:

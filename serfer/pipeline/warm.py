@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from serfer.core.errors import InputError
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.wire import Warmed, WarmUp
 
 HOLD_S = 0.5
 MOST_AT_ONCE = 1000
+_PING = "serfer_ping"
 
 
 class Warmer(Protocol):
@@ -57,14 +59,38 @@ async def warm(plan: Plan, warmer: Warmer, queries: int, hold_s: float = HOLD_S)
     sent: one that comes when another has ended finds the same environment.
     """
     warmths = []
-    for stage, part in plan.functions:
-        tiles = sum(tile.function == part for tile in plan.stages[stage].tiles)
-        count = min(tiles * queries, MOST_AT_ONCE)
+    for (stage, part), count in environments(plan, queries).items():
         request = WarmUp(plan.digest, stage, part, hold_s)
         name = plan.function(stage, part)
         answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(count)))
         warmths.append(_warmth(warmer.called(name), answers))
     return warmths
+
+
+def ping_event(queries: int) -> dict[str, Any]:
+    """Return the event by which a schedule has a driver function warm the others up for so many queries at once."""
+    return {_PING: {"queries": queries}}
+
+
+def pinged(event: Any) -> int | None:  # noqa: ANN401 - any event of a function
+    """Return for how many queries at once an event wants functions warm; None for every other event.
+
+    It is the whole event: in one of an HTTP API a client sets values, below names that the API gives.
+    """
+    if not isinstance(event, dict) or event.keys() != {_PING}:
+        return None
+    queries = event[_PING].get("queries") if isinstance(event[_PING], dict) else None
+    if type(queries) is not int or not 1 <= queries <= MOST_AT_ONCE:
+        raise InputError(f"a ping is for 1 to {MOST_AT_ONCE} queries, not {queries!r:.40}")
+    return queries
+
+
+def environments(plan: Plan, queries: int) -> dict[tuple[int, int], int]:
+    """Return how many environments of each function, by stage and part, so many queries at once need."""
+    return {
+        (stage, part): min(queries * sum(tile.function == part for tile in plan.stages[stage].tiles), MOST_AT_ONCE)
+        for stage, part in plan.functions
+    }
 
 
 def _warmth(function: str, answers: Sequence[Warmed | Failure]) -> Warmth:

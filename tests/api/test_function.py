@@ -20,7 +20,7 @@ from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import function as function_module
 from serfer.api.entrypoints.aws_driver import models_of
 from serfer.api.entrypoints.function import Function, open_application
-from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import dump_plan, sealed
 from serfer.core.run_machine import Retry
 from serfer.local.lambda_.function import FunctionConfig
@@ -28,6 +28,7 @@ from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.warm import Warmth, ping_event
 from serfer.plan_directory import load_plan
 from serfer.settings import DriverSettings, Settings
 from tests.api.conftest import PATIENCE, png
@@ -362,3 +363,51 @@ def test_a_driver_function_waits_less_than_a_second_for_room_that_it_takes_itsel
     assert (
         sum(waits) < 1 < sum(Retry().backoff.wait(failures, 0.0) for failures in range(1, Retry().throttled_attempts))
     )
+
+
+class TestPings:
+    """A schedule's events, which no HTTP request can be."""
+
+    @pytest.fixture
+    def warmed(self, function, monkeypatch):
+        """What a ping has warmed: the queries at once, for each call."""
+        calls = []
+
+        def warm(queries):
+            calls.append(queries)
+            return [Warmth("stage-0", 2, 2, 1, 7.0, "throttled: no room" if queries > 1 else None)]
+
+        [pipeline] = function._pipelines
+        monkeypatch.setattr(pipeline, "warm", warm)
+        return calls
+
+    def test_it_warms_the_functions_of_every_model(self, function, warmed):
+        answer = function(ping_event(1), None)
+        assert warmed == [1]
+        assert [one["function"] for one in answer["functions"]] == ["stage-0"]
+        assert function(rest("GET", "/readyz"), None)["statusCode"] == 200
+
+    def test_what_is_not_warm_is_logged(self, function, warmed, caplog):
+        function(ping_event(3), None)
+        assert warmed == [3]
+        assert "stage-0 is not warm: throttled" in caplog.text
+
+    def test_workers_in_process_need_none(self, function):
+        assert function(ping_event(1), None) == {"functions": []}
+
+    @pytest.mark.parametrize("make", [rest, http_api])
+    def test_a_request_is_never_one(self, function, warmed, make):
+        [(name, value)] = ping_event(1).items()
+        body = json.dumps(ping_event(1)).encode()
+        query = [(name, json.dumps(value))]
+        status = function(make("POST", "/", query, {name: "1", "content-type": "application/json"}, body), None)
+        assert status["statusCode"] == 405
+        event = {**make("GET", "/readyz"), name: value}  # no API gives it, and with a request beside it it is none
+        assert function(event, None)["statusCode"] == 200
+        assert warmed == []
+
+    @pytest.mark.parametrize("queries", [0, 1001, True, "1", None])
+    def test_one_for_an_impossible_number_is_refused(self, function, warmed, queries):
+        with pytest.raises(InputError, match="a ping is for 1 to 1000 queries"):
+            function({**ping_event(1), "serfer_ping": {"queries": queries}}, None)
+        assert warmed == []

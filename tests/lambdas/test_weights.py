@@ -311,10 +311,20 @@ class TestEnvironment:
             shutil.copyfile(directory / path, tmp_path / path)
         return tmp_path
 
-    def start(self, package, code="", **variables):
+    @pytest.fixture
+    def package_in_zip(self, tmp_path):
+        """The package of the first stage's function, its weights in it."""
+        directory = split_small(tmp_path / "split", grids=[(2, 1), (1, 1)])
+        plan, package = load_plan(directory), tmp_path / "package"
+        for path in ("plan.json", *(file.path for file in plan.packaged(0, 0))):
+            (package / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(directory / path, package / path)
+        return package
+
+    def start(self, package, code="", before="", **variables):
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LAMBDA_TASK_ROOT": str(package)}
         environment |= {"SERFER_STORE": "memory://", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1769", **variables}
-        code = f"import lambdas.bootstrap as b\n{code}"
+        code = f"{before}import lambdas.bootstrap as b\n{code}"
         return subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
         )
@@ -338,6 +348,22 @@ class TestEnvironment:
         log, line = run.stdout.splitlines()
         assert '"weights fetched"' in log
         assert line == "1 True []"
+
+    def test_a_provisioned_environment_is_warm_before_its_first_invocation(self, fetched, package):
+        provisioned = {"AWS_LAMBDA_INITIALIZATION_TYPE": "provisioned-concurrency"}
+        slow = "import serfer.core.costs.cold_starts as c; c.fetched_at_init = lambda *_: False\n"
+        code = "print(b._WORKER._sessions.built, b._WORKER._start.init_ms, b._ENVIRONMENT._to_fetch)"
+        run = self.start(package, code, before=slow, SERFER_WEIGHTS=fetched[1].as_uri(), **provisioned)
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.splitlines()[-1] == "1 0.0 []"
+
+    def test_a_provisioned_environment_with_its_weights_in_a_zip_has_built_its_sessions(self, package_in_zip):
+        code = "print(b._WORKER._sessions.built > 0, b._WORKER._start.init_ms)"
+        run = self.start(package_in_zip, code, AWS_LAMBDA_INITIALIZATION_TYPE="provisioned-concurrency")
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.splitlines()[-1] == "True 0.0"
+        run = self.start(package_in_zip, code)
+        assert run.stdout.splitlines()[-1].startswith("False")
 
     def test_a_warm_up_reports_what_it_waited_for_weights(self, fetched):
         directory, at = fetched

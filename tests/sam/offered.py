@@ -11,7 +11,7 @@ from cfnlint.config import ManualArgs
 from samtranslator.parser.parser import Parser
 from samtranslator.translator.translator import Translator
 
-from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options
+from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings
 from sam.template.template import make_template
 from serfer.core.plan import sealed
 from tests.drivers.plans import wide_plan
@@ -29,6 +29,7 @@ FETCHING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet"
 IN_IMAGES = ("function", "valkey", "push")
 POOL = GpuPool("g6.xlarge", 4, 2)
 POOLED = ("fleet", "s3", "push")
+PINGED = ("function", "s3express", "push")
 
 
 def options(drivers="function", store="s3", engine="push", **more):
@@ -72,6 +73,7 @@ def every_template():
     yield from ((chosen, _template(*chosen, places=FETCHED)) for chosen in FETCHING)
     yield POOLED, _template(*POOLED, gpu=POOL, places=FETCHED)
     yield IN_IMAGES, _template(*IN_IMAGES, places=("image",))
+    yield PINGED, _template(*PINGED, pings=Pings(5))
 
 
 def translated(source, **parameters):

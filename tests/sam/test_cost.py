@@ -6,8 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from drivers.stepfunctions.asl import compile_plan, local_functions
-from sam.cost.bill import bill, compare_build, deployed, markdown, price_build
+from sam.cost.bill import all_busy, bill, compare_build, deployed, markdown, price_build
 from sam.cost.marginal import Deployed, query_usage, transitions
+from sam.options import Pings
 from sam.template.template import make_template
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
@@ -253,3 +254,65 @@ def test_warm_ups_of_functions_that_fetch_pay_for_the_reads_too():
     whole = replace(one, plan=placed(small_plan(), "fetched"), cold=small_plan())
     items = {line.item for line in query_usage(whole, 1.0).lines}
     assert "weights: reads by warm-ups" in items
+
+
+def test_pings_are_priced_by_the_environments_that_they_hold():
+    """By hand: 8,760 pings of 730 hours, each of three environments for half a second, and the driver that waits."""
+    one, template = deployed_with(pings=Pings(5, 1))
+    items = {line.item: line for line in bill(one, template).idle}
+    functions = FACTS.functions
+    first, last = (stage.memory_mb / 1024 for stage in small_plan().stages)
+    assert items["pings"].quantity == 8760 * 4
+    assert items["pings"].usd == pytest.approx(8760 * 4 * 0.2e-6)
+    held = 8760 * 0.5 * (2 * first + last)
+    assert items["pings: workers' compute"].quantity == pytest.approx(held)
+    assert items["pings: workers' compute"].usd == pytest.approx(held * 16.6667e-6, rel=1e-4)
+    waited = 8760 * 2 * (0.5 + functions.invoke_floor) * 1769 / 1024
+    assert items["pings: driver's compute"].quantity == pytest.approx(waited)
+    assert items["pings: driver's compute"].usd == pytest.approx(waited * 16.6667e-6, rel=0.01)
+    plain, other = deployed_with()
+    assert not [line for line in bill(plain, other).idle if line.item.startswith("pings")]
+
+
+def test_rare_queries_find_what_pings_keep_and_the_bill_says_so():
+    (pinged, template), (plain, other) = deployed_with(pings=Pings(5, 1)), deployed_with()
+    kept, left = bill(pinged, template, loads=[100]), bill(plain, other, loads=[100])
+    assert left.months[0].cold_share > 0.98
+    assert kept.months[0].cold_share < 0.001
+    saved = f"one takes {kept.warm.seconds:.2f} s, not {kept.cold.seconds:.2f} s"
+    assert any(saved in note for note in kept.assumed)
+    assert not any("pings" in note for note in left.assumed)
+
+
+def test_provisioned_workers_run_at_a_price_of_their_own():
+    warm, plain = lines(provisioned_concurrency=1), lines()
+    assert warm["workers' compute"].quantity == plain["workers' compute"].quantity
+    assert warm["workers' compute"].usd == pytest.approx(plain["workers' compute"].usd * 9.7222 / 16.6667, rel=1e-3)
+    assert warm["workers' compute"].source == "lambda.price_provisioned_second"
+    assert warm["driver's compute"] == plain["driver's compute"]
+    assert lines(cold=1.0, provisioned_concurrency=1) == lines(cold=1.0)  # which finds none of them free
+    arm = lines(provisioned_concurrency=1, architecture="arm64")["workers' compute"]
+    assert arm.usd == pytest.approx(plain["workers' compute"].usd * 7.7778 / 16.6667, rel=1e-3)
+
+
+def test_queries_beyond_what_is_kept_are_those_that_erlangs_formula_gives():
+    """By hand: one of two busy half the time each; published values of Erlang B for 5 and 10 lines."""
+    assert all_busy(0, 1.0) == 1
+    assert all_busy(1, 1.0) == pytest.approx(1 / 2)
+    assert all_busy(2, 1.0) == pytest.approx(1 / 5)
+    assert all_busy(5, 1.36) == pytest.approx(0.01, rel=0.01)
+    assert all_busy(10, 4.46) == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_busy_month_runs_mostly_beyond_one_provisioned_query():
+    one, template = deployed_with(provisioned_concurrency=1)
+    [month] = bill(one, template, loads=[10**9]).months
+    compute = {line.source: line.quantity for line in month.lines if line.item == "workers' compute"}
+    assert compute["lambda.price_gb_second"] > compute["lambda.price_provisioned_second"] > 0
+    assert month.cold_share == pytest.approx(0, abs=1e-6)
+
+
+def test_pings_of_a_driver_that_runs_its_plan_are_its_invocations_alone():
+    one, template = deployed_with(pings=Pings(5, 1))
+    own = [line for line in bill(replace(one, driver_runs=True), template).idle if line.item.startswith("pings")]
+    assert [(line.item, line.quantity) for line in own] == [("pings", 8760)]

@@ -11,7 +11,8 @@ from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 from sam import teardown
 from sam.deployer import _UNNAMED as UNNAMED
 from sam.deployer import ACTIONS, Target, actions, needed, policies, statements
-from tests.sam.offered import FEW, POOL, POOLED, every_template, of_type, template, translated
+from sam.options import Pings
+from tests.sam.offered import FEW, PINGED, POOL, POOLED, every_template, of_type, template, translated
 
 MOST_MANAGED_CHARACTERS, MOST_POLICIES = 6_144, 10
 REGION, ACCOUNT = "us-east-1", "123456789012"
@@ -20,6 +21,7 @@ BOTH = replace(DEV, stacks=["shop-dev", "shop-prod"])
 SHAPES = {  # of types whose ARNs hold names: their service, the ARN, and the property that names them
     "AWS::Budgets::Budget": ("budgets", "arn:aws:budgets::{account}:budget/{name}", ""),
     "AWS::CloudWatch::Alarm": ("cloudwatch", "arn:aws:cloudwatch:{region}:{account}:alarm:{name}", "AlarmName"),
+    "AWS::Events::Rule": ("events", "arn:aws:events:{region}:{account}:rule/{name}", "Name"),
     "AWS::IAM::InstanceProfile": ("iam", "arn:aws:iam::{account}:instance-profile/{name}", "InstanceProfileName"),
     "AWS::IAM::Role": ("iam", "arn:aws:iam::{account}:role/{name}", "RoleName"),
     "AWS::Logs::LogGroup": ("logs", "arn:aws:logs:{region}:{account}:log-group:{name}", "LogGroupName"),
@@ -51,7 +53,7 @@ NOT_USED = {  # actions that the schemas list for properties that no template he
     "elasticloadbalancing:RegisterTargets",
     "AWS::IAM::Role": "iam:*tachRolePolicy",  # managed policies
     "AWS::KMS::Key": "kms:DisableKey kms:EnableKey",
-    "AWS::Lambda::Alias": "codedeploy:* lambda:*teProvisionedConcurrencyConfig lambda:PutProvisionedConcurrencyConfig",
+    "AWS::Lambda::Alias": "codedeploy:*",
     # Networks bring these themselves; file systems, code signing, capacity providers, keys of the customer's.
     "AWS::Lambda::Function": "ec2:Describe* elasticfilesystem:* s3files:* kms:* lambda:*CodeSigningConfig "
     "lambda:AssociateRuntimeAlias lambda:PassCapacityProvider lambda:PutFunctionRecursionConfig "
@@ -115,11 +117,11 @@ def test_sams_own_bucket_can_be_made():
     assert any(f":stack/{teardown._ARTEFACTS}/" in name for name in statement["Resource"])
 
 
-@pytest.mark.parametrize("chosen", [*FEW, POOLED])
+@pytest.mark.parametrize("chosen", [*FEW, POOLED, PINGED])
 def test_the_deployers_policies_allow_every_action_on_every_arn_of_dev_and_prod(chosen, monkeypatch):
     """What doctor printed once named NAME alone, so that neither NAME-dev nor NAME-prod could be made."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
-    source = template(*chosen, **({"gpu": POOL} if chosen == POOLED else {}))
+    source = template(*chosen, **{POOLED: {"gpu": POOL}, PINGED: {"pings": Pings(5)}}.get(chosen, {}))
     allowed = [one for each in policies(set(types(source)), BOTH) for one in each["Statement"]]
     for stack in BOTH.stacks:
         for sid, arn, wanted in deployed_arns(source, stack):
@@ -237,6 +239,7 @@ def test_the_actions_are_those_of_awss_own_schemas(monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     met = set()
     sources = [*(template(*chosen) for chosen in FEW), template(*POOLED, gpu=POOL), template(snapstart=True)]
+    sources += [template(*PINGED, pings=Pings(5)), template(provisioned_concurrency=1)]
     sources.append({"Resources": {"Repo": {"Type": teardown.REPOSITORY}}})
     for source in sources:
         allowed = actions(types(source))

@@ -12,7 +12,7 @@ from sam.deployment import (
     load_template,
     parse_deployment,
 )
-from sam.options import RECORD, TEMPLATE, GpuPool, is_build
+from sam.options import RECORD, TEMPLATE, GpuPool, Pings, is_build
 from sam.template.intrinsics import resources
 from serfer.core.errors import InputError
 from tests.core.plans import small_plan
@@ -178,3 +178,9 @@ def test_a_record_whose_cold_plans_cannot_be_is_refused(change, words):
     document = {**json.loads(dump_deployment(FOUND)), **change}
     with pytest.raises(InputError, match=words):
         parse_deployment(json.dumps(document))
+
+
+def test_a_record_of_environments_that_are_kept_is_read_as_it_was_written():
+    kept = deployment(small_plan(), options(pings=Pings(5, 2), provisioned_concurrency=3))
+    assert parse_deployment(dump_deployment(kept)) == kept
+    assert not {"pings", "provisioned_concurrency"} & json.loads(dump_deployment(FOUND))["options"].keys()

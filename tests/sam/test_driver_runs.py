@@ -13,7 +13,7 @@ from sam.build import health
 from sam.cost.bill import bill, deployed
 from sam.cost.driver_runs import DRIVER_MB, decide, require
 from sam.cost.marginal import Deployed, query_usage
-from sam.options import digest12, weights_id
+from sam.options import Pings, digest12, weights_id
 from sam.template.intrinsics import resources
 from sam.template.template import dump, make_template
 from serfer.core.costs.aws import shipped_aws
@@ -91,11 +91,14 @@ class TestRule:
         assert "--snapstart" in reason(plan, snapstart=True)
         assert "--reserved-concurrency" in reason(plan, reserved_concurrency=5)
         assert "--store valkey" in reason(plan, store="valkey")
+        assert "--provisioned-concurrency" in reason(plan, provisioned_concurrency=1)
+        assert "--ping-queries" in reason(plan, pings=Pings(5, 2))
         assert f"{LIMIT + 1:,} bytes" in reason(plan, LIMIT + 1)
         with pytest.raises(UsageError, match="cold plan"):
             require(plan, options(driver_runs="always"), FACTS, has_cold=True)
         assert not decide(plan, options(), FACTS, has_cold=True).runs
         assert decide(plan, options(), FACTS, LIMIT).runs
+        assert decide(plan, options(pings=Pings(5)), FACTS).runs
         assert not decide(plan, options(driver_runs="never"), FACTS).runs
 
     def test_an_unknown_choice_is_refused(self):

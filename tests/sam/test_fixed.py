@@ -141,3 +141,13 @@ def test_fetched_weights_cost_their_storage_and_requests_of_new_environments():
     usage = [query_usage(deployed(plan, options(), FACTS, template), share) for share in (0.0, 1.0)]
     gets = [sum(line.quantity for line in each.lines if line.item.startswith("weights:")) for each in usage]
     assert gets == [0, 2 * 66]  # two tiles, 8 MiB a request
+
+
+@pytest.mark.parametrize(("architecture", "price"), [("x86_64", 4.1667e-6), ("arm64", 3.3334e-6)])
+def test_provisioned_environments_cost_while_idle_those_of_the_plan_that_is_served_alone(architecture, price):
+    """By hand: 2 queries at once, of two tiles with 1,769 MB in the first stage and one in the last, 730 hours."""
+    plan, chosen = small_plan(), options(provisioned_concurrency=2, architecture=architecture)
+    first, last = (stage.memory_mb / 1024 for stage in plan.stages)
+    by_hand = (4 * first + 2 * last) * 730 * 3600 * price
+    for every in ([plan], [plan, replace(plan, digest="f" * 64)]):
+        assert usd(make_template(chosen, every), "provisioned concurrency") == pytest.approx(by_hand)

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from sam.options import Pings
 from sam.quotas import check_deployable, check_template, find_sam, stack_resources
 from sam.template.template import make_template
 from serfer.core.costs.aws import shipped_aws
@@ -148,3 +149,34 @@ def test_a_cold_plan_that_takes_the_environments_of_the_other_is_refused():
     check_deployable(small_plan(), options(), few)
     with pytest.raises(UsageError, match=r"2 environments while 2 of the other plan start.* --cold-plan never"):
         check_deployable(small_plan(), options(), few, small_plan())
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"pings": Pings(0)}, "--ping-every is 1 minute or more"),
+        ({"pings": Pings(5, 0)}, "--ping-queries is 1 to 1000"),
+        ({"pings": Pings(6)}, "later than environments without work stay, 300 s .* ping every 5 minutes"),
+        ({"pings": Pings(5, 500)}, "--ping-queries 500 takes 1,001 environments at once"),
+        ({"pings": Pings(5), "drivers": "fleet"}, "--ping-every goes with --drivers function"),
+        ({"provisioned_concurrency": 0}, "--provisioned-concurrency is 1 query"),
+        ({"provisioned_concurrency": 1, "snapstart": True}, "does not go with --snapstart"),
+        ({"provisioned_concurrency": 301}, "takes 903 environments of all functions .* may set 900 aside"),
+        ({"provisioned_concurrency": 3, "reserved_concurrency": 5}, "takes 6 environments .* allows 5"),
+    ],
+)
+def test_environments_that_cannot_be_kept_are_refused(choices, words):
+    with pytest.raises(UsageError, match=words):
+        check_deployable(small_plan(), options(**choices), FACTS)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"pings": Pings(5, 499)},
+        {"provisioned_concurrency": 300},
+        {"provisioned_concurrency": 2, "reserved_concurrency": 4},
+    ],
+)
+def test_environments_that_an_account_has_room_for_may_be_kept(choices):
+    check_deployable(small_plan(), options(**choices), FACTS)

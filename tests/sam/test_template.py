@@ -10,14 +10,16 @@ import pytest
 import yaml
 
 from sam import weights
-from sam.options import digest12, function_id, machine_id, weights_id
+from sam.options import Pings, digest12, function_id, machine_id, weights_id
 from sam.template import fragments
 from sam.template import template as module
 from sam.template.functions import state_machine
+from sam.template.intrinsics import resources
 from sam.template.template import dump, make_template
 from sam.weights import fetched, uploaded_id
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import Gang, sealed
+from serfer.pipeline.warm import pinged
 from tests.drivers.plans import wide_plan
 from tests.sam.offered import (
     FETCHING,
@@ -445,3 +447,72 @@ class TestColdPlan:
     )
     def test_cfn_lint_finds_nothing(self, chosen, places):
         assert lint(self.both(*chosen, places=places)[2]) == []
+
+
+class TestProvisionedConcurrency:
+    def test_environments_of_the_plan_that_is_served_are_kept_as_many_as_queries_need(self):
+        current, previous = plans()
+        source = template(provisioned_concurrency=3)
+        for serving, served in (("current", current), (digest12(previous), previous)):
+            made = resources(source, {"Serving": serving})
+            for plan in plans():
+                for stage, part in plan.functions:
+                    _, properties = made[function_id(digest12(plan), stage, part)]
+                    tiles = sum(tile.function == part for tile in plan.stages[stage].tiles)
+                    kept = properties.get("ProvisionedConcurrencyConfig")
+                    assert kept == ({"ProvisionedConcurrentExecutions": 3 * tiles} if plan is served else None)
+
+    def test_it_is_of_an_alias_by_which_drivers_invoke(self):
+        source = template(provisioned_concurrency=1)
+        variables, outputs = environment(source, "current")
+        assert variables["SERFER_FUNCTION_ALIAS"] == outputs["Alias"]["Value"] == "live"
+        assert variables["SERFER_PREWARM"] == "never"
+        made = translated(source)
+        functions = [resource["Properties"] for resource in of_type(source, SERVERLESS).values()]
+        aliases = of_type(made, "AWS::Lambda::Alias").values()
+        assert len(aliases) == len(functions) - 1  # the driver has none
+        assert all("ProvisionedConcurrencyConfig" in alias["Properties"] for alias in aliases)
+        statements = source["Resources"]["DriverRole"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
+        invoked = [one["Resource"] for one in statements if one["Action"] == "lambda:InvokeFunction"]
+        assert {name for targets in invoked for target in targets for name in target} == {"Ref"}  # aliases
+
+    @pytest.mark.deploy
+    @pytest.mark.parametrize(
+        ("chosen", "more"),
+        [
+            (("function", "s3", "push"), {"places": ("image",)}),
+            (("function", "valkey", "stepfunctions"), {"places": ("fetched",), "architecture": "arm64"}),
+            (("fleet", "s3", "poll"), {"reserved_concurrency": 9}),
+        ],
+    )
+    def test_cfn_lint_finds_nothing(self, chosen, more):
+        assert lint(template(*chosen, provisioned_concurrency=2, **more)) == []
+
+
+class TestPings:
+    def test_a_schedule_invokes_the_driver_with_an_event_that_it_knows(self):
+        source = template(pings=Pings(5, 3))
+        rule = source["Resources"]["PingRule"]["Properties"]
+        assert rule["ScheduleExpression"] == "rate(5 minutes)"
+        [target] = rule["Targets"]
+        assert target["Arn"] == {"Fn::GetAtt": ["DriverFunction", "Arn"]}
+        assert pinged(json.loads(target["Input"])) == 3
+        assert template(pings=Pings(1))["Resources"]["PingRule"]["Properties"]["ScheduleExpression"] == "rate(1 minute)"
+
+    def test_no_other_rule_may_invoke_it(self):
+        permission = template(pings=Pings(5))["Resources"]["PingPermission"]["Properties"]
+        assert permission["Principal"] == "events.amazonaws.com"
+        assert permission["SourceArn"] == {"Fn::GetAtt": ["PingRule", "Arn"]}
+
+    def test_there_are_none_unless_they_are_chosen(self):
+        [*others, (_, pinging)] = every_template()
+        assert of_type(pinging, "AWS::Events::Rule")
+        for _, source in others:
+            assert not of_type(source, "AWS::Events::Rule")
+            for function in of_type(source, SERVERLESS).values():
+                assert "ProvisionedConcurrencyConfig" not in function["Properties"]
+
+    @pytest.mark.deploy
+    @pytest.mark.parametrize("chosen", [("function", "s3", "push"), ("function", "redis", "stepfunctions-express")])
+    def test_cfn_lint_finds_nothing(self, chosen):
+        assert lint(template(*chosen, pings=Pings(4, 2))) == []

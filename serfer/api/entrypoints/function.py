@@ -12,8 +12,10 @@ API Gateway gives up after 29 seconds, we give up before.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -31,8 +33,12 @@ from serfer.api.entrypoints.serving import make_service, open_model
 from serfer.api.http.problems import MEDIA_TYPE, Problem
 from serfer.api.observability.logs import configure_logs
 from serfer.api.requests import wants_async
+from serfer.core.errors import UsageError
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.warm import Warmth, pinged
 from serfer.settings import DriverSettings, Settings, load_driver_settings, load_settings
 
+_log = logging.getLogger("serfer.api")
 _LONGEST_MS = 28_000
 _THROTTLED_ATTEMPTS = 5  # in about half a second: a waiting driver takes the room that its own stages need
 _TEXT = (*DEFAULT_TEXT_MIME_TYPES, MEDIA_TYPE, "application/openmetrics-text")
@@ -41,18 +47,31 @@ _TEXT = (*DEFAULT_TEXT_MIME_TYPES, MEDIA_TYPE, "application/openmetrics-text")
 class Function:
     """A handler for Lambda that passes API Gateway's events, of both formats, to an application.
 
-    Its event loop stands still between two calls; `close` ends it.
+    A schedule's event has it warm the functions of its models up (serfer/pipeline/warm.py). Its event loop stands still
+    between two calls; `close` ends it.
     """
 
     def __init__(self, app: FastAPI) -> None:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)  # Mangum asks for the current one
+        self._pipelines: Sequence[Pipeline] = app.state.pipelines
         self._adapter = Mangum(app, lifespan="off", text_mime_types=list(_TEXT))
 
     def __call__(self, event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context
-        """Answer one request."""
+        """Answer one request, or warm functions up."""
+        if queries := pinged(event):
+            return {"functions": [one.as_dict() for one in self._warm(queries)]}
         asyncio.set_event_loop(self._loop)
         return self._adapter(event, context)
+
+    def _warm(self, queries: int) -> Iterator[Warmth]:
+        """Warm all functions up; workers in process are warm once this environment is."""
+        for pipeline in self._pipelines:
+            with suppress(UsageError):
+                for function in pipeline.warm(queries):
+                    if function.problem:
+                        _log.warning("%s is not warm: %s", function.function, function.problem)
+                    yield function
 
     def close(self) -> None:
         """End the event loop."""
@@ -83,6 +102,7 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     service, telemetry = make_service(pipelines, settings)
     opened.callback(service.decoders.end)
     app = make_app(service, settings, keys, telemetry)
+    app.state.pipelines = [*pipelines.values()]
     app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside RequestMiddleware
     return app
 

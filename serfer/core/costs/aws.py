@@ -52,6 +52,10 @@ class LambdaFacts:
     price_gb_second_arm: Price
     price_snapstart_cached: Price
     price_snapstart_restored: Price
+    price_provisioned: Price
+    price_provisioned_second: Price
+    price_provisioned_arm: Price
+    price_provisioned_second_arm: Price
 
 
 @dataclass(frozen=True)

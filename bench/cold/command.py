@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from bench.cold import page_cache
+from bench.cold.calibration import FETCHING, FIRST_RUN, SESSIONS, STARTING, MeasuredStart, predicted_by_others
 from bench.cold.functions import PROCESS, RESPONSE, SECOND, SECOND_SESSION, Bench, FunctionStart, measure_functions
 from bench.cold.pairs import alone, measure_pairs, other_plan
 from bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
@@ -35,15 +36,17 @@ _STARTING = (
     *(PROCESS, "runtime", "own code", "logger", "store client", "numpy", "onnxruntime"),
     *("plan", "store"),
 )
-_SESSIONS = "graphs", "sessions", "run"
-_ORDER = (*_STARTING, "weights", *_SESSIONS, "task", RESPONSE, DRIVER, OVERLAPPED)
+_SESSIONS = "graphs", "sessions"
+_ORDER = (*_STARTING, "weights", *_SESSIONS, "run", "task", RESPONSE, DRIVER, OVERLAPPED)
+_MODELLED = {STARTING: _STARTING, FETCHING: ("weights",), SESSIONS: _SESSIONS, FIRST_RUN: ("run",)}
 
 
 @dataclass(frozen=True)
 class PartTime:
     """Milliseconds of a part of a function's cold start, or of the first answer of a query: the median of `rounds`.
 
-    `predicted_ms` is the cost model's, for the three parts that it knows.
+    `predicted_ms` is the cost model's for Lambda, of the parts that it knows; `here_ms` is what the plan's other
+    functions predict on this machine (calibration.py).
     """
 
     function: str
@@ -53,6 +56,7 @@ class PartTime:
     greatest_ms: float
     rounds: int
     predicted_ms: float | None = None
+    here_ms: float | None = None
 
     @property
     def shown(self) -> dict[str, str]:
@@ -60,7 +64,14 @@ class PartTime:
         predicted = "" if self.predicted_ms is None else f"{self.predicted_ms:,.0f}"
         cells = {"ms": self.ms, "from": self.least_ms, "to": self.greatest_ms}
         shown = {name: f"{value:,.1f}" for name, value in cells.items()}
-        return {"function": self.function, "part": self.part, **shown, "predicted ms": predicted}
+        here = "" if self.here_ms is None else f"{self.here_ms:,.0f}"
+        return {
+            "function": self.function,
+            "part": self.part,
+            **shown,
+            "predicted ms": predicted,
+            "by other functions ms": here,
+        }
 
 
 def measure(bench: Bench, rounds: int, progress: Progress = lambda _: None) -> tuple[list[PartTime], str]:
@@ -73,23 +84,34 @@ def measure(bench: Bench, rounds: int, progress: Progress = lambda _: None) -> t
             starts[part].append(start)
         progress(f"round {number + 1} of {rounds}: the first answer of all")
         answers.append(asyncio.run(measure_first_answer(bench)))
-    rows = [row for part, each in starts.items() for row in _function_rows(bench, part, [one.parts for one in each])]
+    measured = {part: _medians(bench, part, [one.parts for one in each]) for part, each in starts.items()}
+    rows: list[PartTime] = []
+    for part, each in starts.items():
+        others = [one for other, one in measured.items() if other != part]
+        here = predicted_by_others(others, measured[part].weight_bytes)
+        rows += _function_rows(bench, part, [one.parts for one in each], here)
     done = {each.page_cache for ones in starts.values() for each in ones}
     return [*rows, *_query_rows(answers)], " and ".join(sorted(done))
 
 
-def _function_rows(bench: Bench, part: tuple[int, int], starts: Sequence[Mapping[str, float]]) -> list[PartTime]:
+def _medians(bench: Bench, part: tuple[int, int], starts: Sequence[Mapping[str, float]]) -> MeasuredStart:
+    weights = weight_bytes(bench.plan, part)
+    return MeasuredStart(weights, {title: median(_seconds(title, starts)) for title in _MODELLED})
+
+
+def _seconds(title: str, starts: Sequence[Mapping[str, float]]) -> list[float]:
+    """Return what a part that is modelled took in each start, above what a warm invocation takes of it too."""
+    keys = _MODELLED[title]
+    return [sum(start.get(key, 0.0) for key in keys) - _warm(start, keys) for start in starts]
+
+
+def _function_rows(
+    bench: Bench, part: tuple[int, int], starts: Sequence[Mapping[str, float]], here: Mapping[str, float]
+) -> list[PartTime]:
     name = ".".join(map(str, part))
     predicted = predict(bench.plan, part, bench.settings)
-    modelled = [
-        ("process and imports", _STARTING, predicted.process),
-        ("fetching", ("weights",), predicted.fetching),
-        ("sessions and first run", _SESSIONS, predicted.sessions),
-    ]
-    added = [
-        _row(name, title, [sum(start.get(key, 0.0) for key in keys) - _warm(start, keys) for start in starts], seconds)
-        for title, keys, seconds in modelled
-    ]
+    on_lambda = {STARTING: predicted.process, FETCHING: predicted.fetching, SESSIONS: predicted.sessions}
+    added = [_row(name, each, _seconds(each, starts), on_lambda.get(each), here.get(each)) for each in _MODELLED]
     whole = [sum(start.get(key, 0.0) for key in _ORDER) for start in starts]
     cold = [seconds - start[SECOND] for seconds, start in zip(whole, starts, strict=True)]
     return [
@@ -120,19 +142,25 @@ def _parts(measured: Sequence[Mapping[str, float]]) -> list[str]:
     return [key for key in _ORDER if key in seen]
 
 
-def _row(function: str, part: str, seconds: Sequence[float], predicted: float | None = None) -> PartTime:
+def _row(
+    function: str, part: str, seconds: Sequence[float], predicted: float | None = None, here: float | None = None
+) -> PartTime:
     ms = [MS_PER_S * each for each in seconds]
-    modelled = None if predicted is None else MS_PER_S * predicted
-    return PartTime(function, part, median(ms), min(ms), max(ms), len(ms), modelled)
+    modelled = [None if each is None else MS_PER_S * each for each in (predicted, here)]
+    return PartTime(function, part, median(ms), min(ms), max(ms), len(ms), *modelled)
 
 
 def predict(plan: Plan, part: tuple[int, int], settings: Settings) -> ColdStart:
     """Predict the cold start of a function as the planner does."""
+    return cold_start(weight_bytes(plan, part), plan.stages[part[0]].weights_in, settings.facts().functions)
+
+
+def weight_bytes(plan: Plan, part: tuple[int, int]) -> int:
+    """Return the bytes of weights of a function, in all stages of its gang."""
     start, number = part
     gang = plan.gang_of(start)
     stages = [plan.stages[stage] for stage in (gang.stages if gang else [start])]
-    weights = sum(stage.functions[min(number, len(stage.functions) - 1)].weights.bytes for stage in stages)
-    return cold_start(weights, stages[0].weights_in, settings.facts().functions)
+    return sum(stage.functions[min(number, len(stage.functions) - 1)].weights.bytes for stage in stages)
 
 
 def table(rows: Sequence[PartTime]) -> Table:
@@ -147,8 +175,14 @@ def table(rows: Sequence[PartTime]) -> Table:
 def _cell(row: PartTime | None) -> str:
     if row is None:
         return ""
-    predicted = "" if row.predicted_ms is None else f", predicted {row.predicted_ms:,.0f}"
-    return f"{row.ms:,.1f} ({row.least_ms:,.1f} to {row.greatest_ms:,.1f}{predicted})"
+    known = {"predicted": row.predicted_ms, "by others": row.here_ms}
+    beside = "".join(f", {name} {_with_error(value, row.ms)}" for name, value in known.items() if value is not None)
+    return f"{row.ms:,.1f} ({row.least_ms:,.1f} to {row.greatest_ms:,.1f}{beside})"
+
+
+def _with_error(predicted_ms: float, ms: float) -> str:
+    """Return a prediction with its error, where what was measured is long enough to have one."""
+    return f"{predicted_ms:,.0f}" + (f" {predicted_ms / ms - 1:+.0%}" if ms > 1 else "")
 
 
 def command(
@@ -204,5 +238,10 @@ def command(
         notes = [*compared.notes, held]
         publish_rows(compared.rows, directory, as_json=as_json, table=compared.table, notes=notes)
         return
-    notes = [f"page cache: {dropped}", f"{len(bench.plan.functions)} functions, each started {rounds} times"]
+    notes = [
+        f"page cache: {dropped}",
+        f"{len(bench.plan.functions)} functions, each started {rounds} times",
+        "predicted: the cost model's, for Lambda, whose start of a process is an assumption",
+        "by others: on this machine, from the plan's other functions, by the bytes of their weights",
+    ]
     publish_rows(rows, directory, as_json=as_json, table=table(rows), notes=notes)

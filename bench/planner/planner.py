@@ -102,11 +102,11 @@ class Network:
 def read_network(
     name: str, size: int, facts: AwsFacts, store: str = "redis", memory_mb: tuple[int, ...] = OURS_MB
 ) -> Network:
-    """Return a network of the zoo for square images of `size` pixels."""
+    """Return a network of the zoo, an ONNX file or module.py:factory for square images of `size` pixels."""
     source, _ = load(name, np.zeros((1, 3, size, size), dtype=np.float32))
     graph = with_tile_pools(from_onnx(source.onnx, size, size))
     limit = PackageLimit(facts.functions.package_limit, DEPENDENCY_ALLOWANCE)
-    return Network(name, size, graph, Budget(limit, facts, memory_mb, store))
+    return Network(source.name, size, graph, Budget(limit, facts, memory_mb, store))
 
 
 @dataclass(frozen=True)

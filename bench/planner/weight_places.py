@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,7 +33,8 @@ from splitter.planning.search import BALANCED
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.grids import COLUMNS, ONE, GridChoice
 
-NETWORKS = ("alexnet", "vgg16", "resnet152")
+CONVNEXT_BASE = f"{Path(__file__).with_name('convnext.py')}:convnext_base"
+NETWORKS = ("alexnet", "vgg16", "resnet152", CONVNEXT_BASE)
 _SIZE = 224
 _ENVIRONMENTS = 4, 8
 _MILLION = 1_000_000
@@ -108,7 +110,9 @@ def command(
     models: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", help=f"A model of the zoo, several times for several; without it {', '.join(NETWORKS)}."
+            "--model",
+            help="A model of the zoo, an ONNX file or module.py:factory; may be repeated. Without it AlexNet, "
+            "VGG16, ResNet152 and ConvNeXt-Base (bench/planner/convnext.py).",
         ),
     ] = None,
     as_markdown: MarkdownOption = False,

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from bench.cold import page_cache, pairs
-from bench.cold.command import measure, predict, table
+from bench.cold.calibration import MeasuredStart, predicted_by_others
+from bench.cold.command import PartTime, measure, predict, table
 from bench.cold.functions import Bench, ProbedService, ProbeLine
 from bench.cold.probe import MARK, Parts
 from bench.cold.query import OVERLAPPED, _step_parts
@@ -51,6 +52,29 @@ def test_predicted_parts_are_the_cost_models(lean, settings):
     start = predict(plan, (1, 0), settings)
     assert start.process == facts.init
     assert start.sessions == plan.stages[1].functions[0].weights.bytes / facts.load_rate
+
+
+def test_a_function_is_predicted_by_the_others_that_were_measured_beside_it():
+    small = MeasuredStart(
+        100, {"process and imports": 0.3, "fetching": 0.1, "graphs and sessions": 0.2, "first run": 0.0}
+    )
+    large = MeasuredStart(
+        300, {"process and imports": 0.5, "fetching": 0.3, "graphs and sessions": 0.2, "first run": 0.4}
+    )
+    found = predicted_by_others([small, large], 200)
+    expected = {"process and imports": 0.4, "fetching": 0.2, "graphs and sessions": 0.2, "first run": 0.2}
+    assert found == pytest.approx(expected)
+    assert predicted_by_others([], 200) == {}
+    assert predicted_by_others([replace(small, weight_bytes=0)], 200) == {"process and imports": 0.3}
+
+
+def test_predictions_stand_beside_what_was_measured_with_their_errors():
+    row = PartTime("0.0", "graphs and sessions", 200.0, 190.0, 210.0, 3, 300.0, 150.0)
+    assert table([row]).body == [
+        ["graphs and sessions", "200.0 (190.0 to 210.0, predicted 300 +50%, by others 150 -25%)"]
+    ]
+    short = PartTime("0.0", "fetching", 0.5, 0.5, 0.5, 3, 0.0)
+    assert table([short]).body == [["fetching", "0.5 (0.5 to 0.5, predicted 0)"]]
 
 
 def test_time_belongs_to_the_innermost_part(monkeypatch):

@@ -22,7 +22,7 @@ from sam.build.package import package
 from serfer.client.client import Client
 from serfer.core.errors import KeyRefusedError
 from serfer.local.lambda_.function import ACCOUNT, REGION
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import COLD_DIRECTORY, load_plan
 from serfer.settings import load_settings
 from splitter.split import split
 from tests.api.conftest import png
@@ -355,3 +355,53 @@ def test_the_plan_that_split_recommends_for_a_network_that_no_zip_holds_answers_
     ]
     stack.make("destroy")
     assert stack.functions == set()
+
+
+@pytest.fixture(scope="module")
+def pair(account, plans, tmp_path_factory):
+    """A stack with a plan of one function, its cold plan of several and a schedule of pings; and the plan."""
+    root = tmp_path_factory.mktemp("pair")
+    directory = split_small(root, grids=[(1, 1)])
+    shutil.copytree(plans[0], directory / COLD_DIRECTORY)
+    stack = Deployed(account, root / "build", "pair")
+    stack.package(directory, "--ping-every", "5")
+    stack.make("deploy")
+    yield stack, directory
+    shutil.rmtree(stack.build)
+
+
+def test_a_deployment_of_two_plans_answers_cold_queries_on_one_and_warm_ones_on_the_other(pair, plans, image, expected):
+    stack, directory = pair
+    whole, cold = load_plan(directory).digest, load_plan(plans[0]).digest
+    assert stack.functions == stack.named(directory, plans[0])
+    assert stack.outputs["Generations"] == f"{whole[:12]}:{cold[:12]}"
+    for plan in (
+        directory,
+        plans[0],
+    ):  # a laptop may ask each by itself, and the first one's driver has no environments
+        assert predictions(stack.classify(plan, image)) == expected
+    assert stack.classify(directory, image)["plan"] == cold
+    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
+        first = client.classify(image)
+        assert (first.plan, bool(first.plan_reason)) == (cold, True)
+        assert [(each.label, pytest.approx(each.score, abs=1e-4)) for each in first.images[0].predictions] == expected
+
+
+def test_a_ping_warms_the_functions_of_the_plan_so_that_queries_run_on_it(pair, image):
+    stack, directory = pair
+    [rule] = stack.account.client("events").list_rules(NamePrefix=stack.stack)["Rules"]
+    [target] = stack.account.client("events").list_targets_by_rule(Rule=rule["Name"])["Targets"]
+    functions = stack.account.client("lambda")
+    assert target["Arn"] == functions.get_function(FunctionName=f"{stack.stack}-driver")["Configuration"]["FunctionArn"]
+    called = functions.invoke(FunctionName=f"{stack.stack}-driver", Payload=target["Input"])
+    [warmed] = json.loads(called["Payload"].read())["functions"]
+    assert (warmed["asked"], warmed["warm"], warmed["problem"]) == (1, 1, None)
+    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
+        assert client.classify(image).plan == load_plan(directory).digest
+
+
+def test_a_stack_of_two_plans_leaves_nothing(pair):
+    stack, _ = pair
+    stack.make("destroy")
+    assert stack.functions == set()
+    assert stack.account.client("events").list_rules(NamePrefix=stack.stack)["Rules"] == []

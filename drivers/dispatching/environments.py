@@ -25,11 +25,12 @@ class _Idle:
 class Use:
     """An invocation that is in flight, or promised to a query: the environment that it is expected to find.
 
-    It is a new one where `expected` is None. Responses before the one numbered `began` came before it.
+    It is a new one where `expected` is None. Responses before the one numbered `began` came before it, at `since`.
     """
 
     expected: _Idle | None
     began: int
+    since: float
 
 
 @dataclass
@@ -46,6 +47,14 @@ class Environments:
         """Return how many are expected to be idle, and promised to no query."""
         self._idle = {name: each for name, each in self._idle.items() if now - each.since < self.kept_s}
         return len(self._idle)
+
+    def trusted(self, now: float, late_s: float) -> int:
+        """Return how many of those an invocation that has waited for more than `late_s` s does not cast doubt on.
+
+        It may wait for a cold start, though an environment was expected: those idle at its start may be gone, too.
+        """
+        late = [use.began for use in self._uses if use.expected and now - use.since > late_s]
+        return self.idle(now) - sum(each.order < max(late, default=-1) for each in self._idle.values())
 
     @property
     def in_use(self) -> int:
@@ -70,7 +79,7 @@ class Environments:
         if not self._promised:
             return self._use(now)
         use = self._promised.pop(0)
-        use.began = next(self._numbers)
+        use.began, use.since = next(self._numbers), now
         return use
 
     def answered(self, use: Use, environment: str, now: float, *, cold: bool) -> None:
@@ -96,7 +105,7 @@ class Environments:
         expected = max(self._idle.values(), key=lambda each: each.order) if self.idle(now) else None
         if expected:
             del self._idle[expected.name]
-        use = Use(expected, next(self._numbers))
+        use = Use(expected, next(self._numbers), now)
         self._uses[use] = None
         return use
 

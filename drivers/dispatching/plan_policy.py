@@ -16,6 +16,7 @@ from serfer.core.backoff import Backoff
 WARM = "Warm environments were expected."
 COLD = "No warm environments of the other plan were expected to be free."
 NO_ROOM = "No warm environments were expected to be free, but the concurrency had no room for the cold plan."
+_LATE_S = 0.5  # later than others, an invocation is taken to wait for a cold start: those take as long at least
 _RECENT = 0.2  # the share of the newest query in what a query takes
 _RETRY = Backoff(base=1.0, longest=60.0)
 
@@ -72,7 +73,8 @@ class PlanPolicy:
         while now - self._arrivals[0] > self._warm_s:
             self._arrivals.popleft()
         needs = self._terms.needs
-        if all(self.environments[name].idle(now) >= count for name, count in needs.items()):
+        late_s = self._warm_s + _LATE_S
+        if all(self.environments[name].trusted(now, late_s) >= count for name, count in needs.items()):
             promised = {name: self.environments[name].promise(count, now) for name, count in needs.items()}
             return Decision(warm=True, reason=WARM, promised=promised)
         warm_ups = self._warm_ups(now)

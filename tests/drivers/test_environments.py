@@ -103,6 +103,22 @@ def test_a_cold_start_forgets_all_that_seemed_idle_when_it_began(environments):
     assert environments.idle(2.0) == 2
 
 
+def test_an_invocation_that_waits_for_long_casts_doubt_on_what_was_idle_when_it_began(environments):
+    run(environments, "a", "b", "c", cold=True)
+    late, other = environments.began(10.0), environments.began(10.0)
+    environments.answered(other, "b", 10.1, cold=False)
+    assert [environments.trusted(now, 1.0) for now in (11.0, 11.1)] == [2, 1]
+    assert environments.idle(11.1) == 2
+    environments.answered(late, "c", 11.2, cold=False)
+    assert environments.trusted(11.2, 1.0) == 3
+
+
+def test_a_new_environment_that_starts_casts_no_doubt(environments):
+    environments.began(0.0)
+    run(environments, "a", now=0.1)
+    assert environments.trusted(10.0, 1.0) == 1
+
+
 def test_an_environment_of_another_driver_takes_the_place_of_the_one_that_was_expected(environments):
     run(environments, "a", cold=True)
     run(environments, "strange")

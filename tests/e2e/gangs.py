@@ -105,6 +105,13 @@ class Invocations:
         members = self._wait(found)
         return members[0][0], {tile: process.pid for tile, (_, process) in members.items()}
 
+    def kill(self, function):
+        """Kill every environment of a function, idle ones too; return how many there were."""
+        alive = [one for one in self._environments if one.function.name == function and one._process and not one.dead]
+        for one in alive:
+            os.kill(one._process.pid, signal.SIGKILL)
+        return len(alive)
+
     def resume(self):
         """Let every worker run."""
         self._signal(signal.SIGCONT)

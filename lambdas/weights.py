@@ -114,14 +114,14 @@ def open_ranges(url: str) -> Ranges:
 def check_memory(weights: Iterable[Artefact], memory_mb: float) -> None:
     """Raise PlanError where a function's memory cannot hold its weights while they become sessions.
 
-    This much is needed whatever the graphs are: all weights, the largest of them twice. ONNX Runtime may take more
+    This much is needed whatever the graphs are: all weights once. ONNX Runtime takes more, up to as much again
     (sessions.py).
     """
-    sizes = [artefact.bytes for artefact in weights]
-    needed = _RUNTIME_MB + (sum(sizes) + max(sizes, default=0)) / 2**20
+    size = sum(artefact.bytes for artefact in weights)
+    needed = _RUNTIME_MB + size / 2**20
     if needed > memory_mb:
         raise PlanError(
-            f"{memory_mb:g} MB of memory are too small: {sum(sizes) / 2**20:.0f} MB of fetched weights need at least "
+            f"{memory_mb:g} MB of memory are too small: {size / 2**20:.0f} MB of fetched weights need at least "
             f"{needed:.0f} MB to become sessions; split the model again with more --memory, and deploy it"
         )
 

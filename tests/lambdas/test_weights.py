@@ -183,12 +183,12 @@ def test_a_rate_holds_all_ranges_together(tmp_path):
 def test_too_little_memory_is_refused_before_fetching():
     each = Artefact("stage-0/weights-0.bin", 200 << 20, "0" * 64)
     check_memory([], 128)
-    check_memory([each], 448)
-    with pytest.raises(PlanError, match=r"447 MB of memory are too small.*at least 448 MB.*--memory"):
-        check_memory([each], 447)
-    check_memory([each, each], 648)
+    check_memory([each], 248)
+    with pytest.raises(PlanError, match=r"247 MB of memory are too small.*at least 248 MB.*--memory"):
+        check_memory([each], 247)
+    check_memory([each, each], 448)
     with pytest.raises(PlanError, match="--memory"):
-        check_memory([each, each], 647)
+        check_memory([each, each], 447)
 
 
 class Recorded:

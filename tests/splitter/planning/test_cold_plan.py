@@ -148,6 +148,14 @@ def test_both_plans_are_of_one_network_and_give_its_answers(planned, network, tm
         np.testing.assert_allclose(run_tiles(each, place, batch), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("grids", ["auto", (2, 2), (1, 3)])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_cold_plan_is_of_the_same_network_whatever_the_other_one_looks_like(planned, network, grids, tmp_path):
+    """Also where both are alike: what always writes may be no better."""
+    plan = planned(network, cold_plan="always", grids=grids, facts=AWS, gang="auto")
+    assert load_cold_plan(tmp_path / "plan", plan).digest != plan.digest
+
+
 def test_weights_are_rounded_in_both_plans_or_in_neither(planned, tmp_path):
     plan = planned("many_layers", cold_plan="always", precision="fp16")
     cold = load_cold_plan(tmp_path / "plan", plan)

@@ -1,9 +1,9 @@
 """The sessions of an environment: built when first needed, kept for its life, over weights that are read once.
 
 ONNX Runtime maps weights in files itself, and gives each tensor back once the session has its own form of it ("packed",
-for fully connected layers and most convolutions). Fetched weights it only takes from memory, and copies them. Most
+for fully connected layers and most convolutions). Of fetched weights, which it takes from memory, it makes a copy. Most
 resident memory in MB while a session is built, and after it, in a fresh process, of which interpreter and imports have
-49 (ONNX Runtime 1.31, two threads):
+55 (ONNX Runtime 1.31, two threads):
 
     network    weights   in files         fetched: as a buffer   streamed          streamed, small heap
     AlexNet        233   383, then 303    689, then 312          456, then 312     440, then 297

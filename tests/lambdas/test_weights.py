@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambdas import weights
+from lambdas import sessions, weights
 from lambdas.artefacts import artefact_directory, functions_to_fetch
+from lambdas.model_stream import streamed
 from lambdas.sessions import SessionCache
 from lambdas.weights import FileRanges, WeightSource, check_memory, open_ranges
 from lambdas.worker import Worker
@@ -252,6 +253,20 @@ def test_fetched_weights_give_the_same_bits_and_are_given_back_when_all_sessions
     built = worker._sessions.built
     worker.load(functions)
     assert (len(source.fetched), worker._sessions.built) == (len(functions), built)  # nothing was left to do
+
+
+def test_weights_too_large_for_a_stream_give_the_same_bits(any_fetched, monkeypatch):
+    directory, at = any_fetched
+    plan = load_plan(directory)
+    streams, answers = [], []
+    monkeypatch.setattr(sessions, "streamed", lambda *given, **named: streams.append(1) or streamed(*given, **named))
+    for most in (1 << 30, 1):
+        monkeypatch.setattr(sessions, "MOST_BYTES", most)
+        worker = Worker(plan, directory, MemoryStore(), "here", 1, 5.0, WeightSource(FileRanges(at)))
+        answers.append(bytes(run_all(worker, plan, batch(2))[-1].output))
+        assert worker._sessions._fetched == {}
+        assert len(streams) == sum(len(stage.functions[0].graphs) for stage in plan.stages)
+    assert answers[0] == answers[1]
 
 
 def test_weights_of_an_evicted_session_are_fetched_again(fetched):

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -89,6 +90,16 @@ class TestQueries:
             2,
             0,
         )
+
+    def test_queries_are_counted_by_the_plan_that_they_ran_on(self, metrics):
+        for plan in ("digest", "cold", "cold"):
+            served = answered(plan_reason="because")
+            served.result.report = replace(served.result.report, plan=plan)
+            metrics.answered("small", served)
+        metrics.answered("small", answered("cache", stages=()))
+        value = metrics.registry.get_sample_value
+        counts = [value("serfer_plan_queries_total", {"model": "small", "plan": plan}) for plan in ("digest", "cold")]
+        assert counts == [1, 2]
 
     def test_a_kept_answer_has_no_stages(self, metrics):
         metrics.answered("small", answered("cache", stages=()))

@@ -37,8 +37,17 @@ class World:
         self.clock, self.store = clock, store
         self.names, self.killed = itertools.count(), set()
         self.idle, self.alive = {}, {}
+        self.running, self.most = 0, 0
 
-    async def _run(self, function, plan, seconds):
+    async def _run(self, *given):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            return await self._in_environment(*given)
+        finally:
+            self.running -= 1
+
+    async def _in_environment(self, function, plan, seconds):
         """Return the environment that took an invocation and the seconds of its start; None if it was killed."""
         idle, alive = self.idle.setdefault(function, []), self.alive.setdefault(function, set())
         started_s = 0.0
@@ -78,10 +87,13 @@ class World:
         pass
 
 
-def outcome(plans_of):
-    """Run the load through `plans_of(world, slots)`; return each query's plan and how long it took."""
+def outcome(plans_of, concurrency=CONCURRENCY):
+    """Run the load through `plans_of(world, slots)`; return each query's plan and how long it took.
+
+    Never more than `concurrency` invocations may run at once.
+    """
     clock, store = FakeClock(), MemoryStore()
-    world, slots = World(clock, store), PrioritySemaphore(CONCURRENCY)
+    world, slots = World(clock, store), PrioritySemaphore(concurrency)
 
     def driver(plan, invoker):
         return PushDriver(
@@ -89,7 +101,7 @@ def outcome(plans_of):
             invoker,
             store,
             inline_limit=1000,
-            concurrency=CONCURRENCY,
+            concurrency=concurrency,
             slots=slots,
             clock=clock,
             prewarming=Prewarming(FACTS.kept_warm, FACTS.init_limit),
@@ -114,7 +126,9 @@ def outcome(plans_of):
             await clock.sleep(EVERY_S)
         return await asyncio.gather(*queries)
 
-    return clock.run(main())
+    results = clock.run(main())
+    assert 0 < world.most <= concurrency
+    return results
 
 
 def two(world, slots, clock, driver):
@@ -154,3 +168,8 @@ def test_no_answer_is_later_than_the_worse_plan_alone_would_give(outcomes):
 def test_fewer_queries_wait_for_the_whole_function_to_start_than_with_it_alone(outcomes):
     late = {name: sum(seconds > 2 * START_S[PARTS.digest] for _, seconds in each) for name, each in outcomes.items()}
     assert late["two"] <= len(KILLED) * 2 < late["whole"]
+
+
+def test_both_plans_share_one_limit_of_concurrency():
+    """Of which there is too little here: queries wait for slots, and none is lost."""
+    assert len(outcome(two, concurrency=7)) == QUERIES

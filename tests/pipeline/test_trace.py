@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.driver import Answer, Overheads
+from drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Gang
 from serfer.core.report import StoreCounts
@@ -397,6 +397,13 @@ def test_names_need_not_be_text(tmp_path):
     trace = json.loads((tmp_path / "out.json").read_text(encoding="ascii"))
     assert spans(trace["traceEvents"])[0]["name"] == "\\udcff.jpg"
     assert trace["otherData"]["plan"] == PLAN.digest
+
+
+def test_a_warm_up_of_the_other_plan_is_the_drivers():
+    record = WarmUpRecord(0, 1769, ONE.answer.started, 250.0, None, "f" * 64)
+    warmed = replace(ONE, answer=replace(ONE.answer, overheads=Overheads(warm_ups=(record,))))
+    [span] = spans(trace_events(PLAN, [warmed]), "warm-up")
+    assert (span["name"], span["dur"]) == ("plan ffffffffffff warm-up", 250_000)
 
 
 def test_no_queries_make_an_empty_trace():

@@ -350,9 +350,57 @@ def test_the_plan_that_split_recommends_for_a_network_that_no_zip_holds_answers_
     assert plan.stages[0].functions[0].weights.bytes > plan.limit.room
     with serfer.open(directory, workers="inprocess") as pipeline:
         (answer,) = pipeline.classify([PHOTOGRAPH])
-    assert predictions(stack.classify(directory, PHOTOGRAPH)) == [
-        (each.label, each.score) for each in answer.predictions
-    ]
+    expected = [(each.label, each.score) for each in answer.predictions]
+    assert predictions(stack.classify(directory, PHOTOGRAPH)) == expected
+    assert check_answer(stack, directory, PHOTOGRAPH, expected).bytes_put == 0  # the driver fetches them, too
+    stack.make("destroy")
+    assert stack.functions == set()
+
+
+@pytest.fixture(scope="module")
+def alone(account, tmp_path_factory):
+    """A stack whose driver function runs the plan itself, and that plan."""
+    directory = split_small(tmp_path_factory.mktemp("alone"), grids=[(1, 1)])
+    stack = Deployed(account, directory.parent / "build", "alone")
+    stack.package(directory)
+    stack.make("deploy")
+    yield stack, directory
+    shutil.rmtree(stack.build)
+
+
+def check_answer(stack, plan, image, expected):
+    """Ask by the REST API; return what the query did with the store."""
+    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
+        report = client.classify(image)
+    assert report.plan == load_plan(plan).digest
+    assert [(each.label, pytest.approx(each.score, abs=1e-4)) for each in report.images[0].predictions] == expected
+    return report.store
+
+
+def test_a_driver_that_runs_its_plan_answers_by_the_rest_api_and_leaves_health_checks_to_another(
+    alone, image, expected
+):
+    stack, directory = alone
+    assert stack.functions == stack.named(directory) | {f"{stack.stack}-health"}
+    driver = stack.account.client("lambda").get_function_configuration(FunctionName=f"{stack.stack}-driver")
+    assert driver["Environment"]["Variables"]["SERFER_WORKERS"] == "inprocess"
+    assert check_answer(stack, directory, image, expected).bytes_put == 0
+    assert predictions(stack.classify(directory, image)) == expected  # its function is there, too
+    for path, body in (("/healthz", {"live": True}), ("/readyz", {"ready": True})):
+        assert httpx.get(stack.url + path, timeout=PATIENCE_S).status_code == httpx.codes.FORBIDDEN
+        answer = httpx.get(stack.url + path, headers={"x-api-key": stack.key}, timeout=PATIENCE_S)
+        assert (answer.status_code, answer.json()) == (httpx.codes.OK, body)
+        assert "x-request-id" not in answer.headers  # which the driver gives
+    check_permissions(stack, {"DriverRole", "WorkerRole", "HealthRole"})
+
+
+def test_a_driver_that_ran_its_plan_invokes_the_functions_of_the_next(alone, plans, image, expected):
+    stack, directory = alone
+    stack.package(plans[0])
+    stack.make("deploy")
+    assert check_answer(stack, plans[0], image, expected).bytes_put > 0
+    stack.make("rollback")
+    assert check_answer(stack, directory, image, expected).bytes_put == 0
     stack.make("destroy")
     assert stack.functions == set()
 

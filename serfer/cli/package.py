@@ -172,8 +172,8 @@ def package(
     if as_json:
         print_json({**asdict(deployment), "out": str(build)})
         return
-    _print_deployment(deployment, build)
     _print_driver(deployment, plan, settings.facts())
+    _print_deployment(deployment, build)
     if not deployment.precompiled:
         complain(f"there is no {runtime} here to compile with: every cold start will compile its modules itself")
 

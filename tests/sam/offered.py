@@ -11,7 +11,7 @@ from cfnlint.config import ManualArgs
 from samtranslator.parser.parser import Parser
 from samtranslator.translator.translator import Translator
 
-from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings
+from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, digest12
 from sam.template.template import make_template
 from serfer.core.plan import sealed
 from tests.drivers.plans import wide_plan
@@ -27,6 +27,7 @@ FEW = (
 FETCHED = ("fetched",)
 FETCHING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "redis", "poll"))
 IN_IMAGES = ("function", "valkey", "push")
+IN_DRIVER = ("function", "s3", "push")
 POOL = GpuPool("g6.xlarge", 4, 2)
 POOLED = ("fleet", "s3", "push")
 PINGED = ("function", "s3express", "push")
@@ -66,14 +67,22 @@ def template(*chosen, **more):
     return copy.deepcopy(_template(*chosen, **more))
 
 
+@functools.cache
+def _in_driver():
+    """Return the template of a driver function that runs its plan itself, whose weights are fetched."""
+    plan = placed(sealed(wide_plan((1,))), "fetched")
+    return make_template(options(*IN_DRIVER), [plan], driver_runs={digest12(plan): 3538})
+
+
 def every_template():
-    """Yield each combination with its template, one with a GPU pool, and some whose weights are elsewhere."""
+    """Yield each combination with its template, and some with a GPU pool, weights elsewhere, or without functions."""
     yield from ((chosen, _template(*chosen)) for chosen in COMBINATIONS)
     yield POOLED, _template(*POOLED, gpu=POOL)
     yield from ((chosen, _template(*chosen, places=FETCHED)) for chosen in FETCHING)
     yield POOLED, _template(*POOLED, gpu=POOL, places=FETCHED)
     yield IN_IMAGES, _template(*IN_IMAGES, places=("image",))
     yield PINGED, _template(*PINGED, pings=Pings(5))
+    yield IN_DRIVER, _in_driver()
 
 
 def translated(source, **parameters):

@@ -70,6 +70,11 @@ ALLOWED = {
         "ec2:DescribeNetworkInterfaces": NETWORK,
         "ec2:DescribeSubnets": NETWORK,
     },
+    "HealthRole": {
+        "logs:CreateLogStream": LOG,
+        "logs:PutLogEvents": LOG,
+        "lambda:InvokeFunction": "sam/build/health.py: a dry run wants the permission of an invocation",
+    },
     "MachineRole": {"lambda:InvokeFunction": "drivers/stepfunctions/asl.py: the state machine's tasks"},
     "UploaderRole": {
         "logs:CreateLogStream": LOG,
@@ -163,7 +168,8 @@ def test_roles_are_written_by_hand_and_bounded():
             assert len(statements(properties)) > 0, name
         for function in of_type(source, "AWS::Serverless::Function").values():
             assert "Policies" not in function["Properties"]
-            assert function["Properties"]["Role"]["Fn::GetAtt"][0] in {"WorkerRole", "DriverRole", "UploaderRole"}
+            role = function["Properties"]["Role"]["Fn::GetAtt"][0]
+            assert role in {"WorkerRole", "DriverRole", "UploaderRole", "HealthRole"}
 
 
 def test_each_role_is_for_one_service_of_this_account():
@@ -180,6 +186,7 @@ def test_each_role_is_for_one_service_of_this_account():
         ("MachineRole", ""): {"states.amazonaws.com"},
         ("GpuRole", ""): {"ec2.amazonaws.com"},
         ("UploaderRole", ""): {"lambda.amazonaws.com"},
+        ("HealthRole", ""): {"lambda.amazonaws.com"},
     }
 
 

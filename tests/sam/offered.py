@@ -81,8 +81,8 @@ def every_template():
     yield from ((chosen, _template(*chosen, places=FETCHED)) for chosen in FETCHING)
     yield POOLED, _template(*POOLED, gpu=POOL, places=FETCHED)
     yield IN_IMAGES, _template(*IN_IMAGES, places=("image",))
-    yield PINGED, _template(*PINGED, pings=Pings(5))
     yield IN_DRIVER, _in_driver()
+    yield PINGED, _template(*PINGED, pings=Pings(5))
 
 
 def translated(source, **parameters):

@@ -23,7 +23,7 @@ ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg"
 FIELDS = {
     "": {
         *("model", "images", "latency_ms", "cost_usd", "plan", "target", "stages", "store", "retries", "hedges"),
-        *("restarts", "weights", "untrained", "wait_gb_s", "disbanded", "warm_ups"),
+        *("restarts", "weights", "untrained", "wait_gb_s", "disbanded", "warm_ups", "plan_reason"),
     },
     "images": {"name", "predictions"},
     "predictions": {"label", "index", "score"},

@@ -5,36 +5,34 @@ for fully connected layers and most convolutions). Of fetched weights, which it 
 resident memory in MB while a session is built, and after it, in a fresh process, of which interpreter and imports have
 55 (ONNX Runtime 1.31, two threads):
 
-    network    weights   in files         fetched: as a buffer   streamed          streamed, small heap
-    AlexNet        233   383, then 303    689, then 312          456, then 312     440, then 297
-    ResNet152      229   427, then 420    807, then 567          663, then 652     541, then 297
-    VGG16          528   980, then 652    1631, then 711         1044, then 652    983, then 591
+    network    weights   in files         fetched: as a buffer   streamed
+    AlexNet        233   378, then 303    689, then 312          456, then 312
+    ResNet152      229   427, then 420    807, then 567          663, then 652
+    VGG16          528   980, then 652    1631, then 711         1044, then 652
 
 As a buffer there are three copies at once: what was fetched, ONNX Runtime's own and the packed ones. As a stream
-(model_stream.py) a tensor leaves the buffer while ONNX Runtime reads it: two, until the packed ones are complete. The C
-library keeps what is freed, unless it is told not to (`_small_heap`). Outputs are the same bits in all. The price is
-0.3 s of processor time for AlexNet and 0.8 s for ResNet152, half of it for the heap, on a busy machine. A function of
-several graphs has the buffer until the last one has its session.
+(model_stream.py) a tensor leaves the buffer while ONNX Runtime reads it: two, until the packed ones are complete.
+Outputs are the same bits. The price is processor time: 0.3 s for AlexNet, 0.1 s for ResNet152, 0.9 s for VGG16. A
+function of several graphs has the buffer until the last one has its session.
 
-300 MB above the weights were aimed at: AlexNet takes 207, ResNet152 312, VGG16 455, because one of its tensors has
-411 MB, and is there twice while it is packed. What else was tried: ONNX Runtime maps nothing but a file in a directory,
-which a function has on its disk only (a file in memory is refused, as its path leads nowhere); tensors handed over as
-`OrtValue` are copied just the same, and only their owner can give them back; other sizes of `_SMALL_BLOCK`, sessions
-without the arena and a single heap change nothing; without packing, or the layout that ONNX Runtime prefers for
-convolutions, outputs are others.
+300 MB above the weights were aimed at: AlexNet takes 222, ResNet152 352 to 434, VGG16 516 to 551. What else was tried:
+ONNX Runtime maps nothing but a file in a directory, which a function has on its disk only (a file in memory is refused,
+as its path leads nowhere); tensors handed over as `OrtValue` are copied just the same, and only their owner can give
+them back. A C library that returns freed blocks to the system at once (mallopt) saves 15 MB of AlexNet's and some 60 of
+the others', but takes ResNet152 another 0.4 s. Sessions without the arena and a single heap change nothing; without
+packing, or the layout that ONNX Runtime prefers for convolutions, outputs are others.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 
@@ -50,8 +48,6 @@ from serfer.core.plan import Function, Stage, Tile
 
 MAX_SESSIONS = 16
 _WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of malloc.h
-_SMALL_BLOCK, _LARGE_BLOCK = 128 << 10, 32 << 20
 _FATAL = 4  # of ONNX Runtime's severities: all others are also exceptions
 _SHOWN = 300  # characters of what ONNX Runtime says
 _NO_MEMORY = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
@@ -144,16 +140,15 @@ class SessionCache:
                 f"{error.filename} cannot be read: {error.strerror}; is this the stage's function?"
             ) from error
         source: AbstractContextManager[bytes | str] = nullcontext(model)
-        heap: AbstractContextManager[None] = nullcontext()
         if not weights and function.weights.bytes:
             options.add_session_config_entry(_WEIGHTS_IN, str(file.parent))
         elif len(weights) > MOST_BYTES:
             options.add_external_initializers_from_files_in_memory([file.name], [weights], [len(weights)])
         elif weights:
             last = all(one.path in self._sessions for one in function.graphs if one.path != graph)
-            source, heap = streamed(model, weights, give_back=last), _small_heap()
+            source = streamed(model, weights, give_back=last)
         try:
-            with heap, source as readable:
+            with source as readable:
                 return ort.InferenceSession(readable, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise _not_computed(graph, error) from error
@@ -172,22 +167,6 @@ class SessionCache:
             self._fetched[path] = arriving.result() if arriving else self._source.fetch(function.weights)
             self.weight_loads += 1
         return self._fetched[path]
-
-
-@contextmanager
-def _small_heap() -> Iterator[None]:
-    """Have the C library give tensors back to the system as soon as they are freed, which it does not by itself.
-
-    Once it has seen large blocks freed it has those of up to 32 MB in the heap, where they stay. So it does again
-    afterwards: to map each block takes time.
-    """
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(_MMAP_THRESHOLD, _SMALL_BLOCK)
-    try:
-        yield
-    finally:
-        mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK)
-        mallopt(_TRIM_THRESHOLD, 2 * _LARGE_BLOCK)
 
 
 def _not_computed(graph: str, error: Exception) -> PlanError:

@@ -111,8 +111,14 @@ def zoo():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", FEWER_WAYS, ids=str)
-@pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet152"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *(("alexnet", way) for way in FEWER_WAYS),
+        *((name, {"weights": "auto", **loss}) for name in ("vgg16", "resnet152") for loss in ({}, {"max_loss": 0.05})),
+    ],
+    ids=str,
+)
 def test_no_plan_that_is_named_beats_the_chosen_one_of_a_large_network(zoo, name, way):
     limit = PackageLimit(AWS.functions.package_limit, DEPENDENCY_ALLOWANCE)
     budget = replace(limited(), limit=limit)

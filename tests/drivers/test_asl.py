@@ -295,7 +295,7 @@ def test_an_answer_or_an_error_outlives_a_clean_up_that_fails(script):
     assert len(workers.cleaned) == RETRY.attempts
 
 
-@pytest.mark.parametrize("count", [1, 2, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE, 2 * AT_ONCE + 1, 511])
+@pytest.mark.parametrize("count", [1, 2, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE, 2 * AT_ONCE + 1, 509])
 def test_every_tile_runs_once_however_deep_the_maps_are(count):
     workers = Workers(wide_plan((count, 1)), seed=count)
     workers.run()

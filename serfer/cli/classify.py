@@ -142,7 +142,7 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None) -> 
         f"{store.exists} polls; {report.retries} retries"
         + (f", {report.restarts} restarts" if report.restarts else "")
         + (f", {report.disbanded} gangs disbanded" if report.disbanded else "")
-        + (f", {report.warm_ups} environments warmed" if report.warm_ups else "")
+        + (f", environments warmed: {report.warm_ups}" if report.warm_ups else "")
     )
     out.print(
         f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "

@@ -128,22 +128,16 @@ def test_two_queries_are_not_promised_the_same_environment():
     assert [account.policy.decide(1.0).reason for _ in range(2)] == [WARM, COLD]
 
 
-def test_queries_do_not_follow_one_that_waits_as_for_a_cold_start():
+@pytest.mark.parametrize(("late_s", "reason"), [(0.4, WARM), (0.6, COLD)])
+def test_queries_do_not_follow_one_that_waits_as_for_a_cold_start(late_s, reason):
     """Two environments were killed while they were idle: only those that come at once expect them."""
     account = Account()
     for _ in range(2):
         account.query()
     account.warmed()
     account.query()
-    account.now = ONE.warm_s + 0.4
-    assert account.policy.decide(account.now).reason == WARM
-    account = Account()
-    for _ in range(2):
-        account.query()
-    account.warmed()
-    account.query()
-    account.now = ONE.warm_s + 0.6
-    assert account.policy.decide(account.now).reason == COLD
+    account.now = ONE.warm_s + late_s
+    assert account.policy.decide(account.now).reason == reason
 
 
 def test_a_promise_that_was_not_used_is_taken_back():

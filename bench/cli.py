@@ -31,6 +31,8 @@ COMMANDS = {
     "engines": ("bench.pipeline.engines:command", "Push, poll and Step Functions; inline, Redis and S3."),
     "cold": ("bench.cold.command:command", "Cold starts part by part, and the first answer of a cold plan."),
     "gangs": ("bench.pipeline.gangs:command", "Gangs against one worker, and against plans without them."),
+    "maps": ("bench.pipeline.maps:command", "Exact windows of an image against fixed overlaps."),
+    "mapping": ("bench.mapping.command:command", "serfer map on a large image: exactness, time, memory, kills."),
     "micro": ("bench.pipeline.micro:command", "Processor time and memory of the hot path's parts."),
     "chaos": ("bench.chaos.scenarios:command", "Inject faults while queries run: nothing may be lost."),
 }

@@ -27,10 +27,11 @@ from drivers.instance.client import FaultKind
 from serfer.api.entrypoints.instance import EngineMetrics
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
-from serfer.api.observability.pool_metrics import PoolMetrics
+from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
+from serfer.fleet.beside.shadows import Course
 from serfer.settings import DriverSettings, Settings
 
 DOCS = Path(__file__).parent
@@ -50,6 +51,8 @@ _MADE_BY_SERFER = ("Pipeline",)  # by open(), so its constructor is not public
 _PUBLIC = {
     "Pipeline": (
         "run",
+        "run_to_result",
+        "stored",
         "classify",
         "submit",
         "submit_images",
@@ -136,14 +139,22 @@ def metrics() -> Iterator[str]:
     status = SimpleNamespace(wanted=0, on=0, leads=False, serverless_usd=0.0, instances_usd=0.0)
     counts = Counter[Any]()
     pool = SimpleNamespace(serving=0, router=SimpleNamespace(counts=counts), faults=dict.fromkeys(FaultKind, 0))
-    controller: Any = SimpleNamespace(status=status, changes=counts, troubles=counts)
+    controller: Any = SimpleNamespace(
+        status=status, changes=counts, troubles=counts, decider=SimpleNamespace(troubles=counts)
+    )
     service: Any = SimpleNamespace(admission=admission, draining=False, decoders=decoders)
     running: Any = SimpleNamespace(pool=pool, controller=controller)
     engine: Any = SimpleNamespace(counts=SimpleNamespace(batches=0, images=0, refused=0), waiting=0)
+    course = Course("", 0, 0.0, 0.0, 0)
     made = Metrics({"": ""})
     sources = (
         *made.registry._collector_to_names,  # noqa: SLF001 - collectors, which know their labels
-        *(ServiceMetrics(made, service), PoolMetrics(running), EngineMetrics(engine)),
+        *(
+            ServiceMetrics(made, service),
+            PoolMetrics(running),
+            ShadowMetrics(lambda: [course]),
+            EngineMetrics(engine),
+        ),
     )
     rows = []
     for source in sources:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from serfer.core.report import StoreCounts
+from serfer.core.keys import ResultPlace, StoreCounts
 from serfer.core.run_machine import StageRun
 from serfer.core.wire import Buffer, Crop, Warmed
 
@@ -17,6 +17,13 @@ TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys 
 class RequestContext:
     """The request of a query: its id, for workers' logs, and a callback that watches its stages.
 
+    `window` is the tile of a map plan that the query computes; other plans' queries have none. A query in the
+    `background` starts its tasks when no other query of the same slots waits for one.
+
+    With a `result`, the last stage's tiles write their outputs there, in the store of results, and the answer has none:
+    what lies there is no part of the query, and is deleted with it only where the query fails. Drivers that cannot do
+    that raise UsageError.
+
     `watch` is called on the driver's loop when the query starts, and again when it restarts, with the stages as they
     run: a list that grows, of records that change. An engine that knows nothing of its stages before they end never
     calls it.
@@ -24,6 +31,9 @@ class RequestContext:
 
     request: str = ""
     watch: Callable[[Sequence[StageRun]], None] | None = None
+    window: int | None = None
+    background: bool = False
+    result: ResultPlace | None = None
 
 
 NO_CONTEXT = RequestContext()
@@ -75,7 +85,8 @@ class Overheads:
 class Answer:
     """A query's end, and what is known of every stage, since the last restart if there was one.
 
-    `outputs` is what the last stage's tiles computed, in order: each some columns of (N, K) float32. `payload_bytes`
+    `outputs` is what the last stage's tiles computed, in order: of each output its part, float32; nothing where they
+    wrote a result. `payload_bytes`
     are the bytes of tensors in the payloads of each stage's tasks, those of a retried one once.
     """
 
@@ -83,7 +94,7 @@ class Answer:
     started: float
     ended: float
     stages: Sequence[StageRun]
-    outputs: Sequence[Buffer]
+    outputs: Sequence[Sequence[Buffer]]
     payload_bytes: Sequence[int]
     overheads: Overheads
 

@@ -22,7 +22,7 @@ class InProcessInvoker:
     """Calls a worker's `run` and `run_shared`, the same code as in Lambda, for every function name alike.
 
     Without `shared`, tasks that should share an invocation run one after the other in one thread. `events` runs a
-    task whose caller does not wait.
+    task whose caller does not wait, `close_worker` closes the worker once its tasks have ended.
     """
 
     def __init__(
@@ -31,10 +31,12 @@ class InProcessInvoker:
         threads: int,
         shared: SharedHandler | None = None,
         events: Callable[[Task], None] | None = None,
+        close_worker: Callable[[], None] = lambda: None,
     ) -> None:
         self._handler = handler
         self._shared = shared or (lambda tasks: [handler(task) for task in tasks])
         self._events = events
+        self._close_worker = close_worker
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="serfer-worker")
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
@@ -69,5 +71,6 @@ class InProcessInvoker:
             return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error).partition("\n")[0])
 
     async def close(self) -> None:
-        """Wait for running tasks and end the threads."""
+        """Wait for running tasks, end the threads and close the worker."""
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        self._close_worker()

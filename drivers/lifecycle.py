@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
@@ -48,8 +48,22 @@ class InFlight:
         finally:
             self._running.discard(running)
 
-    async def until_answered(self, begin: Callable[[], Query]) -> Answer:
-        """Run a query, and restart it whenever the store has lost or altered what its tasks had written."""
+    async def until_answered(
+        self, begin: Callable[[], Query], discard: Callable[[], Coroutine[Any, Any, None]] | None = None
+    ) -> Answer:
+        """Run a query, and restart it whenever the store has lost or altered what its tasks had written.
+
+        Where it fails, `discard` is done once nothing of it writes any more: restarts write to one result.
+        """
+        cleanups: list[asyncio.Task[None]] = []
+        try:
+            return await self._restarted(begin, cleanups)
+        except BaseException:
+            if discard is not None:
+                self._later(_after(cleanups, discard))
+            raise
+
+    async def _restarted(self, begin: Callable[[], Query], cleanups: list[asyncio.Task[None]]) -> Answer:
         overheads = Overheads()
         while True:
             query = begin()
@@ -63,7 +77,7 @@ class InFlight:
                     ) from error
                 overheads += query.overheads + Overheads(restarts=1)
             finally:
-                self._clean_up_later(query)
+                cleanups.append(self._later(query.clean_up()))  # its answer does not wait for that
 
     async def close(self) -> None:
         """Cancel what runs, and wait until what it and others left behind is deleted."""
@@ -71,10 +85,18 @@ class InFlight:
             running.cancel()
         if self._running:
             await asyncio.wait([*self._running])
-        await asyncio.gather(*self._cleanups)
+        while self._cleanups:
+            await asyncio.gather(*self._cleanups)
 
-    def _clean_up_later(self, query: Query) -> None:
-        """Delete a query's keys without making its answer wait."""
-        cleanup = asyncio.get_running_loop().create_task(query.clean_up())
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Delete keys without making anyone wait but `close`."""
+        cleanup = asyncio.get_running_loop().create_task(work)
         self._cleanups.add(cleanup)
         cleanup.add_done_callback(self._cleanups.discard)
+        return cleanup
+
+
+async def _after(cleanups: Sequence[asyncio.Task[None]], discard: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    if cleanups:
+        await asyncio.wait(cleanups)
+    await discard()

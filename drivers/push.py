@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from drivers.batching import Batching
 from drivers.clock import LOOP_CLOCK, Clock, Timer
@@ -23,12 +24,13 @@ from drivers.driver import NO_CONTEXT, Answer, Overheads, RequestContext
 from drivers.gangs import Gangs, open_gangs
 from drivers.invoker import Invoker
 from drivers.lifecycle import InFlight
-from drivers.query_store import QueryStore
+from drivers.query_store import QueryStore, delete
 from drivers.tasks import DataPaths, QueryRequest, QueryTasks, data_paths
-from serfer.core.checksum import verified
+from serfer.core.errors import UsageError
 from serfer.core.hedging import LearntHedging
-from serfer.core.keys import output_key, query_id
+from serfer.core.keys import ResultPlace, output_key, query_id
 from serfer.core.plan import Plan
+from serfer.core.plan.answers import verified_parts
 from serfer.core.run_machine import (
     Abort,
     Action,
@@ -82,7 +84,7 @@ class PushDriver:
     if the invoker cannot share invocations. The plan's gangs run as such where
     the store has inboxes, unless `gangs` is off, and else stage by stage; raises UsageError for a gang with more
     members than `concurrency`. With `prewarming`, the functions of later stages are warmed when a query comes after a
-    time without any, if the invoker can warm them.
+    time without any, if the invoker can warm them. Answers may be kept in the store `results`, by the workers.
     """
 
     def __init__(  # noqa: PLR0913 - what can be chosen, by name
@@ -104,6 +106,7 @@ class PushDriver:
         clock: Clock = LOOP_CLOCK,
         gangs: bool = True,
         prewarming: Prewarming | None = None,
+        results: Store | None = None,
     ) -> None:
         running = open_gangs(plan, store, concurrency) if gangs else None
         limit = inline_limit if answer_limit is None else min(inline_limit, answer_limit)
@@ -134,17 +137,29 @@ class PushDriver:
             prewarmer=self._dispatcher.prewarm(plan, prewarming) if prewarming else None,
         )
         self._in_flight = InFlight(self._route.retry)
+        self._results = results
 
     async def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
     ) -> Answer:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
-        Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable.
+        Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable; UsageError
+        for a result of a driver that has no store of results.
         """
+        discard = self._discard(context.result) if context.result else None
         now = self._route.clock.time()
-        request = QueryRequest(crops, batch, now, now + deadline_s, self._dispatcher.next_age(), context)
-        return await self._in_flight.run(self._in_flight.until_answered(lambda: _Query(self._route, request)))
+        age = self._dispatcher.next_age(background=context.background)
+        request = QueryRequest(crops, batch, now, now + deadline_s, age, context)
+        begin = functools.partial(_Query, self._route, request)
+        return await self._in_flight.run(self._in_flight.until_answered(begin, discard))
+
+    def _discard(self, place: ResultPlace) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Return what deletes the parts of a result whose query has failed; raises UsageError without a store."""
+        if self._results is None:
+            raise UsageError("there is no store of results: set SERFER_RESULTS to its URL, or pass --results")
+        keys = place.keys(len(self._route.plan.stages[-1].tiles))
+        return functools.partial(delete, self._results, keys, self._route.retry, self._route.clock)
 
     async def close(self) -> None:
         """Cancel the queries that run, and wait until what they and others left behind is deleted."""
@@ -159,7 +174,8 @@ class _Query:
     def __init__(self, route: _Route, request: QueryRequest) -> None:
         paths = route.paths(request.batch)
         name = query_id(secrets.token_hex(16), one_slot=paths.one_slot)
-        tiles = [stage.grid.tiles for stage in route.plan.stages]
+        is_window = request.context.window is not None
+        tiles = [1] if is_window else [stage.grid.tiles for stage in route.plan.stages]
         self._route = route
         self._request = request
         self._gangs = {gang.start: gang.stop for gang in route.plan.gangs} if route.gangs else {}
@@ -303,14 +319,23 @@ class _Query:
         self._finish(bug)
         self._handle(Cancelled())
 
-    async def _outputs(self) -> Sequence[Buffer]:
-        """Return what the last stage's tiles computed, from the store where no answer could carry it."""
+    async def _outputs(self) -> Sequence[Sequence[Buffer]]:
+        """Return what the last stage's tiles computed, from the store where no answer could carry it.
+
+        What they wrote as a result is not read.
+        """
+        if self._request.context.result:
+            return ()
         last = len(self._run.stages) - 1
         reports = self._run.stages[last].reports
-        keys = [output_key(self._tasks.name, last, tile) for tile in range(len(reports))]
-        if not self._tasks.paths.by_value[last]:
-            return await self._store.get(keys)
-        return [verified(report.output or b"", key) for report, key in zip(reports, keys, strict=True)]
+        tiles = range(self._request.first, self._request.first + len(reports))
+        keys = [output_key(self._tasks.name, last, tile) for tile in tiles]
+        by_value = self._tasks.paths.by_value[last]
+        values = [report.output or b"" for report in reports] if by_value else await self._store.get(keys)
+        return [
+            verified_parts(self._route.plan, tile, value, key, self._request.batch)
+            for tile, value, key in zip(tiles, values, keys, strict=True)
+        ]
 
     async def clean_up(self) -> None:
         """Delete the query's keys, after its last invocation where some still run."""

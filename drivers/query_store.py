@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from drivers.clock import LOOP_CLOCK, Clock
-from serfer.core.checksum import protect, verified
+from serfer.core.checksum import protect
 from serfer.core.errors import StoreUnavailableError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Retry
 from serfer.core.wire import Buffer
 from storage.counting import CountingStore
@@ -68,10 +68,9 @@ class QueryStore:
             return False
         return True
 
-    async def get(self, keys: Sequence[str]) -> list[Buffer]:
-        """Return values; raises one of LOST where one is gone or altered."""
-        values = await self._call(lambda store: store.get_many([Range(key) for key in keys]))
-        return [verified(value, key) for value, key in zip(values, keys, strict=True)]
+    async def get(self, keys: Sequence[str]) -> Sequence[Buffer]:
+        """Return values as they are stored; raises one of LOST where one is gone."""
+        return await self._call(lambda store: store.get_many([Range(key) for key in keys]))
 
     async def _call(self, call: Callable[[Store], _Value], tries: int | None = None) -> _Value:
         store = CountingStore(self._store)

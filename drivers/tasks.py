@@ -60,6 +60,11 @@ class QueryRequest:
     context: RequestContext
 
     @property
+    def first(self) -> int:
+        """The tile of the plan that the query's first one is: 0, or a window's."""
+        return self.context.window or 0
+
+    @property
     def ttl(self) -> float:
         """The time to live of its values in a store, in seconds."""
         return self.deadline - self.started + TTL_MARGIN_S
@@ -83,7 +88,7 @@ class QueryTasks:
 
     def store_crops(self, limit: int) -> dict[str, Buffer]:
         """Return the crops of more than `limit` bytes, by key: their tasks will read them from the store."""
-        crops = enumerate(self.request.crops)
+        crops = enumerate(self.request.crops, self.request.first)
         large = {tile: crop.data for tile, crop in crops if crop.data and len(crop.data) > limit}
         self._stored_crops = frozenset(large)
         return {input_key(self.name, tile): data for tile, data in large.items()}
@@ -93,11 +98,14 @@ class QueryTasks:
         self._carried = True
 
     def task(self, stage: int, tile: int, stages: Sequence[StageRun]) -> Task:
-        """Return a tile's task, where `stages` have run; a member's, where its stage is run as a gang."""
+        """Return the task of a query's tile, where `stages` have run; a member's, where its stage is run as a gang."""
+        tile += self.request.first
         stop = stages[stage].gang_stop if stage < len(stages) else None
         place = stage, tile, stop is not None
         task = self._tasks.get(place)
         if task is None:
+            end = stop or stage + 1
+            result = self.request.context.result if end == len(self.plan.stages) else None
             task = self._tasks[place] = Task(
                 plan=self.plan.digest,
                 query=self.name,
@@ -106,15 +114,16 @@ class QueryTasks:
                 batch=self.request.batch,
                 ttl=self.request.ttl,
                 crop=self._crop(tile) if stage == 0 else None,
-                inline=self.paths.by_value[stop - 1 if stop else stage],
+                inline=self.paths.by_value[end - 1] and result is None,
                 parts=self._parts(self._pieces(stage, tile, gang=stop is not None), stages),
                 request=self.request.context.request,
                 gang=Membership(stop, self._patience_s(stage)) if stop else None,
+                result=result,
             )
         return task
 
     def _crop(self, tile: int) -> Crop:
-        crop = self.request.crops[tile]
+        crop = self.request.crops[tile - self.request.first]
         return Crop(crop.dtype, None) if tile in self._stored_crops and not self._carried else crop
 
     def _patience_s(self, stage: int) -> float:
@@ -156,7 +165,8 @@ class QueryTasks:
     def keys(self, stages: int) -> list[str]:
         """Return what the query may have left in the store, of which the first `stages` stages were released."""
         tiles = [stage.grid.tiles for stage in self.plan.stages]
-        stored = [stage for stage in range(stages) if not self.paths.by_value[stage]]
+        own = len(self.plan.stages) - (self.request.context.result is not None)  # the last one's is not the query's
+        stored = [stage for stage in range(min(stages, own)) if not self.paths.by_value[stage]]
         gangs = {stage for stage, _, gang in self._tasks if gang}
         inboxes = [inbox for stage in sorted(gangs) for inbox in [*self.inboxes(stage), self.board(stage)]]
         return [*query_keys(self.name, tiles, stored, sorted(self._stored_crops)), *inboxes]

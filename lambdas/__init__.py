@@ -2,8 +2,5 @@
 
 import os
 
-from storage.deferred_init import defer_init
-
 # As in serfer/__init__.py, which a function's package does not hold: ONNX Runtime looks at it when it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-defer_init("aws_lambda_powertools")  # a worker takes its logger, not metrics and tracing

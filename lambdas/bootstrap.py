@@ -1,7 +1,8 @@
 """The Lambda handler of a stage's function; the one place of lambdas/ that reads the environment.
 
 LAMBDA_TASK_ROOT holds plan.json and the stage's files, unless a layer holds those; SERFER_STORE is the store's URL,
-SERFER_OBJECT_STORE perhaps the URL of a second one, for the stages whose path is "objects". What can fail for good
+SERFER_OBJECT_STORE perhaps the URL of a second one, for the stages whose path is "objects", and SERFER_RESULTS that of
+the store of answers that are kept. What can fail for good
 fails here, in the environment's init, and not at the first query.
 
 A function whose weights are not in its package fetches them from SERFER_WEIGHTS (weights.py): here where that is
@@ -17,30 +18,32 @@ included, each of which replaces what copies must not share: its name, and conne
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
-import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aws_lambda_powertools.logging import Logger
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads: unused, and a sixth of a start's processor time
 
 from lambdas.artefacts import artefact_directory, functions_in, functions_to_fetch
-from lambdas.weights import WeightSource, check_memory, open_ranges
+from lambdas.log import logger, logs_details
 from lambdas.worker import Worker
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUnavailableError
-from serfer.core.plan import Function, Plan
+from serfer.core.plan import Artefact, Function, Plan
 from serfer.core.wire import WarmUp, requests_in
 from serfer.plan_directory import load_plan
+from storage import open_store
 from storage.routed import open_routed
 from storage.store import Store
 
-_PROVISIONED = "provisioned-concurrency"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-logger = Logger(service="serfer", serialize_stacktrace=False)
+    from lambdas.weights import WeightSource
+
+_PROVISIONED = "provisioned-concurrency"
 
 
 def _ms_since_process_start() -> float:
@@ -57,8 +60,13 @@ def _store(plan: Plan) -> Store:
     return open_routed(plan, url, os.environ.get("SERFER_OBJECT_STORE") or None)
 
 
+def _results() -> Store | None:
+    url = os.environ.get("SERFER_RESULTS")
+    return open_store(url) if url else None
+
+
 def _name() -> str:
-    return uuid.uuid4().hex[:8]
+    return os.urandom(4).hex()
 
 
 class _Environment:
@@ -71,9 +79,9 @@ class _Environment:
         self._to_fetch: list[Function] = functions_to_fetch(plan, directory)
         self._weights = [part.weights for part in self._to_fetch]
         self._functions = functions_in(plan, directory)
-        source = _source() if self._to_fetch else None
-        check_memory(self._weights, memory_mb)
-        self.worker = Worker(plan, directory, _store(plan), _name(), granted, _ms_since_process_start(), source)
+        source = _source(self._weights, memory_mb) if self._to_fetch else None
+        stores, age_ms = (_store(plan), _results()), _ms_since_process_start()
+        self.worker = Worker(plan, directory, stores[0], _name(), granted, age_ms, source, stores[1])
 
     def load_at_init(self) -> None:
         """Fetch weights now, if an init is predicted to have the time; what is in the way may be gone later."""
@@ -86,7 +94,7 @@ class _Environment:
             try:
                 self.load()
             except StoreUnavailableError as error:
-                logger.warning("weights not fetched at init", reason=str(error))
+                logger().warning("weights not fetched at init", reason=str(error))
 
     def prepare(self, plan: Plan) -> None:
         """Fetch weights and build sessions, whatever time it takes; a store that is away may be there later."""
@@ -95,7 +103,7 @@ class _Environment:
             for stage, part in self._functions:
                 self.worker.warm(WarmUp(plan.digest, stage, part, hold_s=0.0))
         except StoreUnavailableError as error:
-            logger.warning("not prepared at init", reason=str(error))
+            logger().warning("not prepared at init", reason=str(error))
 
     def load(self) -> None:
         """Fetch weights that are missing."""
@@ -103,14 +111,18 @@ class _Environment:
             taken_ms = self.worker.load(self._to_fetch)
             self._to_fetch = []
             fetched = sum(weights.bytes for weights in self._weights)
-            logger.info("weights fetched", bytes=fetched, ms=round(taken_ms))
+            logger().info("weights fetched", bytes=fetched, ms=round(taken_ms))
 
 
-def _source() -> WeightSource:
+def _source(weights: Sequence[Artefact], memory_mb: float) -> WeightSource:
+    from lambdas.weights import WeightSource, check_memory, open_ranges  # noqa: PLC0415 - threads, which few need
+
     url = os.environ.get("SERFER_WEIGHTS")
     if not url:
         raise PlanError("SERFER_WEIGHTS is not set: give the function the URL of its weights")
-    return WeightSource(open_ranges(url))
+    source = WeightSource(open_ranges(url))
+    check_memory(weights, memory_mb)
+    return source
 
 
 _ROOT = Path(os.environ["LAMBDA_TASK_ROOT"])
@@ -126,7 +138,7 @@ else:
 def _restored() -> None:
     """Continue as a copy of the environment that the snapshot was taken of."""
     started = time.perf_counter()
-    _WORKER.restore(_name(), _store(_PLAN), started)
+    _WORKER.restore(_name(), _store(_PLAN), started, _results())
 
 
 try:
@@ -147,15 +159,15 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN
         _ENVIRONMENT.load()
         answer = _WORKER.handle(event)
     except GangAbortedError:
-        logger.info("gang aborted", invocation=context.aws_request_id, requests=requests_in(event))
+        logger().info("gang aborted", invocation=context.aws_request_id, requests=requests_in(event))
         raise
     except SerferError as error:  # what can happen: its line says all
         known = {"invocation": context.aws_request_id, "requests": requests_in(event)}
-        logger.error("task failed", error=type(error).__name__, reason=str(error), **known)  # noqa: TRY400 - no traceback
+        logger().error("task failed", error=type(error).__name__, reason=str(error), **known)
         raise
     except Exception:
-        logger.exception("task failed", invocation=context.aws_request_id, requests=requests_in(event))
+        logger().exception("task failed", invocation=context.aws_request_id, requests=requests_in(event))
         raise
-    if logger.log_level <= logging.DEBUG:
-        logger.debug("task done", invocation=context.aws_request_id, requests=requests_in(event))
+    if logs_details():
+        logger().debug("task done", invocation=context.aws_request_id, requests=requests_in(event))
     return answer

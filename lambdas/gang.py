@@ -24,10 +24,9 @@ from lambdas.sessions import SessionCache
 from serfer.core.checksum import verified
 from serfer.core.errors import AlteredPieceError, GangAbortedError, GangStalledError
 from serfer.core.geometry import Rect
-from serfer.core.keys import inbox_key, output_key
+from serfer.core.keys import StoreCounts, inbox_key, output_key
 from serfer.core.plan import Stage, Tile
 from serfer.core.plan.borders import BORDER_HEADER, Member, Source, cell_bytes, cell_of, members
-from serfer.core.report import StoreCounts
 from serfer.core.wire import Buffer, Task
 from storage.exchange import START, Exchange, Message
 from storage.store import Store
@@ -49,10 +48,18 @@ class StageShare:
 class GangRun:
     """One run of a member; `task` says of which query."""
 
-    def __init__(self, member: Member, task: Task, sessions: SessionCache, store: Store, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        member: Member,
+        task: Task,
+        sessions: SessionCache,
+        store: Store,
+        exchange: Exchange,
+        results: Store | None = None,
+    ) -> None:
         self._member, self._task = member, task
         self._plan, self._gang = member.plan, member.gang
-        self._sessions, self._store, self._exchange = sessions, store, exchange
+        self._sessions, self._store, self._exchange, self._results = sessions, store, exchange, results
         self._inbox, self._cursor = self._inbox_of(task.tile), START
         self._own: dict[int, list[Array]] = {}
         self._arrived: dict[Source, dict[int, memoryview]] = {}
@@ -161,8 +168,15 @@ class GangRun:
             self._send(number, tile, outputs, key, share)
         if number not in self._member.outside:
             return
+        last = number + 1 == self._gang.stop
+        if last and self._task.result:
+            from lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
+
+            place, at = self._task.result, self._task.tile
+            share.counts += write_result(self._results, self._plan, place, at, tile, outputs)
+            return
         value = cells_to_bytes(outputs, tile, key)
-        if number + 1 == self._gang.stop and self._task.inline:
+        if last and self._task.inline:
             share.output = value
         else:
             self._store.put(key, value, self._task.ttl)

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from lambdas.protobuf import field, fields, header
+
 MOST_BYTES = (1 << 31) - (1 << 26)
 """Weights up to which a model can be streamed: Protocol Buffers read 2 GB at most."""
 _GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _KEY, _VALUE = 7, 5, 9, 13, 14, 1, 2
-_LENGTH_DELIMITED = 2
-_FIXED = {1: 8, 5: 4}  # bytes by wire type
 _CHUNK = 1 << 20
 
 
@@ -67,9 +67,9 @@ def _write(
         _put(file, memoryview(head))
         for tensor, next_offset in zip(tensors, offsets[1:], strict=True):
             end = tensor.offset + tensor.length
-            field = tensor.rest + _key(_RAW_DATA) + _varint(tensor.length)
-            initializer = _key(_INITIALIZER) + _varint(len(field) + tensor.length) + field
-            _put(file, memoryview(_key(_GRAPH) + _varint(len(initializer) + tensor.length) + initializer))
+            rest = tensor.rest + header(_RAW_DATA, tensor.length)
+            initializer = header(_INITIALIZER, len(rest) + tensor.length) + rest
+            _put(file, memoryview(header(_GRAPH, len(initializer) + tensor.length) + initializer))
             for start in range(tensor.offset, end, _CHUNK):
                 stop = min(start + _CHUNK, end)
                 _put(file, view[start:stop])
@@ -102,68 +102,28 @@ def _give_back(weights: mmap.mmap, start: int, stop: int) -> int:
 def _parted(model: bytes) -> tuple[bytes, list[_Tensor]]:
     """Return a model without its initializers that are external data, and those in the order of their bytes."""
     head, tensors = bytearray(), []
-    for number, field, content in _fields(model):
+    for number, whole, content in fields(model):
         if number != _GRAPH:
-            head += field
+            head += whole
             continue
         graph = bytearray()
-        for inner, inner_field, initializer in _fields(content):
+        for inner, inner_field, initializer in fields(content):
             tensor = _tensor(initializer) if inner == _INITIALIZER else None
             if tensor:
                 tensors.append(tensor)
             else:
                 graph += inner_field
-        head += _key(_GRAPH) + _varint(len(graph)) + graph
+        head += field(_GRAPH, bytes(graph))
     return bytes(head), sorted(tensors, key=lambda tensor: tensor.offset)
 
 
 def _tensor(initializer: bytes) -> _Tensor | None:
     """Return what an initializer says of its bytes in the weights; None where it has them itself."""
     rest, place = bytearray(), {}
-    for number, field, content in _fields(initializer):
+    for number, whole, content in fields(initializer):
         if number == _EXTERNAL_DATA:
-            entry = {inner: value for inner, _, value in _fields(content)}
+            entry = {inner: value for inner, _, value in fields(content)}
             place[entry[_KEY]] = entry[_VALUE]
         elif number != _DATA_LOCATION:
-            rest += field
+            rest += whole
     return _Tensor(int(place.get(b"offset", b"0")), int(place[b"length"]), bytes(rest)) if place else None
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield the fields of a message: the number, all bytes, and the content of one that has a length."""
-    at = 0
-    while at < len(message):
-        start = at
-        key, at = _read_varint(message, at)
-        content = b""
-        if key & 7 == _LENGTH_DELIMITED:
-            length, at = _read_varint(message, at)
-            content = message[at : at + length]
-            at += length
-        elif key & 7:
-            at += _FIXED[key & 7]
-        else:
-            _, at = _read_varint(message, at)
-        yield key >> 3, message[start:at], content
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at a position, seven bits a byte, and the position after it."""
-    value = shift = 0
-    while message[at] & 0x80:
-        value |= (message[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-    return value | message[at] << shift, at + 1
-
-
-def _key(number: int) -> bytes:
-    return _varint(number << 3 | _LENGTH_DELIMITED)
-
-
-def _varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 0x7F:  # noqa: PLR2004 - seven bits
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*data, value))

@@ -5,53 +5,84 @@ for fully connected layers and most convolutions). Of fetched weights, which it 
 resident memory in MB while a session is built, and after it, in a fresh process, of which interpreter and imports have
 55 (ONNX Runtime 1.31, two threads):
 
-    network    weights   in files         fetched: as a buffer   streamed
-    AlexNet        233   378, then 303    689, then 312          456, then 312
-    ResNet152      229   427, then 420    807, then 567          663, then 652
-    VGG16          528   980, then 652    1631, then 711         1044, then 652
+    network    weights   in files         fetched: as a buffer   streamed             in pieces and parts
+    AlexNet        233   378, then 303    689, then 312          456, then 312        359, then 295
+    ResNet152      229   440, then 433    807, then 567          577 to 663, then 652 468 to 476, then 296
+    VGG16          528   980, then 652    1631, then 711         1044, then 652       673, then 590
 
 As a buffer there are three copies at once: what was fetched, ONNX Runtime's own and the packed ones. As a stream
-(model_stream.py) a tensor leaves the buffer while ONNX Runtime reads it: two, until the packed ones are complete.
-Outputs are the same bits. The price is processor time: 0.3 s for AlexNet, 0.1 s for ResNet152, 0.9 s for VGG16. A
-function of several graphs has the buffer until the last one has its session.
+(model_stream.py) a tensor leaves the buffer while ONNX Runtime reads it: two, until the packed ones are complete. In
+pieces and parts (model_parts.py) only 64 MB of a fully connected layer or a part's convolutions are there twice, and
+meanwhile the C library's heap gives back what ONNX Runtime has freed. So a worker takes 126 to 247 MB above its
+weights while it starts, 300 at most being aimed at; a network whose convolutions leave no place for a cut takes its
+weights 2.2 times (ResNet152 so: 540 MB). Outputs are the same bits. The price, against a buffer, is processor time:
+0.3 s for AlexNet, 0.2 s for ResNet152, 0.6 s for VGG16. A function of several graphs has the buffer until the last one
+has its session.
 
-300 MB above the weights were aimed at: AlexNet takes 222, ResNet152 352 to 434, VGG16 516 to 551. What else was tried:
-ONNX Runtime maps nothing but a file in a directory, which a function has on its disk only (a file in memory is refused,
-as its path leads nowhere); tensors handed over as `OrtValue` are copied just the same, and only their owner can give
-them back. A C library that returns freed blocks to the system at once (mallopt) saves 15 MB of AlexNet's and some 60 of
-the others', but takes ResNet152 another 0.4 s. Sessions without the arena and a single heap change nothing; without
-packing, or the layout that ONNX Runtime prefers for convolutions, outputs are others.
+What else was tried: ONNX Runtime maps nothing but a file in a directory, which a function has on its disk only (a file
+in memory is refused, as its path leads nowhere); tensors handed over as `OrtValue` are copied just the same, and only
+their owner can give them back. A C library that returns freed blocks to the system at once (mallopt) gives the same
+peaks as a heap that is trimmed, and takes ResNet152 another 0.3 s of processor time. Sessions without the arena and a
+single heap change nothing; without packing, or the layout that ONNX Runtime prefers for convolutions, outputs are
+others.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from lambdas.model_stream import MOST_BYTES, streamed
-from lambdas.weights import WeightSource
 from serfer.core.costs.sessions import set_threads, share_arena
 from serfer.core.errors import PlanError
 from serfer.core.plan import Function, Stage, Tile
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from lambdas.weights import WeightSource
+
 MAX_SESSIONS = 16
+_TRIM_S = 0.05
 _WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
 _FATAL = 4  # of ONNX Runtime's severities: all others are also exceptions
 _SHOWN = 300  # characters of what ONNX Runtime says
 _NO_MEMORY = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
 Array = NDArray[np.float32]
+
+
+class Session(Protocol):
+    """What computes a tile: an ONNX Runtime session, or several."""
+
+    def run(self, names: None, inputs: dict[str, Array]) -> list[Array]:
+        """Compute all outputs from inputs by name."""
+
+
+class _Chain:
+    """Sessions that run one after the other, each on the only output of the one before."""
+
+    def __init__(self, sessions: Sequence[ort.InferenceSession]) -> None:
+        self._sessions = sessions
+        self._reads = [session.get_inputs()[0].name for session in sessions]
+
+    def run(self, names: None, inputs: dict[str, Array]) -> list[Array]:
+        """Compute the last session's outputs from the first one's inputs."""
+        outputs: list[Array] = self._sessions[0].run(names, inputs)
+        for session, name in zip(self._sessions[1:], self._reads[1:], strict=True):
+            outputs = session.run(names, {name: outputs[0]})
+        return outputs
 
 
 class SessionCache:
@@ -71,11 +102,11 @@ class SessionCache:
         self._in_files: set[str] = set()
         self._fetched: dict[str, mmap.mmap | bytes] = {}
         self._arriving: dict[str, Future[mmap.mmap | bytes]] = {}
-        self._sessions: OrderedDict[str, ort.InferenceSession] = OrderedDict()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
         self.weight_loads = 0
         self.built = 0
 
-    def get(self, stage: Stage, tile: Tile) -> ort.InferenceSession:
+    def get(self, stage: Stage, tile: Tile) -> Session:
         """Return the session of a tile of a stage; raises PlanError for a missing file."""
         with self._lock:
             if tile.graph not in self._sessions:
@@ -92,6 +123,8 @@ class SessionCache:
         source, waited = self._source, 0.0
         if source is None:
             return waited
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - for fetched weights alone
+
         with self._lock, ThreadPoolExecutor(1, "fetching") as thread:
             missing = [one for one in functions if one.weights.path not in self._fetched and not self._complete(one)]
             for function, following in zip_longest(missing, missing[1:]):
@@ -126,12 +159,7 @@ class SessionCache:
         """Return whether all graphs of a function have sessions, so that its weights are needed no more."""
         return all(graph.path in self._sessions for graph in function.graphs)
 
-    def _build(self, function: Function, graph: str) -> ort.InferenceSession:
-        file = self._directory / function.weights.path
-        options = ort.SessionOptions()
-        options.log_severity_level = _FATAL
-        set_threads(options, self._threads)
-        share_arena(ort, options)
+    def _build(self, function: Function, graph: str) -> Session:
         try:
             weights = self._load(function)
             model = (self._directory / graph).read_bytes()
@@ -139,19 +167,46 @@ class SessionCache:
             raise PlanError(
                 f"{error.filename} cannot be read: {error.strerror}; is this the stage's function?"
             ) from error
-        source: AbstractContextManager[bytes | str] = nullcontext(model)
-        if not weights and function.weights.bytes:
-            options.add_session_config_entry(_WEIGHTS_IN, str(file.parent))
-        elif len(weights) > MOST_BYTES:
-            options.add_external_initializers_from_files_in_memory([file.name], [weights], [len(weights)])
-        elif weights:
-            last = all(one.path in self._sessions for one in function.graphs if one.path != graph)
-            source = streamed(model, weights, give_back=last)
         try:
-            with source as readable:
-                return ort.InferenceSession(readable, options, providers=["CPUExecutionProvider"])
-        except Exception as error:
+            if weights:
+                last = all(one.path in self._sessions for one in function.graphs if one.path != graph)
+                return self._over(weights, function, model, give_back=last)
+            return self._over_files(function, model)
+        except Exception as error:  # as in `run`
             raise _not_computed(graph, error) from error
+
+    def _over_files(self, function: Function, model: bytes) -> Session:
+        """Return the session of a model whose weights are in the directory, if it has any outside."""
+        options = self._options()
+        if function.weights.bytes:
+            options.add_session_config_entry(_WEIGHTS_IN, str((self._directory / function.weights.path).parent))
+        session: Session = _session(model, options)
+        return session
+
+    def _over(self, weights: mmap.mmap | bytes, function: Function, model: bytes, *, give_back: bool) -> Session:
+        """Return the session of a model over fetched weights, which are zeros afterwards with `give_back`."""
+        from lambdas.model_parts import parts  # noqa: PLC0415 - for fetched weights alone
+        from lambdas.model_stream import MOST_BYTES, streamed  # noqa: PLC0415 - same
+
+        sessions: list[ort.InferenceSession] = []
+        with _heap_trimmed():
+            for part in parts(model):
+                options, source = self._options(), part.model(sessions[-1].get_outputs()[0].shape if sessions else ())
+                if len(weights) > MOST_BYTES:
+                    name = Path(function.weights.path).name
+                    options.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
+                    sessions.append(_session(source, options))
+                else:
+                    with streamed(source, weights, give_back=give_back) as readable:
+                        sessions.append(_session(readable, options))
+        return _Chain(sessions) if sessions[1:] else sessions[0]
+
+    def _options(self) -> ort.SessionOptions:
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        set_threads(options, self._threads)
+        share_arena(ort, options)
+        return options
 
     def _load(self, function: Function) -> mmap.mmap | bytes:
         """Return a function's weights if they are fetched; else check that they can be read, and return nothing."""
@@ -167,6 +222,36 @@ class SessionCache:
             self._fetched[path] = arriving.result() if arriving else self._source.fetch(function.weights)
             self.weight_loads += 1
         return self._fetched[path]
+
+
+def _session(model: bytes | str, options: ort.SessionOptions) -> ort.InferenceSession:
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+@contextmanager
+def _heap_trimmed() -> Iterator[None]:
+    """Give free blocks of the C library's heap back to the system, meanwhile and at last, where the library is GNU's.
+
+    Of blocks that ONNX Runtime frees while it makes a session, the heap kept up to 75 MB more in one start of four.
+    """
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if not trim:
+        yield
+        return
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(_TRIM_S):
+            trim(0)
+
+    thread = threading.Thread(target=repeat, name="heap")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        trim(0)
 
 
 def _not_computed(graph: str, error: Exception) -> PlanError:

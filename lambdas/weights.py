@@ -114,8 +114,8 @@ def open_ranges(url: str) -> Ranges:
 def check_memory(weights: Iterable[Artefact], memory_mb: float) -> None:
     """Raise PlanError where a function's memory cannot hold its weights while they become sessions.
 
-    This much is needed whatever the graphs are: all weights once. ONNX Runtime takes more, up to as much again
-    (sessions.py).
+    This much is needed whatever the graphs are: all weights once. ONNX Runtime takes 75 to 190 MB more, up to as much
+    again where convolutions cannot be loaded in parts (sessions.py).
     """
     size = sum(artefact.bytes for artefact in weights)
     needed = _RUNTIME_MB + size / 2**20

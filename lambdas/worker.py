@@ -12,21 +12,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lambdas.cells import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
-from lambdas.gang import GangRun, StageShare
 from lambdas.sessions import MAX_SESSIONS, SessionCache
-from lambdas.weights import WeightSource
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
-from serfer.core.keys import NO_QUERY, input_key, output_key, query_keys, reply_key
+from serfer.core.keys import NO_QUERY, StoreCounts, input_key, output_key, query_keys, reply_key
 from serfer.core.plan import Function, Piece, Plan, Stage, Tile
-from serfer.core.plan.borders import Member
-from serfer.core.report import StoreCounts
 from serfer.core.wire import (
     Buffer,
     CleanUp,
@@ -50,6 +46,12 @@ from storage.exchange import Exchange
 from storage.store import Range as ByteRange
 from storage.store import Store
 
+if TYPE_CHECKING:
+    from lambdas.weights import WeightSource
+    from serfer.core.plan.borders import Member
+
+MAP_SESSIONS = 2
+"""Sessions that an environment keeps of a map plan."""
 _REPLY_RETRIES, _REPLY_BACKOFF = 5, Backoff(base=0.05, longest=0.8)
 
 
@@ -58,6 +60,13 @@ class _Read(NamedTuple):
 
     task: Task
     data: list[Array]
+    counts: StoreCounts
+
+
+class _Written(NamedTuple):
+    """What a task answers with, None where it wrote that, and the store requests of writing."""
+
+    output: memoryview | None
     counts: StoreCounts
 
 
@@ -84,7 +93,7 @@ class Worker:
     """Runs tasks of a plan's stages out of a plan directory; `environment` is its name in reports.
 
     `init_ms` is what it cost to get here; the first report carries it. Weights are in the directory, unless `source`
-    fetches them.
+    fetches them. Answers that are kept go to the store `results`; tasks cannot name another.
     """
 
     def __init__(
@@ -96,9 +105,11 @@ class Worker:
         threads: int,
         init_ms: float,
         source: WeightSource | None = None,
+        results: Store | None = None,
     ) -> None:
         self._plan = plan
         self._store = store
+        self._results = results
         self._sessions = SessionCache(directory, threads, _session_limit(plan), source)
         self._exchange: Exchange | None = None
         self._members: dict[tuple[int, int], Member] = {}
@@ -117,17 +128,23 @@ class Worker:
         self._start = _Start(self._start.init_ms + taken_ms, self._start.fetch_ms + _ms(0.0, waited_s))
         return taken_ms
 
-    def restore(self, environment: str, store: Store, started: float) -> None:
-        """Become another environment, with a store of its own: the next report is the first after a cold start.
+    def restore(self, environment: str, store: Store, started: float, results: Store | None = None) -> None:
+        """Become another environment, with stores of its own: the next report is the first after a cold start.
 
         It began at `started`, on the clock of time.perf_counter. Sessions that are there stay.
         """
-        self._store.close()
-        if self._exchange:
-            self._exchange.close()
-        self._store, self._exchange = store, None
+        for old in filter(None, (self._store, self._results)):
+            old.close()
+        self.close()
+        self._store, self._results = store, results
         self._environment = environment
         self._start = _Start(_ms(started, time.perf_counter()), 0.0)
+
+    def close(self) -> None:
+        """Close the connections of inboxes; the store is closed by its owner."""
+        exchange, self._exchange = self._exchange, None
+        if exchange:
+            exchange.close()
 
     def handle(self, event: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever an invoker sent
         """Do what a payload asks and return the response; raises InputError for a payload that is not of this plan."""
@@ -155,13 +172,17 @@ class Worker:
 
     def _run_gang(self, task: Task, started: float) -> Report:
         """Run a member of a gang; returns the report of its first stage, with those of the others."""
+        from lambdas.gang import GangRun, StageShare  # noqa: PLC0415 - few plans have gangs
+
         member = self._member(task)
+        if task.result is not None:
+            self._check_last(task)
         wanted = self._wanted(task, member.before)
         stored = self._store.get_many(wanted) if wanted else []
         counts = StoreCounts(bytes_get=sum(map(len, stored)), gets=len(stored))
         first = [self._crop(task, stored)] if task.stage == 0 else []
         values = [] if first else self._values(task, stored)
-        run = GangRun(member, task, self._sessions, self._store, self._open_exchange())
+        run = GangRun(member, task, self._sessions, self._store, self._open_exchange(), self._results)
         shares = run.run(first, values, StageShare(started, counts))
         start, self._start = self._start, _WARM
         reports = [
@@ -188,6 +209,8 @@ class Worker:
         gang = self._plan.gang_of(task.stage)
         if gang is None or task.gang is None or (gang.start, gang.stop) != (task.stage, task.gang.stop):
             raise InputError(f"the plan has no gang that begins with stage {task.stage} and ends where the task says")
+        from serfer.core.plan.borders import Member  # noqa: PLC0415 - as above
+
         place = task.stage, task.tile
         if place not in self._members:
             self._members[place] = Member(self._plan, gang, task.tile)
@@ -279,15 +302,32 @@ class Worker:
         inputs = {f"input{number}": value for number, value in enumerate(_joined(reads))}
         outputs = self._sessions.run(stage, tile, inputs)
         computed = time.perf_counter()
-        keys = [output_key(task.query, task.stage, task.tile) for task, _, _ in reads]
-        values = [cells_to_bytes(part, tile, key) for part, key in zip(_parted(outputs, reads), keys, strict=True)]
-        for (task, _, _), key, value in zip(reads, keys, values, strict=True):
-            if not task.inline:
-                self._store.put(key, value, task.ttl)
+        written = [
+            self._write(read.task, tile, part) for read, part in zip(reads, _parted(outputs, reads), strict=True)
+        ]
         times = _Times(started, read, computed, time.perf_counter())
-        return self._reports(reads, values, times)
+        return self._reports(reads, written, times)
 
-    def _reports(self, reads: Sequence[_Read], values: Sequence[memoryview], times: _Times) -> list[Report]:
+    def _write(self, task: Task, tile: Tile, outputs: Sequence[Array]) -> _Written:
+        """Write a task's cells where they belong, or return them for its answer."""
+        if task.result is not None:
+            from lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
+
+            self._check_last(task)
+            return _Written(None, write_result(self._results, self._plan, task.result, task.tile, tile, outputs))
+        key = output_key(task.query, task.stage, task.tile)
+        value = cells_to_bytes(outputs, tile, key)
+        if task.inline:
+            return _Written(value, StoreCounts())
+        self._store.put(key, value, task.ttl)
+        return _Written(None, StoreCounts(bytes_put=len(value), puts=1))
+
+    def _check_last(self, task: Task) -> None:
+        """Refuse a result that is not the answer."""
+        if (task.gang.stop if task.gang else task.stage + 1) != len(self._plan.stages) or self._plan.windows:
+            raise InputError("only what the last stage computes of whole images is kept as a result")
+
+    def _reports(self, reads: Sequence[_Read], written: Sequence[_Written], times: _Times) -> list[Report]:
         """Report on each task, with its images' share of the times."""
         start, self._start = self._start, _WARM
         images = sum(one.task.batch for one in reads)
@@ -302,10 +342,10 @@ class Worker:
                 total_ms=task.batch / images * _ms(times.started, times.ended),
                 weight_loads=self._sessions.weight_loads,
                 sessions=self._sessions.built,
-                counts=counts if task.inline else counts + StoreCounts(bytes_put=len(value), puts=1),
-                output=value if task.inline else None,
+                counts=counts + value.counts,
+                output=value.output,
             )
-            for (task, _, counts), value in zip(reads, values, strict=True)
+            for (task, _, counts), value in zip(reads, written, strict=True)
         ]
 
     def _find(self, task: Task) -> tuple[Stage, Tile]:
@@ -391,7 +431,12 @@ class Worker:
 
 
 def _session_limit(plan: Plan) -> int:
-    """Return how many sessions an environment keeps: at least those of two tile shapes in every stage of a gang."""
+    """Return how many sessions an environment keeps: at least those of two tile shapes in every stage of a gang.
+
+    Windows of a map plan are large: those of most of an image, and those of one edge.
+    """
+    if plan.windows:
+        return MAP_SESSIONS
     return max(MAX_SESSIONS, *(2 * len(gang.stages) for gang in plan.gangs), 0)
 
 

@@ -30,6 +30,8 @@ HANDLER = "lambdas.bootstrap.handler"
 """The handler of the stages' functions."""
 _BASE_IMAGE = "public.ecr.aws/lambda/python"  # AWS's own, for both architectures
 _IMAGE = re.compile(r"[a-z0-9][\w.:/@-]{0,254}")
+DAY_S = 86_400
+_MOST_RESULTS_DAYS = 30
 _GPU_TYPE = re.compile(r"g\d[a-z]*\.[a-z0-9]{1,12}")
 _MOST_GPUS = 100
 
@@ -129,7 +131,8 @@ class Options:
 
     `reserved_concurrency` is how many environments each stage's function is given, and may have at most; `base_image`
     is what container images are built on, by default AWS's image of the runtime; `provisioned_concurrency` is for how
-    many queries at once Lambda keeps the environments of the plan's functions initialised.
+    many queries at once Lambda keeps the environments of the plan's functions initialised; for `results_days` results
+    that are too large for an answer are kept, None: there are none.
     """
 
     name: str
@@ -147,6 +150,7 @@ class Options:
     driver_runs: str = "auto"
     pings: Pings | None = None
     provisioned_concurrency: int | None = None
+    results_days: int | None = None
 
     @property
     def by_alias(self) -> bool:
@@ -205,6 +209,7 @@ class Options:
             raise UsageError("--zone, an availability zone's id such as use1-az4, goes with --store s3express")
         if self.reserved_concurrency is not None and self.reserved_concurrency < 1:
             raise UsageError(f"--reserved-concurrency is 1 or more, not {self.reserved_concurrency}")
+        self._check_results()
         if self.base_image is not None and not _IMAGE.fullmatch(self.base_image):
             raise UsageError(f"--base-image is an image such as {_BASE_IMAGE}:3.13, not {self.base_image!r:.80}")
         if self.gpu is not None:
@@ -230,6 +235,14 @@ class Options:
                 f"--gpu-instance-type: {container}, which instances do not read: split with --weights fetched, or "
                 "package without a pool"
             )
+
+    def _check_results(self) -> None:
+        if self.results_days is None:
+            return
+        if not 1 <= self.results_days <= _MOST_RESULTS_DAYS:
+            raise UsageError(f"--results-days is 1 to {_MOST_RESULTS_DAYS}, or 0 for none, not {self.results_days}")
+        if self.by_state_machine:
+            raise UsageError(f"--results-days goes with --driver push or poll: {self.engine} keeps no results")
 
     def _check_pings(self, pings: Pings) -> None:
         pings.check()

@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     from serfer.client.client import AsyncJob as AsyncJob
     from serfer.client.client import Client as Client
     from serfer.client.client import Job as Job
+    from serfer.client.results import AsyncServedResult as AsyncServedResult
+    from serfer.client.results import ServedOutput as ServedOutput
+    from serfer.client.results import ServedResult as ServedResult
+    from serfer.client.tensors import ServedTensor as ServedTensor
     from serfer.core.errors import AlteredPieceError as AlteredPieceError
     from serfer.core.errors import BrokenPlanError as BrokenPlanError
     from serfer.core.errors import CeilingError as CeilingError
     from serfer.core.errors import DeadlineError as DeadlineError
     from serfer.core.errors import ImageError as ImageError
     from serfer.core.errors import ImageTooLargeError as ImageTooLargeError
+    from serfer.core.errors import IncompleteMapError as IncompleteMapError
     from serfer.core.errors import InputError as InputError
     from serfer.core.errors import KeyRefusedError as KeyRefusedError
     from serfer.core.errors import LambdaThrottledError as LambdaThrottledError
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
     from serfer.core.errors import PlanWarning as PlanWarning
     from serfer.core.errors import QueryError as QueryError
     from serfer.core.errors import RequestRefusedError as RequestRefusedError
+    from serfer.core.errors import ResultDamagedError as ResultDamagedError
+    from serfer.core.errors import ResultGoneError as ResultGoneError
     from serfer.core.errors import SerferError as SerferError
     from serfer.core.errors import ServiceDeadlineError as ServiceDeadlineError
     from serfer.core.errors import ServiceError as ServiceError
@@ -55,9 +62,17 @@ if TYPE_CHECKING:
     from serfer.core.plan import Preprocess as Preprocess
     from serfer.core.report import QueryReport as QueryReport
     from serfer.core.served import ServedReport as ServedReport
+    from serfer.mapping.many_images import ManyReport as ManyReport
+    from serfer.mapping.map import map_image as map  # noqa: A004 - a map of an image
+    from serfer.mapping.map import map_many as map_many
+    from serfer.mapping.options import MapOptions as MapOptions
+    from serfer.mapping.report import MapReport as MapReport
     from serfer.pipeline.pipeline import Pipeline as Pipeline
     from serfer.pipeline.result import Result as Result
+    from serfer.results.manifest import ResultManifest as ResultManifest
+    from serfer.results.stored import StoredResult as StoredResult
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
+    from splitter.map_plan import map_plan as map_plan
     from splitter.split import split as split
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
@@ -70,6 +85,7 @@ __all__ = [
     "AlteredPieceError",
     "AsyncClient",
     "AsyncJob",
+    "AsyncServedResult",
     "BrokenPlanError",
     "CeilingError",
     "Client",
@@ -78,11 +94,15 @@ __all__ = [
     "GangStalledError",
     "ImageError",
     "ImageTooLargeError",
+    "IncompleteMapError",
     "InputError",
     "Job",
     "KeyRefusedError",
     "LambdaThrottledError",
     "LambdaUnavailableError",
+    "ManyReport",
+    "MapOptions",
+    "MapReport",
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
@@ -97,19 +117,29 @@ __all__ = [
     "QueryReport",
     "RequestRefusedError",
     "Result",
+    "ResultDamagedError",
+    "ResultGoneError",
+    "ResultManifest",
     "SerferError",
+    "ServedOutput",
     "ServedReport",
+    "ServedResult",
+    "ServedTensor",
     "ServiceDeadlineError",
     "ServiceError",
     "ServiceUnavailableError",
     "StoreError",
     "StoreUnavailableError",
+    "StoredResult",
     "TaskFailedError",
     "UnavailableError",
     "UsageError",
     "ValueTooLargeError",
     "WrongAnswerError",
     "__version__",
+    "map",
+    "map_many",
+    "map_plan",
     "open",
     "split",
 ]
@@ -117,14 +147,26 @@ __all__ = [
 _HOMES = {
     "AsyncClient": ("serfer.client.client", "AsyncClient"),
     "AsyncJob": ("serfer.client.client", "AsyncJob"),
+    "AsyncServedResult": ("serfer.client.results", "AsyncServedResult"),
     "Client": ("serfer.client.client", "Client"),
     "Job": ("serfer.client.client", "Job"),
+    "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
+    "MapOptions": ("serfer.mapping.options", "MapOptions"),
+    "MapReport": ("serfer.mapping.report", "MapReport"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
     "Result": ("serfer.pipeline.result", "Result"),
+    "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
+    "ServedOutput": ("serfer.client.results", "ServedOutput"),
     "ServedReport": ("serfer.core.served", "ServedReport"),
+    "ServedResult": ("serfer.client.results", "ServedResult"),
+    "ServedTensor": ("serfer.client.tensors", "ServedTensor"),
+    "StoredResult": ("serfer.results.stored", "StoredResult"),
+    "map": ("serfer.mapping.map", "map_image"),
+    "map_many": ("serfer.mapping.map", "map_many"),
+    "map_plan": ("splitter.map_plan", "map_plan"),
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "split": ("splitter.split", "split"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from serfer.core.errors import InputError
@@ -42,13 +43,20 @@ def _is_taken(path: Path) -> bool:
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file of a mode (less the umask), in place of what was there; raises InputError where that cannot be."""
+    write_chunks(path, (data,), mode)
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes], mode: int = 0o666) -> None:
+    """Write a file as `write_whole` does, of chunks; what their iterator raises leaves no file either."""
     if _is_taken(path):
         raise InputError(f"{str(path)!r} cannot be written: it is not a regular file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
             part.touch(mode)
-            part.write_bytes(data)
+            with part.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

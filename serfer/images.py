@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import stat
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.libtiff import silence_libtiff
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
@@ -112,7 +110,7 @@ def decode_image(
         raise ImageError(f"{name} is empty")
     if len(data) > limits.max_bytes:
         raise ImageTooLargeError(f"{name} is larger than {limits.max_bytes:,} bytes")
-    _silence_libtiff()
+    silence_libtiff()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata, and of sizes that our own limit judges below
@@ -129,23 +127,6 @@ def decode_image(
         raise ImageTooLargeError(f"{name} takes more memory to decode than there is: send a smaller picture") from None
     except Exception as error:  # Pillow raises many classes for malformed files: AttributeError, struct.error, ...
         raise ImageError(f"{name} cannot be decoded: {error}") from error
-
-
-@cache
-def _silence_libtiff() -> None:
-    """Stop libtiff from writing a line to standard error for every fault in a file: it may write 10,000 times its size.
-
-    Pillow has no setting for that. Where its libtiff is not a shared library of its own, nothing changes.
-    """
-    with suppress(OSError, AttributeError):
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
-        paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libtiff" in line}
-        for path in paths:
-            library = ctypes.CDLL(path)
-            for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
-                set_handler = library[name]
-                set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
-                set_handler(None)
 
 
 def check_channels(preprocess: Preprocess, shape: Shape) -> None:

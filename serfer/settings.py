@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from serfer.core.costs.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.keys import MOST_RESULT_TTL_S, RESULT_TTL_S
 from serfer.core.plan import ImageLimits
 from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
@@ -40,6 +41,10 @@ class Settings(BaseSettings):
     """The largest image file that commands and the Python API read."""
     max_image_pixels: int = Field(default=100_000_000, gt=0)
     """The largest image that commands and the Python API decode."""
+    results: str | None = None
+    """The URL of the store of results: answers that the last stage's tiles write there, for their owner to keep."""
+    results_ttl_s: float = Field(default=RESULT_TTL_S, gt=0, le=MOST_RESULT_TTL_S)
+    """How long results are kept."""
     state_machine: str = Field(
         default="",
         pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:[0-9]{12}:stateMachine:[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
@@ -62,6 +67,18 @@ class Settings(BaseSettings):
     """Processor time that decoding the images of a request may take."""
     api_max_images: int = Field(default=16, gt=0, le=MAX_BATCH)
     """The most images of a request."""
+    api_max_answer_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    """The largest answer of `/v2`: a larger one is kept where results are, else refused before it is computed (in a
+    driver function: 4,400,000).
+    """
+    api_max_result_bytes: int = Field(default=4 * 1024 * 1024 * 1024, gt=0)
+    """The largest result that is kept for a client of `/v2`."""
+    api_downloads: int = Field(default=16, gt=0, le=10_000)
+    """Outputs of results that a driver sends at once, half of them to one client."""
+    results_link_key: SecretStr = SecretStr("")
+    """The secret, of at least 32 characters and the same in all drivers, that links to outputs of results are signed
+    with; without one, outputs are for who has the API key.
+    """
     api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     """What the bodies of all requests in a driver may take together."""
     api_body_timeout_s: float = Field(default=10.0, gt=0, le=3600)
@@ -86,14 +103,16 @@ class Settings(BaseSettings):
     """The file of API keys (`--keys`)."""
     allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Host names, separated by commas, that requests without API keys may be for (`--allow-host`)."""
-    route: str = Field(default="serverless", max_length=40)
-    """Where queries run: `serverless`, `auto`, `gpu`, or a policy by name (`--route`)."""
+    route: str = Field(default="serverless", max_length=300)
+    """Where queries run: `serverless`, `auto`, `gpu`, or a policy by name or as `MODULE:Class` (`--route`)."""
     instances: str | None = None
     """The pool of instances: `local`, `static:URL,URL` or `ec2:GROUP` (`--instances`)."""
     scenario_file: Path | None = None
     """Prices and speeds of functions and instances (`--scenario`)."""
     max_usd_per_hour: float | None = Field(default=None, gt=0)
     """What any hour may cost (`--max-usd-per-hour`)."""
+    policy_state: str | None = Field(default=None, max_length=1024)
+    """Where what the pool's policy has learnt is kept: a directory, or `s3://BUCKET/PREFIX` (`--policy-state`)."""
     instance_key: SecretStr = SecretStr("")
     """The API key that a pool's instances are asked with."""
     prewarm: Literal["auto", "never"] = "auto"
@@ -136,6 +155,13 @@ class Settings(BaseSettings):
             if not _HOST.fullmatch(name):
                 raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and port")
         return hosts
+
+    @field_validator("results_link_key")
+    @classmethod
+    def _long(cls, key: SecretStr) -> SecretStr:
+        if not re.fullmatch(r"|[\x21-\x7e]{32,1024}", key.get_secret_value()):
+            raise ValueError("give at least 32 visible characters, such as those of `openssl rand -hex 32`")
+        return key
 
     @field_validator("local_access")
     @classmethod

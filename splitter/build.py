@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serfer.core.errors import ModelError
+from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.plan import ImageLimits, PackageLimit, Plan
+from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY
 from splitter.head.calibration import Calibration, read_calibration
-from splitter.network.description import Description
+from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
+from splitter.network.reductions import with_reduction
 from splitter.network.source import Array, Progress, Source, load
 from splitter.plan_dir.assemble import Decision, PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
@@ -50,10 +54,12 @@ def build_plan(
         labels=description.labels or source.labels,
         activation=description.activation or source.activation,
     )
-    graph = from_onnx(source.onnx, *sample.shape[2:])
+    graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, description.reduction)
     _check_layout(graph)
     _check_example(graph, sample)
     _check_answer(graph, source)
+    source = _reduced(source, description.reduction)
+    answers = _answers(graph, description.reduction)
     images = _calibration(calibration, graph, source, progress)
     cold: list[Decision] = []
 
@@ -61,7 +67,7 @@ def build_plan(
         decision = fit(graph, options, within, images, progress)
         offer = cold_offer(decision, options, within, progress)
         cold[:] = [offer.decision] if offer.decision else []
-        return replace(decision, why=decision.why + offer.sentence)
+        return replace(decision, why=decision.why + offer.sentence + answers)
 
     def choose_cold(within: Budget) -> Decision:
         always = replace(options, cold_plan="always")
@@ -107,6 +113,8 @@ def _calibration(
     given: Calibration | Path | str | None, graph: Graph, source: Source, progress: Progress
 ) -> Calibration | None:
     shape, classes = graph.shape(graph.input), graph.shape(graph.output).elements
+    if given is not None and graph.answers:
+        raise ModelError("calibration needs a network that classifies: one output (N, K)")
     if isinstance(given, Path | str):
         labels = source.labels or tuple(map(str, range(classes)))
         given = read_calibration(Path(given), source.preprocess, shape, labels, ImageLimits(), progress)
@@ -140,11 +148,52 @@ def _check_example(graph: Graph, sample: Array) -> None:
 
 
 def _check_answer(graph: Graph, source: Source) -> None:
-    classes = graph.shape(graph.output).elements
+    shape, first = graph.shape(graph.output), graph.output_tensors[0]
+    classes = shape.elements if shape.flat else shape.channels
     if source.preprocess:
         check_channels(source.preprocess, graph.shape(graph.input))
-    if source.labels and len(source.labels) != classes:
+    if source.labels and len(source.labels) != classes and first.dtype == "float32":
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
+
+
+def _reduced(source: Source, reduction: Reduction | None) -> Source:
+    """Return a source whose own answers are reduced, and warn where those to the check are masks of one class."""
+    source = with_reduction(source, reduction)
+    if reduction is None or reduction.kind != ARGMAX:
+        return source
+    own = source.run
+
+    def run(batch: Array) -> Answer:
+        answer = own(batch)
+        _warn_of_one_class(answer)
+        return answer
+
+    return replace(source, run=run)
+
+
+def _warn_of_one_class(answer: Answer) -> None:
+    """Warn where the check of a plan can find little: masks that have one class everywhere (PlanWarning)."""
+    masks = [values for values in (answer.values() if isinstance(answer, Mapping) else [answer]) if values.ndim > 1]
+    if all(mask.min() == mask.max() for mask in masks if mask.dtype.kind in "ui"):
+        warnings.warn(
+            "the model gives the images that the plan was checked on one class everywhere, so that the check says "
+            "little: split once without --reduce, which compares scores, or look at `serfer verify` on your images",
+            PlanWarning,
+            stacklevel=2,
+        )
+
+
+def _answers(graph: Graph, reduction: Reduction | None) -> str:
+    """Return a sentence on the bytes that a reduction saves."""
+    if graph.unreduced is None:
+        return ""
+    number, before = graph.unreduced
+    tensor = graph.output_tensors[number]
+    after = prod(tensor.dims) * np.dtype(tensor.dtype).itemsize
+    return (
+        f" Of an image's output {tensor.name!r}, {reduction} makes {after:,} bytes of {before:,}, in the last "
+        "stage's tiles."
+    )
 
 
 def _check_batch(sample: Array) -> Array:

@@ -11,7 +11,7 @@ from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from splitter.network.description import Description
+from splitter.network.description import Description, Reduction
 from splitter.plan_dir.output_directory import place_for
 from splitter.planning.options import (
     DEFAULT_COLD_ENVIRONMENTS,
@@ -58,6 +58,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     preprocess: Preprocess | Path | str | None = None,
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
+    reduce: str | None = None,
+    resize_output: tuple[int, int] | None = None,
     facts: AwsFacts | None = None,
     profiles: Profiles | None = None,
     progress: Callable[[str], None] | None = None,
@@ -104,6 +106,10 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     `activation` turns the outputs into scores: "softmax", "sigmoid" or "none". A zoo model has all three. `progress` is
     called with each step in words.
 
+    `reduce` and `resize_output` make answers small: the first output that is a map (N, C, H, W) is resized to
+    `resize_output`, (rows, columns), linearly, and then becomes the class of each position ("argmax": (N, H, W), uint8
+    of up to 256 classes, else int64), or scores over its channels ("softmax") or of each value ("sigmoid").
+
     `memory_mb` is what functions get, or what the planner may choose from for each stage (its default); `limit_mb`
     (default: AWS's 250) what a package may be, of which `dependency_bytes` are reserved for code and dependencies: a
     number (the default covers every layer that `serfer package` builds), or a function that measures it. The plan is
@@ -116,7 +122,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     disk, or WrongAnswerError if the parts do not equal the whole.
     """
     place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
-    description = Description.of(preprocess, labels, activation)
+    description = Description.of(preprocess, labels, activation, Reduction.of(reduce, resize_output))
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     check_gang(gang, store)

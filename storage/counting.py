@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from storage.exchange import Exchange, Message, Received
 from storage.store import Bytes, Range, Store
 from storage.wrapping import WrapperExchange, WrapperStore

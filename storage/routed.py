@@ -5,8 +5,7 @@ every other key        crops, replies, what the tiles of all other stages wrote 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from serfer.core.errors import MissingKeyError
 from serfer.core.keys import stage_of
@@ -14,6 +13,9 @@ from serfer.core.plan import OBJECTS, Plan
 from storage import open_store
 from storage.store import Bytes, Range, Store, check_keys, check_ranges
 from storage.wrapping import WrapperStore
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 _Value = TypeVar("_Value")
 
@@ -34,13 +36,17 @@ class RoutedStore(WrapperStore):
         """Put it where it belongs."""
         self._of(key).put(key, value, ttl)
 
+    def link(self, key: str, lifetime_s: int) -> str | None:
+        """Return the link of the store where it belongs."""
+        return self._of(key).link(key, lifetime_s)
+
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Get from both at once; where both lack something, the first of all that is missing is named."""
         check_ranges(ranges)
         sides = [self._apart(span.key) for span in ranges]
         if len(set(sides)) <= 1:
             return self._side(sides).get_many(ranges)
-        with ThreadPoolExecutor(1) as thread:
+        with _thread() as thread:
             apart = thread.submit(self._objects.get_many, _chosen(ranges, sides, apart=True))
             try:
                 near = self._inner.get_many(_chosen(ranges, sides, apart=False))
@@ -56,7 +62,7 @@ class RoutedStore(WrapperStore):
         sides = [self._apart(key) for key in keys]
         if len(set(sides)) <= 1:
             return self._side(sides).exists(keys)
-        with ThreadPoolExecutor(1) as thread:
+        with _thread() as thread:
             apart = thread.submit(self._objects.exists, _chosen(keys, sides, apart=True))
             return _merged(sides, self._inner.exists(_chosen(keys, sides, apart=False)), apart.result())
 
@@ -66,7 +72,7 @@ class RoutedStore(WrapperStore):
         sides = [self._apart(key) for key in keys]
         if len(set(sides)) <= 1:
             return self._side(sides).delete(keys)
-        with ThreadPoolExecutor(1) as thread:
+        with _thread() as thread:
             apart = thread.submit(self._objects.delete, _chosen(keys, sides, apart=True))
             self._inner.delete(_chosen(keys, sides, apart=False))
             return apart.result()
@@ -84,6 +90,12 @@ class RoutedStore(WrapperStore):
     def _side(self, sides: Sequence[bool]) -> Store:
         """Return the store of keys that all belong to one: main where there are no keys."""
         return self._objects if any(sides) else self._inner
+
+
+def _thread() -> "ThreadPoolExecutor":
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  workers have one store, mostly
+
+    return ThreadPoolExecutor(1)
 
 
 def _chosen(items: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:

@@ -61,6 +61,14 @@ class Store(Protocol):
     def delete(self, keys: Sequence[str]) -> None:
         """Remove the keys, in one round trip where the backend can; absent ones are fine."""
 
+    def link(self, key: str, lifetime_s: int) -> str | None:
+        """Return a URL that anyone can GET a value from, in any range, for so many seconds; None where there are none.
+
+        It is not looked whether there is such a value. The URL is a secret: it needs no credentials.
+        """
+        del key, lifetime_s
+        return None
+
     def coordination(self) -> Coordination:
         """Return what drivers share state by, over this store's connections; closing the store ends it too.
 

@@ -32,6 +32,10 @@ class WrapperStore(Store):
         """Delete from `inner`."""
         self._inner.delete(keys)
 
+    def link(self, key: str, lifetime_s: int) -> str | None:
+        """Return the link of `inner`."""
+        return self._inner.link(key, lifetime_s)
+
     def coordination(self) -> Coordination:
         """Coordinate by `inner`."""
         return self._inner.coordination()

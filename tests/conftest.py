@@ -1,11 +1,13 @@
 import functools
 import gc
+import logging
 import os
 import signal
 import sys
 
 import botocore.session
 import httpx
+import pytest
 from hypothesis import is_hypothesis_test, settings
 
 # What tests start writes into pipes as it does for users: what it does not flush, nobody sees.
@@ -36,6 +38,20 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 _TIMES = "SERFER_TEST_EXAMPLES"  # so many times the examples, from the seed of the command line (make properties)
+
+
+@pytest.fixture(autouse=True)
+def own_log_handlers():
+    """Take away the log handlers that a test has installed, such as a command's, whose streams end with the test.
+
+    A line that such a handler cannot write is reported with a traceback, whose parser (Python 3.11's) is not safe
+    beside an import in another thread.
+    """
+    before = logging.root.handlers[:]
+    yield
+    installed = [each for each in logging.root.handlers if type(each) is logging.StreamHandler and each not in before]
+    for handler in installed:
+        logging.root.removeHandler(handler)
 
 
 def pytest_collection_finish():

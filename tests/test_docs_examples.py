@@ -1,12 +1,16 @@
 """Code in the documents runs as it stands there."""
 
+import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from serfer.cli.main import app
+from serfer.control.policies import make_policy
 from splitter.tiling.operators import _RULES
+from tests.control.worlds import LARGE, scenario, seen
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -25,12 +29,27 @@ def test_blocks_that_are_marked_run(page, tmp_path, monkeypatch):
         exec(block, names)  # noqa: S102 - it is our own page
 
 
-def test_the_policy_that_is_shown_follows_the_load():
+def test_the_policy_that_is_shown_follows_the_load_and_is_simulated(tmp_path, monkeypatch):
     page = (DOCS / "how-to" / "add-a-policy.md").read_text(encoding="utf-8")
-    names = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)  # noqa: S102 - it is our own page
-    policy = names["HalfHour"](SimpleNamespace(instance=SimpleNamespace(qps=10.0)))
-    assert [policy.observe(600.0, rate).instances for rate in (0.0, 50.0, 50.0, 50.0, 0.0, 0.0, 0.0)] == [
+    text = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    assert text.count("\n") <= 50
+    monkeypatch.chdir(tmp_path)
+    Path("half_hour.py").write_text(text, encoding="utf-8")
+    policy = make_policy("half_hour.py:HalfHour", scenario(qps=10.0))
+    assert [policy.observe(seen(600.0, rate)).total for rate in (0.0, 50.0, 50.0, 50.0, 0.0, 0.0, 0.0)] == [
         *(0, 3, 4, 5),
         *(4, 2, 0),
     ]
+    Path("scenario.toml").write_text(LARGE, encoding="utf-8")
+    shown = re.search(r"serfer (simulate .*) --plot", page)[1].split()
+    result = CliRunner().invoke(app, [*shown, "--level", "rates", "--json"])
+    names = [json.loads(line)["policy"] for line in result.stdout.splitlines()]
+    assert names == ["half_hour.py:HalfHour", "break-even"]
+
+
+def test_the_forecaster_that_is_shown_is_marks(tmp_path, monkeypatch):
+    page = (DOCS / "how-to" / "add-a-policy.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    Path("my_mark.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
+    policy = make_policy("my_mark.py:MyMark", scenario(qps=10.0))
+    assert [policy.observe(seen(60.0, rate)).total for rate in (30.0, 50.0, 0.0)] == [3, 5, 5]

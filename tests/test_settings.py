@@ -38,6 +38,12 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "api_decoders": 3,
         "api_decode_cpu_s": 1.5,
         "api_max_images": 7,
+        "api_max_answer_bytes": 9,
+        "api_max_result_bytes": 10,
+        "api_downloads": 3,
+        "results": "s3://bucket/results",
+        "results_ttl_s": 3600.0,
+        "results_link_key": "a-key-of-at-least-thirty-two-characters",
         "api_held_bytes": 8,
         "api_body_timeout_s": 0.5,
         "api_header_timeout_s": 1.5,
@@ -54,6 +60,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "route": "auto",
         "instances": "ec2:pool",
         "scenario_file": tmp_path / "scenario.toml",
+        "policy_state": str(tmp_path / "state"),
         "max_usd_per_hour": 12.5,
         "instance_key": "secret",
         "local_concurrency": 3,
@@ -72,9 +79,9 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         monkeypatch.setenv(f"SERFER_{name.upper()}", text)
     settings = load_settings()
     assert "secret" not in repr(settings)
-    for name in ("instance_key", "local_access"):
+    for name in ("instance_key", "local_access", "results_link_key"):
         assert getattr(settings, name).get_secret_value() == values.pop(name)
-    assert settings.model_dump(exclude={"instance_key", "local_access"}) == values
+    assert settings.model_dump(exclude={"instance_key", "local_access", "results_link_key"}) == values
     assert settings.signing_access() == Access("LOCAL", "a-secret-of-the-test")
 
 

@@ -22,7 +22,7 @@ from bench.baselines.handlers.objects import Array
 from bench.baselines.poll_driver import PollDriver
 from bench.core.frames import pipe_of, read_frame, write_frame
 from serfer.core.errors import QueryError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION
 from serfer.plan_directory import load_plan

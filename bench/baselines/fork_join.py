@@ -25,8 +25,8 @@ from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, chec
 from bench.baselines.handlers.payload import from_json, to_json
 from bench.core.system import System
 from serfer.core.errors import TaskFailedError
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
-from serfer.core.report import StoreCounts
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.plan_directory import check_artefacts, load_plan

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from bench.baselines.handlers.environment import Array, merge
 from bench.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key
 from serfer.core.errors import DeadlineError, MissingKeyError
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import IMAGE, Plan
-from serfer.core.report import StoreCounts
 from serfer.pipeline.reference import normalised
 from storage.counting import CountingStore
 from storage.store import Store

@@ -19,8 +19,8 @@ from bench.baselines.driver_process import Configuration, DriverProcess
 from bench.baselines.handlers.objects import Array
 from bench.baselines.poll_driver import Mechanics
 from bench.core.system import System
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
-from serfer.core.report import StoreCounts
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings

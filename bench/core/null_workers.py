@@ -8,10 +8,9 @@ from pathlib import Path
 
 from drivers.push import PushDriver
 from serfer.core.checksum import protect
-from serfer.core.keys import output_key
+from serfer.core.keys import StoreCounts, output_key
 from serfer.core.plan import Plan
 from serfer.core.plan.borders import Member
-from serfer.core.report import StoreCounts
 from serfer.core.run_machine import Failure
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Report, Task

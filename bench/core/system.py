@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 
 Pixels = NDArray[np.uint8]
 Logits = NDArray[np.float32]

@@ -8,8 +8,9 @@ from pathlib import Path
 from threading import Lock
 
 from bench.core.system import Logits, Pixels, System, Totals
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
-from serfer.core.report import QueryReport, StoreCounts
+from serfer.core.report import QueryReport
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.pipeline.result import Result

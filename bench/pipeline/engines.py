@@ -26,7 +26,7 @@ from bench.core.results import publish_rows
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.pipeline import Pipeline

@@ -27,9 +27,8 @@ from drivers.lambda_http import _Signer
 from lambdas.cells import cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.cli.shared.options import JsonOption, PlanOption, status_line
 from serfer.core.checksum import protect
-from serfer.core.keys import output_key
+from serfer.core.keys import StoreCounts, output_key
 from serfer.core.plan import Plan, Stage, Tile
-from serfer.core.report import StoreCounts
 from serfer.core.run_machine import Action, Invoke, Run, TaskDone, TaskStarted
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task

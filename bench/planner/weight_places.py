@@ -77,7 +77,7 @@ def _number(value: float | None, digits: int) -> str:
 def ways(network: Network) -> Iterator[Way]:
     """Yield the ways to hold a network's weights: zips with any split, then one function by place and precision."""
     graph, names = network.graph, storable(network.graph, network.graph.nodes)
-    whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), (graph.output,))]
+    whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), graph.outputs)]
     every = cut_points(graph, network.budget.limit.room)
     kinds = [("split, zips", (ZIP,), every), *((f"one function, {place}", (place,), whole) for place in WEIGHT_PLACES)]
     for (what, places, cuts), half in product(kinds, (False, True)):

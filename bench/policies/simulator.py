@@ -21,11 +21,13 @@ from bench.core.results import Results, Table, publish
 from bench.core.stamp import this_machine
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.policies import POLICIES, make_policy
+from serfer.control.policy import fleet_of
 from serfer.control.router import Endpoint, Router
-from serfer.control.scenario import Scenario
+from serfer.control.scenario import Market, Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.settings import Settings, load_settings
 from serfer.sim.calibration import Calibration, LocalRun
+from serfer.sim.fleet import Purchase
 from serfer.sim.hours import Window
 from serfer.sim.queries import QueriesRun
 from serfer.sim.rates import run_rates, steps_of
@@ -142,8 +144,9 @@ def _simulator_speeds(made: Calibration, scenario: Scenario, settings: Settings,
     for what, launched in (("all on Lambda", 0), ("two instances", 2)):
         progress(f"timing queries, {what}")
         policy = make_policy("serverless" if not launched else "instances", scenario)
-        policy.resume(launched)
-        run = QueriesRun(scenario, Router(scenario, policy), times, [-scenario.instance.boot_s] * launched, 0)
+        policy.resume(fleet_of(scenario.instance, 0, launched))
+        bought = (-scenario.instance.boot_s, Purchase(scenario.instance, Market.ON_DEMAND))
+        run = QueriesRun(scenario, Router(scenario, policy), times, [bought] * launched, 0)
         yield Speed(f"queries, {what}", _speed(run, calm, _SPEED_QUERIES), "queries/min", "1,000,000")
     progress("timing tasks")
     tasks = TasksRun(scenario, Router(scenario, make_policy("serverless", scenario)), made, [], 0)

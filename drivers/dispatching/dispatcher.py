@@ -24,6 +24,8 @@ from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.wire import MAX_BATCH, Report, Task
 
+_BACKGROUND = 1 << 60  # more queries than ever come
+
 
 class Demand(NamedTuple):
     """A task's demand on an invocation: images, and bytes of tensors in its payload and in its answer.
@@ -188,9 +190,12 @@ class Dispatcher:
             self._prewarmer = Prewarmer(plan, self._invoker, self._slots, terms, self._clock)
         return self._prewarmer
 
-    def next_age(self) -> int:
-        """Return the age of a query that arrives now: they are alike where the oldest does not go first."""
-        return self._slots.next_age() if self._oldest_first else 0
+    def next_age(self, *, background: bool = False) -> int:
+        """Return the age of a query that arrives now: they are alike where the oldest does not go first.
+
+        Queries in the background are younger than all others, and among themselves as they came.
+        """
+        return (self._slots.next_age() if self._oldest_first else 0) + (_BACKGROUND if background else 0)
 
     def start(self, attempt: Attempt) -> asyncio.Task[None]:
         """Queue an attempt, and return the asyncio task that waits for its slot."""

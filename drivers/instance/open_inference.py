@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
 
 HEADER: Final = "Inference-Header-Content-Length"
@@ -50,6 +50,16 @@ class Inferred:
     logits: NDArray[np.float32]
     batch: int | None
     computed_ms: float | None
+
+
+def check_classifies(plan: Plan) -> None:
+    """Refuse a plan whose network has other outputs than scores, which instances do not answer; raises PlanError."""
+    if not plan.classifies:
+        outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in plan.output_tensors)
+        raise PlanError(
+            f"instances answer with a score for each class, and this plan's outputs are {outputs}: run it on functions "
+            "alone (--route serverless)"
+        )
 
 
 def read_form(body: bytes, plan: Plan) -> Form:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan, Stage
-from serfer.core.report import StoreCounts
 from serfer.core.run_machine import LOST, Retry
 from serfer.core.wire import Report, encode_report
 

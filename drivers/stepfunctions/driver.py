@@ -28,6 +28,7 @@ from drivers.tasks import ONE_SLOT, QueryRequest
 from serfer.core.errors import DeadlineError, InputError, TaskFailedError, UsageError
 from serfer.core.keys import input_key, query_id, query_keys
 from serfer.core.plan import Plan
+from serfer.core.plan.answers import verified_parts
 from serfer.core.run_machine import FailureKind, Retry
 from serfer.core.wire import Crop
 from storage.store import Store
@@ -102,6 +103,8 @@ class StepFunctionsDriver:
         Raises TaskFailedError, DeadlineError, or what was unavailable. Keys are deleted however it ends. Nothing is
         known of its stages before it ends, so they cannot be watched.
         """
+        if context.result:
+            raise UsageError("a state machine's answers cannot be kept as results: use --driver push or poll")
         clock = self._route.clock
         now = clock.time()
         request = QueryRequest(crops, batch, now, now + deadline_s, next(self._arrivals), context)
@@ -158,7 +161,11 @@ class _Query:
         except InputError as error:
             raise TaskFailedError(f"{FailureKind.FAILED_IN_CODE.value}: {error}") from error
         self._left_s, self._cleaned = 0.0, output.cleaned
-        outputs = await self._store.get(self._answer_keys())
+        keys = self._answer_keys()
+        outputs = [
+            verified_parts(self._route.plan, tile, value, key, self._request.batch)
+            for tile, (value, key) in enumerate(zip(await self._store.get(keys), keys, strict=True))
+        ]
         ended = self._route.clock.time()
         stages = stage_runs(output, outcome, (self._request.started, ended))
         return Answer(

@@ -29,9 +29,9 @@ DRIVER_MB = 1769
 _DRIVER_OWN_MB = 920
 """What a driver may take at most: 150 MB of process and imports (assumed), an image of 24 million pixels at 20 bytes in
 the process that decodes it, 96 million pixels of a request at 3 bytes (the defaults of its settings)."""
-_SESSIONS_PER_WEIGHTS = 2.7
-"""Memory of sessions by the bytes of their weights: the most of three networks (lambdas/sessions.py: ResNet152,
-(663 - 49) / 229)."""
+_SESSIONS_PER_WEIGHTS = 2.2
+"""Memory of sessions by the bytes of their weights: the most of three networks (lambdas/sessions.py: ResNet152 in one
+part, (542 - 50) / 229; in the two that it has, 1.8)."""
 _COLD = "it has a cold plan, and a driver chooses between the functions of both"
 _THOUSAND = 1000
 

@@ -14,7 +14,7 @@ try:
 except ImportError:
     from yaml import SafeDumper  # type: ignore[assignment]
 
-from sam.options import LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
+from sam.options import DAY_S, LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
 from sam.template import fragments
 from sam.template.fragments import Part
 from sam.template.functions import generation, vpc
@@ -162,6 +162,8 @@ def _variables(options: Options) -> dict[str, Any]:
         "instance": _INSTANCES[options.architecture],
         "machine": options.architecture,
         **_ping_variables(options),
+        "results_days": options.results_days,
+        "results_ttl_s": str((options.results_days or 0) * DAY_S),
         "runtime": options.runtime,
         "store": options.store,
         "version": __version__,
@@ -181,20 +183,23 @@ def _ping_variables(options: Options) -> Part:
 def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
     """Return the names of the parts that a deployment is made of."""
     fleet, cache = options.drivers == "fleet", options.store in _CACHES
-    machine = options.by_state_machine
+    machine, keeps = options.by_state_machine, options.results_days is not None
     kind = "express" if options.engine == "stepfunctions-express" else "standard"
     parts = {
         "base": True,
         "network": options.in_vpc,
         "weights": fetches,
         "weights-network": fetches and cache,
-        "endpoint-s3": fleet or (fetches and cache),
+        "workers-to-s3": (fetches or keeps) and cache,
+        "drivers-to-s3": keeps and cache and not fleet,
+        "endpoint-s3": fleet or ((fetches or keeps) and cache),
         "store-s3": options.store == "s3",
         "store-s3-clean-up": options.store == "s3" and machine,
         "store-s3express": options.store == "s3express",
         "endpoint-s3express": options.store == "s3express" and fleet,
         "store-cache": cache,
         "store-redis": options.store == "redis",
+        "results": keeps,
         "machine": machine,
         f"endpoint-machine-{kind}": machine and options.in_vpc,
         "driver-function": not fleet,

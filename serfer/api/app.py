@@ -29,9 +29,13 @@ from serfer.api.http.validation import fault
 from serfer.api.idempotency import IdempotencyStore
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.results.document import KeptResults
+from serfer.api.results.downloads import Downloads
+from serfer.api.results.links import LinkSigner
 from serfer.api.routes.classify import Classifying, classify_router
 from serfer.api.routes.health import health_router
 from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
+from serfer.api.routes.kept import Keeping, kept_router, outputs_guard, outputs_router
 from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
 from serfer.api.routes.results import Results
@@ -55,14 +59,24 @@ def make_app(
     keys: KeyRing | None = None,
     telemetry: Telemetry | None = None,
     hosts: Iterable[str] | None = None,
+    *,
+    streams: bool = True,
 ) -> FastAPI:
     """Return the application that answers for `service`; with `keys`, to those who have one.
 
     `hosts` are the names and addresses that it answers to; without them, to any (serfer/api/auth/hosts.py).
-    `telemetry` are the service's metrics of its queries: without it, only requests are counted.
+    `telemetry` are the service's metrics of its queries: without it, only requests are counted. Where it `streams`, no
+    output of a result is too large to be sent.
     """
     telemetry = telemetry or open_telemetry(service.pipelines)
-    limits = ApiLimits(settings.api_max_body_bytes, settings.api_max_images, settings.api_body_timeout_s)
+    kept = _kept(service, settings, streams=streams)
+    limits = ApiLimits(
+        settings.api_max_body_bytes,
+        settings.api_max_images,
+        settings.api_body_timeout_s,
+        settings.api_max_answer_bytes,
+        settings.api_max_result_bytes if kept else 0,
+    )
     coordination = service.store.coordination()
     results = Results(coordination, settings.api_result_ttl_s)
     idempotency = IdempotencyStore(coordination, settings.api_result_ttl_s)
@@ -86,14 +100,17 @@ def make_app(
         lifespan=lifespan,
     )
     guarded: Sequence[Any] = [Depends(_guard(keys))] if keys else []
-    inferring = Inferring(service, limits, settings.api_deadline_ms)
+    keeping = Keeping(kept, Downloads(settings.api_downloads), telemetry.metrics)
+    inferring = Inferring(service, limits, settings.api_deadline_ms, keeping)
     for router in (
         classify_router(classifying),
         models_router(service),
         inference_router(inferring),
+        kept_router(keeping),
         metrics_router(telemetry.metrics, service),
     ):
         app.include_router(router, dependencies=guarded)
+    app.include_router(outputs_router(keeping), dependencies=[Depends(outputs_guard(keys, kept))])
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app, RefusalPace())
@@ -102,6 +119,15 @@ def make_app(
         app.add_middleware(HostCheck, allowed=hosts)
     app.add_middleware(RequestMiddleware, telemetry=telemetry)
     return app
+
+
+def _kept(service: Service, settings: Settings, *, streams: bool) -> KeptResults | None:
+    """Return the results that a service keeps, None where it keeps none."""
+    if service.results is None:
+        return None
+    key = settings.results_link_key.get_secret_value().encode()
+    signer = LinkSigner(key, time.time) if key else None
+    return KeptResults(service.results, signer, None if streams else settings.api_max_answer_bytes)
 
 
 def _guard(keys: KeyRing) -> Any:  # noqa: ANN401 - a dependency of FastAPI's

@@ -68,6 +68,21 @@ def client_of(request: Request) -> str:
     return str(address)
 
 
+def owner_of(request: Request) -> str:
+    """Return who owns what a request leaves behind: the name of its API key, empty where none is needed.
+
+    Behind API Gateway, which checks keys before a driver function sees a request, it is that key's id.
+    """
+    known = getattr(request.state, "client", None)
+    if known is not None:
+        return str(known.name)
+    event = request.scope.get("aws.event")
+    context = event.get("requestContext") if isinstance(event, dict) else None
+    identity = context.get("identity") if isinstance(context, dict) else None
+    key = identity.get("apiKeyId") if isinstance(identity, dict) else None
+    return f"apigateway:{key}" if key else ""
+
+
 class TimelyResponse(Response):
     """An answer that is sent by its query's deadline or not at all: after it, a problem 504 goes in its place."""
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -25,11 +25,13 @@ from serfer.core.errors import (
     LambdaUnavailableError,
     StoreUnavailableError,
     TaskFailedError,
+    UsageError,
 )
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.query import check_images
 from serfer.pipeline.result import Result
+from serfer.results import ResultManifest
 from storage.store import Store
 
 _PROBE_EVERY_S = 2.0
@@ -101,7 +103,10 @@ class Observer(Protocol):
 
 
 class Service:
-    """Answers for several models; the first of `pipelines` is the one that is meant where none is named."""
+    """Answers for several models; the first of `pipelines` is the one that is meant where none is named.
+
+    `results` is the store of the results that it keeps, which it closes; None where it keeps none.
+    """
 
     def __init__(
         self,
@@ -109,12 +114,15 @@ class Service:
         admission: Admission,
         observer: Observer,
         decoders: Decoders | None = None,
+        *,
+        results: Store | None = None,
     ) -> None:
         self.pipelines = dict(pipelines)
         self.admission = admission
         self.decoders = decoders or Decoders()
         self.draining = False
         self._observer = observer
+        self.results = results
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="serfer-query")
         self._health = Health()
         self._looked = float("-inf")
@@ -171,6 +179,19 @@ class Service:
 
         return await self._observed(query, self._in_turn(query, begin))
 
+    async def keep(self, query: ServiceQuery, batch: Any, owner: str) -> tuple[ServiceResult, ResultManifest]:  # noqa: ANN401 - same
+        """Have the outputs of an array kept for an owner, and return what describes them; raises as `run` does."""
+        pipeline = self.pipelines[query.model]
+        context = replace(query.context, result=pipeline.new_result(owner))
+
+        def begin(left_s: float) -> Future[Result]:
+            return pipeline.submit(batch, deadline_s=left_s, context=context)
+
+        answered = await self._observed(query, self._in_turn(query, begin))
+        if answered.result.kept is None:
+            raise UsageError("the outputs of this model are not kept")
+        return answered, answered.result.kept
+
     async def _observed(self, query: ServiceQuery, work: Coroutine[Any, Any, ServiceResult]) -> ServiceResult:
         """Await a query's answer, and note how it ended."""
         try:
@@ -192,7 +213,7 @@ class Service:
         self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
     ) -> ServiceResult:
         pipeline = self.pipelines[query.model]
-        check_images(images, names, top_k)
+        check_images(pipeline.plan, images, names, top_k)
         key, kept = await self._kept(query, images, names, top_k)
         if kept is not None:
             return ServiceResult(kept, kept.split[0], 0.0)
@@ -297,6 +318,8 @@ class Service:
         """End what runs and close every model."""
         for pipeline in self.pipelines.values():
             await asyncio.to_thread(pipeline.close)
+        if self.results is not None:
+            await asyncio.to_thread(self.results.close)
         await self.decoders.close()
         self._threads.shutdown()
 

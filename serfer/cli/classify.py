@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
@@ -23,6 +23,7 @@ from serfer.cli.shared.options import (
     plan_directory,
     print_json,
 )
+from serfer.cli.shared.report import print_report
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.core.errors import SerferError, UsageError
 from serfer.core.exactness import difference
@@ -34,9 +35,7 @@ from serfer.wiring.options import workers_of
 if TYPE_CHECKING:
     from serfer.core.exactness import Difference
     from serfer.core.plan import Plan
-    from serfer.core.report import QueryReport, StageReport
-
-_QUERIES = 1_000_000
+    from serfer.core.report import QueryReport
 
 
 def classify(
@@ -76,7 +75,7 @@ def classify(
         whole = original(pipeline.plan, directory) if compare else None
         for name in images:
             try:
-                data = _standard_input() if name == "-" else Path(name)
+                data = standard_input() if name == "-" else Path(name)
                 pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
                 delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
             except SerferError as error:
@@ -102,7 +101,8 @@ def _write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None
     err.print(f"wrote {plain(str(path))}: open it in chrome://tracing or at https://ui.perfetto.dev", soft_wrap=True)
 
 
-def _standard_input() -> bytes:
+def standard_input() -> bytes:
+    """Return an image from standard input, of at most one byte more than is accepted."""
     return sys.stdin.buffer.read(load_settings().max_image_bytes + 1)
 
 
@@ -112,54 +112,8 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None) -> 
         out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
         for prediction in image.predictions:
             out.print(f"  {prediction.score:8.2%}  {plain(prediction.label)}")
-    if report.target == "cache":
-        out.print(f"{report.latency_ms:.1f} ms, from the cache: nothing ran")
-        return
-    if report.target == "gpu":
-        out.print(f"{report.latency_ms:.1f} ms, on an instance of the pool: ${report.cost_usd:.8f} of what it costs")
-        return
-    gangs = any(stage.gang is not None for stage in report.stages)
-    table = columns(
-        *("stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out"),
-        *(("gang", "exchanged", "waited") if gangs else ()),
-    )
-    for stage in report.stages:
-        start = "warm" if not stage.cold else f"{stage.cold} cold"
-        row = (
-            stage.grid,
-            str(stage.tasks),
-            f"{stage.ms:.1f}",
-            start,
-            byte_size(stage.bytes_in),
-            byte_size(stage.bytes_out),
-            *(_gang_figures(stage) if gangs else ()),
-        )
-        table.add_row(stage.name, *row)
-    out.print(table)
-    store = report.store
-    out.print(
-        f"{report.latency_ms:.0f} ms; store: {byte_size(store.bytes_put)} written, {byte_size(store.bytes_get)} read, "
-        f"{store.exists} polls; {report.retries} retries"
-        + (f", {report.restarts} restarts" if report.restarts else "")
-        + (f", {report.disbanded} gangs disbanded" if report.disbanded else "")
-        + (f", environments warmed: {report.warm_ups}" if report.warm_ups else "")
-    )
-    out.print(
-        f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "
-        "us-east-1 prices, task times of this machine"
-    )
-    if report.plan_reason:
-        out.print(f"plan {report.plan[:12]}: {plain(report.plan_reason)}")
-    if gangs:
-        out.print(f"gangs: members waited {report.wait_gb_s:.4f} GB-seconds for one another")
+    print_report(report)
     if delta is not None:
         same = "same first class" if delta.same_top else "ANOTHER first class"
         out.print(f"difference from the unsplit model: {delta.error:.1e} of the logits' range, {same}")
     out.print()
-
-
-def _gang_figures(stage: StageReport) -> tuple[str, str, str]:
-    """Return a stage's cells of the columns that only gangs have: its first stage, halos, milliseconds waited."""
-    if stage.gang is None:
-        return "", "", ""
-    return f"stage-{stage.gang}", byte_size(stage.bytes_exchanged), f"{stage.wait_ms:.1f} ms"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 
 from serfer.cli.shared.display import byte_size, columns, plain
@@ -16,6 +18,7 @@ from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
 from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gang
 from serfer.core.errors import UsageError
+from serfer.core.inline import PAYLOAD_SHARE
 from serfer.core.plan import CONTAINER, Plan, Stage
 from serfer.core.structure import unstructure
 from serfer.core.units import MS_PER_S
@@ -107,7 +110,10 @@ def show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's 
 def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     """Print a plan's stages, its functions' packages, and what it would cost and has lost."""
     out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
-    out.print(f"{plan.input} in, {plan.output} out, {plan.tasks} tasks a query in {len(plan.stages)} stages")
+    query = f"{plan.tasks} tasks a query in {len(plan.stages)} stages"
+    if plan.windows:
+        query = f"a query is one window, a task, of {len(plan.stages[0].tiles)} kinds"
+    out.print(f"{plan.input} in, {plan.output} out, {query}")
     table = columns(
         "stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "memory", "writes", "by", "reads"
     )
@@ -130,6 +136,7 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     for number, stage in enumerate(plan.stages):
         first, last = stage.operators[0], stage.operators[-1]
         out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
+    _print_outputs(plan, facts)
     _print_gangs(plan)
     _print_packages(plan)
     _print_deployment_options(plan)
@@ -143,6 +150,23 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
         f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
         f"${plan.predicted_usd * _MILLION:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
     )
+
+
+def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
+    """Print the outputs, and a warning where the last stage's tasks cannot carry them in their responses."""
+    table = columns("output", "shape", "type", "an image's answer")
+    for tensor in plan.output_tensors:
+        size = prod(tensor.dims) * np.dtype(tensor.dtype).itemsize
+        table.add_row(plain(tensor.name), "x".join(map(str, tensor.dims)) or "1", tensor.dtype, byte_size(size))
+    out.print(table)
+    last, limit = plan.stages[-1], int(facts.sync_payload_limit * PAYLOAD_SHARE)
+    largest = max(last.written(tile) for tile in last.tiles)
+    if largest > limit:
+        out.print(
+            f"a task of the last stage answers an image with up to {byte_size(largest)}, and a function's response "
+            f"carries {byte_size(limit)} of tensors: it goes through the store (smaller: serfer split "
+            "--reduce; left where tiles write it: serfer run --keep)"
+        )
 
 
 def _print_gangs(plan: Plan) -> None:

@@ -12,10 +12,14 @@ from serfer.cli.shared.terminal import out, run
 
 COMMANDS = {
     "classify": ("serfer.cli.classify:classify", "Classify images, each as one query through a split network."),
+    "run": ("serfer.cli.run:run", "Run images through a split network; write its outputs to files."),
+    "result": ("serfer.cli.result:app", "Show, get and delete results that were kept."),
     "split": ("serfer.cli.split:split", "Split a network into stages and tiles; write a plan directory."),
     "explain": ("serfer.cli.explain:explain", "Show a plan, what it costs, and what it competed with."),
     "verify": ("serfer.cli.verify:verify", "Compare a plan's answers with the unsplit network's."),
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
+    "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for images that no function holds."),
+    "map": ("serfer.cli.maps.map:map_images", "Run a network over an image that no memory holds, by windows."),
     "up": ("serfer.cli.up:up", "Run the whole system here: store, functions, drivers, HTTP."),
     "serve": ("serfer.cli.serve:serve", "Run one driver: an HTTP service."),
     "instance": ("serfer.cli.instance:instance", "Run one GPU instance's server: the network whole, in batches."),
@@ -30,7 +34,8 @@ COMMANDS = {
     "bench": ("bench.cli:bench_app", "Measure, on this machine, side by side in one run."),
 }
 PANELS = {
-    "Try": ("classify", "split", "explain", "verify", "cost"),
+    "Try": ("classify", "run", "result", "split", "explain", "verify", "cost"),
+    "Map": ("map-plan", "map"),
     "Run": ("up", "serve", "instance", "keys", "doctor"),
     "Deploy": ("package", "warm", "sweep"),
     "Study": ("profile", "tune", "simulate", "bench"),

@@ -78,6 +78,12 @@ def package(
     ping_queries: Annotated[
         int | None, typer.Option(metavar="QUERIES", help="For how many queries at once pings do so; by default 1.")
     ] = None,
+    results_days: Annotated[
+        int,
+        typer.Option(
+            metavar="DAYS", help="Keep results that are too large for an answer for so long, in a bucket; 0: keep none."
+        ),
+    ] = 0,
     zone: Annotated[
         str | None, typer.Option(help="With --store s3express: its availability zone's id, such as use1-az4.")
     ] = None,
@@ -142,6 +148,7 @@ def package(
         driver_runs=driver_runs,
         pings=_pings(ping_every, ping_queries),
         provisioned_concurrency=provisioned_concurrency,
+        results_days=results_days or None,
     )
     options.check()
     profile = None

@@ -25,19 +25,26 @@ from serfer.cli.shared.service_options import (
     LOOPBACK,
     AllowHostOption,
     CeilingOption,
+    HistoryOption,
     HostOption,
     InstancesOption,
     KeysOption,
     ModelsOption,
     PlansOption,
+    PolicyStateOption,
+    RecordOption,
+    ResultsOption,
     RouteOption,
     ScenarioOption,
+    ShadowOption,
     check_logs,
     least_concurrency,
     served_models,
     with_hosts,
+    with_results,
 )
 from serfer.cli.shared.terminal import err
+from serfer.fleet.beside.options import BesideOptions
 from serfer.fleet.open_pool import routing_of
 from serfer.settings import load_settings
 from serfer.wiring.options import workers_of
@@ -62,11 +69,16 @@ def serve(
         float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
     ] = None,
     keys: KeysOption = None,
+    results: ResultsOption = None,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
     scenario: ScenarioOption = None,
     max_usd_per_hour: CeilingOption = None,
+    record: RecordOption = None,
+    shadow: ShadowOption = None,
+    policy_state: PolicyStateOption = None,
+    history: HistoryOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
@@ -74,11 +86,16 @@ def serve(
     """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/reference/api.md)."""
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
-    settings = with_hosts(settings, allow_host)
+    settings = with_results(with_hosts(settings, allow_host), results)
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
     routing = routing_of(
-        settings, route=route, instances=instances, scenario=scenario, max_usd_per_hour=max_usd_per_hour
+        settings,
+        route=route,
+        instances=instances,
+        scenario=scenario,
+        max_usd_per_hour=max_usd_per_hour,
+        beside=BesideOptions(record, tuple(shadow or ()), policy_state, history),
     )
     models = served_models(model, plan)
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes

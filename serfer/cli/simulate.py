@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from bench.core.stamp import this_machine
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.options import JsonOption, opened, print_json, status_line
+from serfer.cli.shared.options import JsonOption, opened, print_json, status_line, status_lines
 from serfer.cli.shared.terminal import err, out
 from serfer.control.policies import DEFAULT, POLICIES
 from serfer.core.errors import UsageError
@@ -23,17 +24,20 @@ from serfer.sim.generators import describe_generators
 
 if TYPE_CHECKING:
     from serfer.control.scenario import LambdaTarget, Scenario
+    from serfer.sim.calibration import Calibration
+    from serfer.sim.recommend import Comparison, LambdaChoice
     from serfer.sim.simulate import DetailedRun, Outcome, PolicyRun, SimInput
 
 LEVELS = ("rates", "queries", "tasks")
 HELP = f"""Run routing policies on a load, under a virtual clock (docs/how-to/simulate.md).
 
-LOAD is a CSV file with the columns t_seconds,rps or minute,requests, or a generator, NAME or NAME:KEY=VALUE,...:
+LOAD is a CSV file with the columns t_seconds,rps or minute,requests, an access log (nginx, Apache, AWS's load
+balancers), CloudWatch's JSON or CSV of a Sum, each also as .gz, or a generator, NAME or NAME:KEY=VALUE,...:
 
 \b
 {describe_generators()}
 
-Policies: {", ".join(POLICIES)}.
+Policies: {", ".join(POLICIES)}, those that are plugged in, and MODULE:Class (docs/how-to/add-a-policy.md).
 """
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -42,12 +46,18 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(help=HELP)
 def simulate(
     load: Annotated[
-        str | None, typer.Argument(metavar="[LOAD]", help="A trace's CSV file, or a generator.", show_default=False)
+        str | None, typer.Argument(metavar="[LOAD]", help="A file of a load, or a generator.", show_default=False)
     ] = None,
     scenario: Annotated[
         Path | None, typer.Option(help="A TOML file with the prices and speeds of both targets; LOAD needs it.")
     ] = None,
-    policy: Annotated[list[str] | None, typer.Option(help=f"May be repeated. [default: {DEFAULT}]")] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"May be repeated. [default: {DEFAULT}] all: compare every policy on every instance type, and "
+            "recommend one."
+        ),
+    ] = None,
     scale: Annotated[
         str,
         typer.Option(
@@ -56,6 +66,18 @@ def simulate(
         ),
     ] = "none",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of arrivals, times, and generators.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Compare over so many seeds from --seed on: mean, least, largest.")
+    ] = 1,
+    slo_share: Annotated[
+        float, typer.Option(min=0, max=1, help="The share of queries to be answered within the SLO, to be recommended.")
+    ] = 0.99,
+    memory: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Compare Lambda with so many MB for each function of --plan, as the cost model has it; repeatable."
+        ),
+    ] = None,
     level: Annotated[
         str,
         typer.Option(
@@ -86,46 +108,153 @@ def simulate(
     ] = True,
     instance: Annotated[str | None, typer.Option(help="The instance type to start; by default the first.")] = None,
     spot: Annotated[bool, typer.Option("--spot", help="Pay its spot price.")] = False,
-    from_s: Annotated[float, typer.Option("--from", min=0, help="Begin at this second of the load.")] = 0.0,
-    until_s: Annotated[float, typer.Option("--until", min=0, help="End at this one.")] = math.inf,
+    spot_losses: Annotated[
+        float, typer.Option(min=0, max=60, help="How many times an hour a spot instance is taken away, on average.")
+    ] = 0.0,
+    from_time: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Begin at this time of the load: seconds, or a date as in 2026-11-25T13:55Z where the load has dates.",
+        ),
+    ] = "0",
+    until_time: Annotated[str | None, typer.Option("--until", metavar="TIME", help="End at this one.")] = None,
     skip_zeros_over: Annotated[
         float, typer.Option(min=0, help="Cut out times without queries of at least so many seconds.")
     ] = math.inf,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOAD", help="Policies begin having seen this load, scaled as LOAD is: a CSV file or a generator."
+        ),
+    ] = None,
     window_s: Annotated[float, typer.Option(help="Length of what is looked at query by query.")] = 3600.0,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="Write load, instances, Lambda's part and dollars so far over time.",
+        ),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Without LOAD: run what serfer serve --record wrote again; exit code 1 where its policy decides "
+            "otherwise. With another --policy: what that would have decided.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run routing policies on a load (HELP is what the command line shows)."""
     from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - the command line starts fast
+    from serfer.sim.recommend import ALL, Comparison, policies_of  # noqa: PLC0415 - same
     from serfer.sim.simulate import LoadSpec, RunOptions, policy_names, prepare, run_policies  # noqa: PLC0415 - same
 
     if calibrate is not None or out_file is not None:
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
         return
+    if replay is not None:
+        _replay(load, replay, scenario, policy or [], as_json=as_json)
+        return
     if load is None or scenario is None:
         raise UsageError("give LOAD, a CSV trace or a generator, and --scenario FILE.toml (docs/how-to/simulate.md)")
     if level not in LEVELS:
         raise UsageError(f"--level is {', '.join(LEVELS)}, not {level!r}")
-    _check_plot(plot)
+    _check_places(plot, csv_file)
     world = read_scenario(scenario)
     for warning in [*world.warnings(), *_late_decisions(world, period_s)]:
         err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
-    names = policy_names(policy or [DEFAULT], world)
-    options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow)
+    names = policy_names(policies_of(policy or [DEFAULT]), world)
+    seen = LoadSpec(history).read(seed) if history else None
+    options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen)
     options.applied(world)
+    spec = LoadSpec(load, _time("--from", from_time), _time("--until", until_time or "inf"), skip_zeros_over)
+    lambdas = _lambdas(level, world.serverless, plan, calibration, window_s, memory or ())
+    every = ALL in (policy or ())
+    if every or seeds > 1 or memory:
+        comparison = Comparison(
+            spec, scenario.stem, world, scale, names, every, options, lambdas, seed, seeds, slo_share
+        )
+        runs, sim_input = _compare(comparison, as_json=as_json, keep=bool(plot or csv_file))
+    else:
+        with status_line() as progress:
+            progress("reading")
+            sim_input = prepare(spec.read(seed, progress), scenario.stem, world, scale)
+            runs = [*run_policies(sim_input, names, options, seed, lambdas[0].detailed, progress)]
+        _show(sim_input, runs, lambdas[0].detailed, as_json=as_json)
+    if csv_file is not None:
+        _write_csv(sim_input, runs, csv_file)
+    if plot is not None:
+        _plot(sim_input, runs, plot)
+
+
+def _compare(comparison: Comparison, *, as_json: bool, keep: bool) -> tuple[list[PolicyRun], SimInput]:
+    """Print the comparison; with `keep` return the policies' runs at the recommended type and memory, first seed."""
+    from serfer.cli.shared.comparison import print_comparison  # noqa: PLC0415 - same
+    from serfer.sim.recommend import evaluate  # noqa: PLC0415 - same
+    from serfer.sim.simulate import run_policies  # noqa: PLC0415 - same
+
+    with status_lines() as progress:
+        evaluations = evaluate(comparison, len(os.sched_getaffinity(0)), progress)
+    if as_json:
+        for one in evaluations:
+            print_json(one.as_dict())
+    else:
+        print_comparison(comparison, evaluations)
+    best, seed = evaluations[0], comparison.first_seed
+    sim_input, _ = comparison.inputs()[0]
+    if not keep:
+        return [], sim_input
+    choice = next(each for each in comparison.lambdas if each.memory_mb == best.memory_mb)
+    sim_input = replace(sim_input, scenario=replace(sim_input.scenario, serverless=choice.target))
+    options = replace(comparison.options, kind=best.instance or comparison.options.kind)
     with status_line() as progress:
-        progress("reading")
-        detailed = _detailed(level, world.serverless, plan, calibration, window_s)
-        trace = LoadSpec(load, from_s, until_s, skip_zeros_over).read(seed)
-        sim_input = prepare(trace, scenario.stem, world, scale)
-        runs = [*run_policies(sim_input, names, options, seed, detailed, progress)]
+        runs = [*run_policies(sim_input, comparison.policies, options, seed, choice.detailed, progress)]
+    return runs, sim_input
+
+
+def _show(sim_input: SimInput, runs: Sequence[PolicyRun], detailed: DetailedRun | None, *, as_json: bool) -> None:
     if as_json:
         for each in runs:
             print_json(each.outcome.as_dict())
     else:
         _print(sim_input, [each.outcome for each in runs], detailed)
-    if plot is not None:
-        _plot(sim_input, runs, plot)
+
+
+def _write_csv(sim_input: SimInput, runs: Sequence[PolicyRun], file: Path) -> None:
+    from serfer.sim.time_series import TimeSeries, write_time_series  # noqa: PLC0415 - only --csv needs it
+
+    begin_s = sim_input.trace.begin_s
+    write_time_series([TimeSeries(each.outcome.policy, each.run, each.scenario, begin_s) for each in runs], file)
+    err.print(f"wrote {plain(str(file))}", soft_wrap=True)
+
+
+def _time(option: str, text: str) -> float:
+    """Return seconds of the load, or the Unix time of a date; raises UsageError."""
+    from serfer.sim.loads.dates import unix_time  # noqa: PLC0415 - the command line starts fast
+
+    known = unix_time(text)
+    try:
+        seconds = float(text) if known is None else known
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UsageError(f"{option} is seconds, or a date as in 2026-11-25T13:55Z, not {text[:40]!r}")
+    return seconds
+
+
+def _replay(
+    load: str | None, recording: Path, scenario: Path | None, policies: Sequence[str], *, as_json: bool
+) -> None:
+    if load is not None or scenario is None or len(policies) > 1:
+        raise UsageError("to replay give --replay FILE, --scenario FILE.toml, at most one --policy, and no LOAD")
+    from serfer.cli.shared.replay import replay_recording  # noqa: PLC0415 - the command line starts fast
+
+    replay_recording(recording, scenario, policies[0] if policies else None, as_json=as_json)
 
 
 def _late_decisions(world: Scenario, period_s: float) -> list[str]:
@@ -140,29 +269,51 @@ def _late_decisions(world: Scenario, period_s: float) -> list[str]:
     return [f"--period-s {period_s:g} is long for instances that boot in {boot_s:g} s: {late}"]
 
 
-def _detailed(
-    level: str, target: LambdaTarget, plan: Path | None, calibration: Path | None, window_s: float
-) -> DetailedRun | None:
-    """Return how windows are looked at; raises UsageError where a level has not what it needs."""
+def _lambdas(
+    level: str,
+    target: LambdaTarget,
+    plan: Path | None,
+    calibration: Path | None,
+    window_s: float,
+    memory: Sequence[int],
+) -> list[LambdaChoice]:
+    """Return Lambda as the scenario has it, or at each memory; raises UsageError where a level lacks what it needs."""
+    from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
     from serfer.sim.calibration import published_calibration, read_calibration  # noqa: PLC0415 - same
-    from serfer.sim.service_times import scenario_times  # noqa: PLC0415 - same
-    from serfer.sim.simulate import DetailedRun  # noqa: PLC0415 - same
-    from serfer.sim.tasks import service_times  # noqa: PLC0415 - same
+    from serfer.sim.lambda_memory import priced_target, with_memory  # noqa: PLC0415 - same
+    from serfer.sim.recommend import LambdaChoice  # noqa: PLC0415 - same
 
     if plan is not None and calibration is not None:
         raise UsageError("give --plan or --calibration, not both: either says how long Lambda takes")
     facts = load_settings().facts()
-    known = read_calibration(calibration) if calibration else None
-    if plan is not None:
-        from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
+    if plan is None:
+        if memory:
+            raise UsageError("--memory is of a plan's functions: give --plan DIR")
+        known = read_calibration(calibration) if calibration else None
+        return [LambdaChoice(target, _detailed(level, target, known, window_s))]
+    whole = load_plan(plan)
+    if not memory:
+        return [LambdaChoice(target, _detailed(level, target, published_calibration(whole, facts), window_s))]
+    choices = []
+    for memory_mb in dict.fromkeys(memory):
+        priced = priced_target(target, whole, facts, memory_mb)
+        known = published_calibration(with_memory(whole, memory_mb), facts)
+        choices.append(LambdaChoice(priced, _detailed(level, priced, known, window_s), memory_mb))
+    return choices
 
-        known = published_calibration(load_plan(plan), facts)
+
+def _detailed(level: str, target: LambdaTarget, known: Calibration | None, window_s: float) -> DetailedRun | None:
+    """Return how windows are looked at; raises UsageError where a level has not what it needs."""
+    from serfer.sim.service_times import scenario_times  # noqa: PLC0415 - same
+    from serfer.sim.simulate import DetailedRun  # noqa: PLC0415 - same
+    from serfer.sim.tasks import service_times  # noqa: PLC0415 - same
+
     if level == "rates":
         return None
     if known is None:
         if level == "tasks":
             raise UsageError("--level tasks runs a plan's tasks: give --plan DIR or --calibration FILE")
-        return DetailedRun(scenario_times(target, facts.functions), window_s)
+        return DetailedRun(scenario_times(target, load_settings().facts().functions), window_s)
     return DetailedRun(service_times(known, target), window_s, known if level == "tasks" else None)
 
 
@@ -189,14 +340,17 @@ def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: 
     err.print(f"wrote {plain(str(file))}", soft_wrap=True)
 
 
-def _check_plot(plot: Path | None) -> None:
-    """Refuse a place that no picture can be written to, before the work."""
+def _check_places(plot: Path | None, csv_file: Path | None) -> None:
+    """Refuse places that files cannot be written to, before the work."""
+    from serfer.files import check_place  # noqa: PLC0415 - the command line starts fast
+
     if plot is not None:
-        from serfer.files import check_place  # noqa: PLC0415 - only pictures need it
-        from serfer.pictures import check_suffix  # noqa: PLC0415 - same
+        from serfer.pictures import check_suffix  # noqa: PLC0415 - only pictures need it
 
         check_suffix(plot)
         check_place(plot)
+    if csv_file is not None:
+        check_place(csv_file)
 
 
 def _plot(sim_input: SimInput, runs: Sequence[PolicyRun], plot: Path) -> None:
@@ -223,6 +377,8 @@ def _print(sim_input: SimInput, outcomes: Sequence[Outcome], detailed: DetailedR
     for name, values in _rows(sim_input, outcomes):
         table.add_row(name, *values)
     out.print(table)
+    for note in dict.fromkeys(f"{one.policy}: {note}" for one in outcomes for note in one.notes):
+        out.print(plain(note))
     for window in outcomes[0].windows:
         out.print(f"query by query: {window.name}, from {window.begin_s / 3600:,.2f} h to {window.end_s / 3600:,.2f} h")
     if detailed is not None:
@@ -251,6 +407,8 @@ def _rows(sim_input: SimInput, outcomes: Sequence[Outcome]) -> list[tuple[str, l
     latencies = [one.latency_ms for one in outcomes]
     return [
         *rows,
+        ("window $, query by query", ["-" if one.window_usd is None else f"{one.window_usd:,.4f}" for one in outcomes]),
+        ("  times that of rates", ["-" if one.window_ratio is None else f"{one.window_ratio:.3f}" for one in outcomes]),
         (slo, ["-" if one.slo_met is None else f"{one.slo_met:.3%}" for one in outcomes]),
         ("p50 ms", [f"{one.p50:,.1f}" if one else "-" for one in latencies]),
         ("p95 ms", [f"{one.p95:,.1f}" if one else "-" for one in latencies]),

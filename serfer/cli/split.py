@@ -113,6 +113,16 @@ def split(
     output: Annotated[
         str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
     ] = None,
+    reduce: Annotated[
+        str | None,
+        typer.Option(
+            help="Make answers small, in the last stage's tiles: of the first output that is a map, argmax, the class "
+            "of each position; softmax, over channels; or sigmoid."
+        ),
+    ] = None,
+    resize_output: Annotated[
+        str | None, typer.Option(metavar="HxW", help="Resize that output first, linearly, to so many rows x columns.")
+    ] = None,
     memory: Annotated[
         str, typer.Option(help="MB of each function, several to choose from, or auto: 1 to 4 vCPUs or all there are.")
     ] = "auto",
@@ -157,12 +167,14 @@ def split(
             max_cost_usd=max_cost_usd,
             max_tiles=max_tiles,
             store=store,
-            memory_mb=_memory_in(memory),
+            memory_mb=memory_in(memory),
             limit_mb=limit_mb,
-            dependency_bytes=lambda: _dependency_bytes(settings, progress),
+            dependency_bytes=lambda: dependency_bytes(settings, progress),
             preprocess=read_preprocess(preprocess) if preprocess else None,
             labels=read_labels(labels) if labels else (),
             activation=output,
+            reduce=reduce,
+            resize_output=None if resize_output is None else _size_in("--resize-output", resize_output),
             facts=settings.facts(),
             profiles=measured,
             progress=progress,
@@ -176,11 +188,11 @@ def split(
         complain(f"in AWS: {note}")
 
 
-def _dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
+def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
     """Return the bytes of a function's code and dependencies, here or in AWS, whichever are more."""
-    from serfer.wiring.local import dependency_bytes  # noqa: PLC0415 - imports what local workers need
+    from serfer.wiring import local  # noqa: PLC0415 - imports what local workers need
 
-    return max(DEPENDENCY_ALLOWANCE, dependency_bytes(settings, progress))
+    return max(DEPENDENCY_ALLOWANCE, local.dependency_bytes(settings, progress))
 
 
 def _example(size: str | None, channels: int | None) -> NDArray[np.float32] | None:
@@ -188,16 +200,21 @@ def _example(size: str | None, channels: int | None) -> NDArray[np.float32] | No
         if channels is not None:
             raise UsageError("--channels says more about --size: give both")
         return None
-    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
-    if match is None:
-        raise UsageError(f"{size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
-    shape = (channels or _RGB, int(match[1]), int(match[2]))
+    shape = (channels or _RGB, *_size_in("--size", size))
     if prod(shape) > MAX_ELEMENTS:
         raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")
     return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)
 
 
-def _memory_in(text: str) -> list[int] | None:
+def _size_in(option: str, size: str) -> tuple[int, int]:
+    """Read HEIGHTxWIDTH."""
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
+    if match is None:
+        raise UsageError(f"{option} {size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
+    return int(match[1]), int(match[2])
+
+
+def memory_in(text: str) -> list[int] | None:
     """Read --memory: auto, a number or several."""
     if text == "auto":
         return None

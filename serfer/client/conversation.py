@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
+from serfer.client.arrays import CRC_BYTES, NpySink, PartSink, Values
 from serfer.client.messages import (
     Call,
     QueryOptions,
@@ -32,11 +33,15 @@ from serfer.client.messages import (
     retry_after,
     unreadable,
 )
+from serfer.client.stored import Parts, StoredOutput, StoredResult, read_parts, read_stored
+from serfer.client.tensors import INLINE, LINK, ServedTensor, infer_call, read_tensors
 from serfer.core.backoff import Backoff
-from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
+from serfer.core.errors import KeyRefusedError, ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
 from serfer.core.served import JobStatus, ServedModel, ServedReport
 
 T = TypeVar("T")
+_SLOWEST = 1_000_000.0  # bytes a second that a download is allowed time for
+_NPY = {"Accept": "application/x-npy"}
 _LAST_LOOK_S = 0.05  # with less time left, another look is pointless
 
 
@@ -140,6 +145,84 @@ class Conversation:
         reply = yield from self._answer(Call("GET", "/v1/models"))
         return read_models(reply)
 
+    def infer(
+        self,
+        batch: Any,  # noqa: ANN401 - as infer_call's
+        model: str | None,
+        outputs: Sequence[str] | None,
+        deadline_ms: int | None,
+    ) -> Steps[dict[str, ServedTensor]]:
+        """Return what a model's network makes of a batch; without a name, the default model's."""
+        reply = yield from self._inferred(batch, model, outputs, deadline_ms, INLINE)
+        return read_tensors(reply)
+
+    def infer_result(
+        self,
+        batch: Any,  # noqa: ANN401 - as infer_call's
+        model: str | None,
+        outputs: Sequence[str] | None,
+        deadline_ms: int | None,
+    ) -> Steps[StoredResult]:
+        """Have the service keep what a model's network makes of a batch, and return what it says of that."""
+        reply = yield from self._inferred(batch, model, outputs, deadline_ms, LINK)
+        return read_stored(reply)
+
+    def open_result(self, result: str) -> Steps[StoredResult]:
+        """Return what the service says of a result."""
+        reply = yield from self._answer(Call("GET", _result_place(result)))
+        return read_stored(reply)
+
+    def delete_result(self, result: str) -> Steps[None]:
+        """Delete a result; one that is gone already is no error."""
+        yield from self._answer(Call("DELETE", _result_place(result), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
+
+    def fetch(self, output: StoredOutput, values: Values, timeout_s: float | None) -> Steps[None]:
+        """Download an output: as one file where the service has that, else part by part from where it lies."""
+        form = output.form
+        usual_s = self._timeout_s + form.nbytes / _SLOWEST
+        deadline = self.clock.monotonic() + (usual_s if timeout_s is None else _checked(timeout_s))
+        if output.link:
+            yield from self._answer(Call("GET", output.link, headers=_NPY, sink=NpySink(form, values)), deadline)
+            return
+        values.start()
+        parts = yield from self._parts(output, deadline)
+        for number in range(len(parts.parts)):
+            try:
+                yield from self._fetch_part(parts, number, values, deadline)
+            except KeyRefusedError:  # the links' time was over
+                parts = yield from self._parts(output, deadline)
+                yield from self._fetch_part(parts, number, values, deadline)
+
+    def _parts(self, output: StoredOutput, deadline: float) -> Steps[Parts]:
+        reply = yield from self._answer(Call("GET", output.parts), deadline)
+        return read_parts(reply, output.form)
+
+    def _fetch_part(self, parts: Parts, number: int, values: Values, deadline: float) -> Steps[None]:
+        if number >= len(parts.parts):
+            raise ServiceError("the parts of the output have changed meanwhile: download it again")
+        part = parts.parts[number]
+        call = Call(
+            method="GET",
+            path=part.url,
+            expected=(HTTPStatus.PARTIAL_CONTENT,),
+            headers={"Range": f"bytes={part.offset}-{part.offset + part.bytes + CRC_BYTES - 1}"},
+            sink=PartSink(parts.layout, part.start, part.shape, part.seed, values),
+            elsewhere=True,
+        )
+        yield from self._answer(call, deadline)
+
+    def _inferred(
+        self,
+        batch: Any,  # noqa: ANN401 - as infer_call's
+        model: str | None,
+        outputs: Sequence[str] | None,
+        deadline_ms: int | None,
+        result: str,
+    ) -> Steps[Reply]:
+        if model is None:
+            model = next((one.name for one in (yield from self.models()) if one.default), "")
+        return (yield from self._answer(infer_call(model, batch, outputs, deadline_ms, result)))
+
     def ready(self) -> Steps[bool]:
         """Return whether the service takes queries now."""
         reply = yield from self._answer(Call("GET", "/readyz", (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)))
@@ -175,6 +258,10 @@ class Conversation:
 
 def _place(job: str) -> str:
     return f"/v1/results/{quote(job, safe='')}"
+
+
+def _result_place(result: str) -> str:
+    return f"/v2/results/{quote(result, safe='')}"
 
 
 def _checked(timeout_s: float) -> float:

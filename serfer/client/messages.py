@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from serfer.core.errors import (
     ImageError,
@@ -28,16 +28,36 @@ from serfer.core.structure import structure
 
 T = TypeVar("T")
 Image: TypeAlias = bytes | str | os.PathLike[str]
-_PROBLEM = "application/problem+json"
+_ERRORS = ("application/problem+json", "application/json")  # the latter of the Open Inference Protocol
 _MAX_DETAIL = 500
 _ELSEWHERE, _CLIENTS_FAULT = range(300, 400), range(400, 500)
 _VISIBLE = re.compile(r"[!-~]{1,255}")
 _SECONDS = re.compile(r"[0-9]{1,9}")
 
 
+class Sink(Protocol):
+    """Takes the body of a reply as it comes, instead of it being kept; raises ServiceError for what it cannot be."""
+
+    def start(self) -> None:
+        """Begin, or begin again: a try may have failed half-way."""
+        ...
+
+    def write(self, chunk: bytes) -> None:
+        """Take what came."""
+        ...
+
+    def end(self) -> None:
+        """Take note that there is no more."""
+        ...
+
+
 @dataclass(frozen=True)
 class Call:
-    """A request, the same in each try; a reply with a status that is not `expected` is an error."""
+    """A request, the same in each try; a reply with a status that is not `expected` is an error.
+
+    A reply may have `most_reply_bytes`, None for what any may have; that of a call with a `sink` is passed on to it.
+    The path of a call to `elsewhere`, another server, is its whole address, and carries nothing of the client's.
+    """
 
     method: str
     path: str
@@ -45,6 +65,9 @@ class Call:
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = field(default=None, repr=False)
+    most_reply_bytes: int | None = None
+    sink: Sink | None = field(default=None, repr=False, compare=False)
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,12 +156,12 @@ class _Models:
 
 def read_report(reply: Reply) -> ServedReport:
     """Return a reply's report; raises ServiceError that names what is wrong with it."""
-    return _structured(ServedReport, _with_timeline(_document(reply)), "report", reply)
+    return _structured(ServedReport, _with_timeline(document_of(reply)), "report", reply)
 
 
 def read_status(reply: Reply) -> JobStatus:
     """Return how far a job is by a reply; raises ServiceError that names what is wrong with it."""
-    document = _document(reply)
+    document = document_of(reply)
     if isinstance(document, dict):
         ended = {"result": _with_timeline(document.get("result")), "problem": document.get("problem")}
         document = {**document, **ended}
@@ -147,7 +170,7 @@ def read_status(reply: Reply) -> JobStatus:
 
 def read_models(reply: Reply) -> tuple[ServedModel, ...]:
     """Return the models that a reply lists; raises ServiceError that names what is wrong with it."""
-    return _structured(_Models, _document(reply), "answer", reply).models
+    return _structured(_Models, document_of(reply), "answer", reply).models
 
 
 def _with_timeline(report: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -155,9 +178,10 @@ def _with_timeline(report: Any) -> Any:  # noqa: ANN401 - any JSON value
     return {"timeline": None, **report} if isinstance(report, dict) else report
 
 
-def _document(reply: Reply) -> Any:  # noqa: ANN401 - any JSON value
+def document_of(reply: Reply, length: int | None = None) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the JSON of a reply, which is its first `length` bytes, or all; raises ServiceError for what is none."""
     try:
-        return json.loads(reply.body, parse_constant=_no_number)
+        return json.loads(reply.body[:length], parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise unreadable("no JSON", reply) from error
 
@@ -185,15 +209,16 @@ def unreadable(fault: str, reply: Reply) -> ServiceError:
 def refusal(reply: Reply, now: float, secret: str) -> ServiceError:
     """Return what a reply with a status that was not hoped for means; `now` is in seconds since 1970."""
     problem: Any = None
-    if reply.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _PROBLEM:
+    if reply.headers.get("Content-Type", "").partition(";")[0].strip().lower() in _ERRORS:
         try:
-            problem = _document(reply)
+            problem = document_of(reply)
         except ServiceError:
             problem = None
     members = problem if isinstance(problem, dict) else {}
     request = members.get("request_id") or reply.headers.get("X-Request-Id")
     wait_s = retry_after(reply, now)
-    return failure(reply.status, members.get("detail"), request, secret, retry_after_s=wait_s)
+    detail = members.get("detail", members.get("error"))
+    return failure(reply.status, detail, request, secret, retry_after_s=wait_s)
 
 
 def failure(

@@ -17,7 +17,7 @@ class BudgetLimiter:
 
     Lambda may be paid for, and instances may be on, while no hour that has begun comes to more than the ceiling even if
     those that are on stay on until it is over. So those that are on can always stay, and no hour, wherever it begins,
-    costs more than the ceiling, as long as there are never more of them than `max_instances`.
+    costs more than the ceiling, as long as they never cost more than `max_usd_per_hour`.
     """
 
     def __init__(self, max_usd_per_hour: float = math.inf) -> None:
@@ -72,12 +72,12 @@ class BudgetLimiter:
             self._slice(now)[1] += usd
             self._dearest += usd  # whichever hour that is, now is within it
 
-    def max_instances(self, now: float, usd_per_hour: float) -> float:
-        """Return how many instances of this price may be on from now on; their cost up to now was added."""
+    def max_usd_per_hour(self, now: float) -> float:
+        """Return what the instances that are on from now on may cost an hour; their cost up to now was added."""
         if self.ceiling == math.inf:
             return math.inf
         rate = min((self._max_usd - spent) / left_s for spent, left_s, _ in self._hours(now) if left_s > 0)
-        return max(0, math.floor(rate * S_PER_HOUR / usd_per_hour))
+        return max(0.0, rate * S_PER_HOUR)
 
     def _hours(self, now: float) -> Iterator[tuple[float, float, float]]:
         """Yield the hours among which the dearest is that has begun, from the latest on.

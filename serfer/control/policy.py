@@ -1,31 +1,144 @@
-"""The contract of a provisioning policy: from the load seen so far to how many instances there should be."""
+"""The contract of a provisioning policy: observations of load, latency and fleet in, a plan of capacity out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from serfer.control.saved.fields import Snapshot
+from serfer.control.scenario import InstanceType, Market
 
 
-@dataclass(frozen=True)
-class DesiredReplicas:
-    """The wanted number of instances, booting or serving, and the reason, in a few words for logs and counters."""
+class InstanceState(StrEnum):
+    """An instance that is paid for boots, serves, or drains: it gets no more queries, and ends."""
 
-    instances: int
+    BOOTING = "booting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """So many instances of a type and market that are in one state."""
+
+    kind: str
+    market: Market
+    state: InstanceState
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """Spot instances of a type that were taken away since the last observation."""
+
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyWindow:
+    """The queries that were answered since the last observation, how many of them past the SLO, and their latency."""
+
+    answered: int
+    late: int
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a policy sees, once a period.
+
+    `now_s` is the caller's clock in seconds: Unix time in a service, the load's own time in a simulation. `rate` is the
+    load of all drivers in queries/s over the `elapsed_s` seconds up to now, one image each; `applications` divides it
+    by application, None where there is one. `latency` is None where it is not known; `fleet` has the instances
+    that are paid for.
+    """
+
+    now_s: float
+    elapsed_s: float
+    rate: float
+    fleet: tuple[InstanceGroup, ...] = ()
+    latency: LatencyWindow | None = None
+    interruptions: tuple[Interruption, ...] = ()
+    applications: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceCount:
+    """The wanted number of instances of a type and market, booting or serving."""
+
+    kind: str
+    market: Market
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisioningPlan:
+    """The capacity that a policy wants from now on, and the reason, in a few words for logs and counters.
+
+    `instances` lists each type and market once, the one first that is the last to be given up under a ceiling of
+    dollars. `warm` environments of the serverless target are to be kept warm besides those that queries keep so;
+    `max_batch` limits the images of a batch by instance type, where the scenario's own limit is not wanted.
+    """
+
+    instances: tuple[InstanceCount, ...]
     reason: str
+    warm: int = 0
+    max_batch: Mapping[str, int] | None = None
+
+    @property
+    def total(self) -> int:
+        """The number of instances of all types and markets."""
+        return sum(group.count for group in self.instances)
+
+
+def on_demand(kind: InstanceType, count: int, reason: str) -> ProvisioningPlan:
+    """Return a plan of so many instances of one type, on demand."""
+    return ProvisioningPlan((InstanceCount(kind.name, Market.ON_DEMAND, count),) if count else (), reason)
+
+
+def fleet_of(kind: InstanceType, booting: int, serving: int) -> tuple[InstanceGroup, ...]:
+    """Return the groups of a fleet of one type, on demand."""
+    states = ((InstanceState.BOOTING, booting), (InstanceState.SERVING, serving))
+    return tuple(InstanceGroup(kind.name, Market.ON_DEMAND, state, count) for state, count in states if count)
+
+
+def paid_for(fleet: Iterable[InstanceGroup], kind: str | None = None) -> int:
+    """Return how many instances of a fleet, or of one type in it, boot or serve."""
+    return sum(group.count for group in fleet if group.state != InstanceState.DRAINING and kind in (None, group.kind))
 
 
 class Policy(Protocol):
-    """Decides how many instances there should be, from the load over time.
+    """Decides on the capacity there should be, from what is observed over time.
 
-    It holds what it has learnt and nothing else: no clock, no view of the fleet. The caller starts and stops instances.
+    It is pure and deterministic: it holds what it has learnt and nothing else, and reads no clock. The caller starts
+    and stops instances.
     """
 
     name: str
 
-    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
-        """Observe a load of `rate` queries/s over the `elapsed_s` seconds up to now, and decide."""
+    def observe(self, seen: Observation) -> ProvisioningPlan:
+        """Learn from an observation, and decide."""
         ...
 
-    def resume(self, instances: int) -> None:
-        """Go on from so many instances that are on already, started by an earlier controller."""
+    def resume(self, fleet: Sequence[InstanceGroup]) -> None:
+        """Go on from instances that are on already, started by an earlier controller."""
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A policy whose knowledge survives a restart: `restore` of `snapshot` goes on as if there had been no stop."""
+
+    def snapshot(self) -> Snapshot:
+        """Return all that was learnt, as plain JSON values of bounded size."""
+        ...
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take over a snapshot, in a policy that has seen nothing yet; raises InputError, and is of no use then.
+
+        A snapshot comes from a file: its types, shapes and bounds are to be checked.
+        """
         ...

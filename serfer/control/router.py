@@ -1,6 +1,6 @@
 """Routing of a query: on an instance that will answer in time, else on Lambda, within the ceiling of dollars.
 
-             tick: load ──> policy ──> desired instances ──> at most what the ceiling allows ──> the fleet
+             tick: observation ──> policy ──> plan ──> at most what the ceiling allows ──> the fleet
 query ──> route: endpoints (instances that serve, and their queues), Lambda's queries in flight
              ──> targets in order of preference, and the reason
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from serfer.control.budget_limiter import BudgetLimiter
-from serfer.control.policy import DesiredReplicas, Policy
-from serfer.control.scenario import Scenario
+from serfer.control.policy import Observation, Policy, ProvisioningPlan
+from serfer.control.scenario import Market, Scenario
 
 SERVERLESS: Final = "serverless"
 
@@ -34,10 +34,14 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An instance that serves; `waiting` images were sent to it and are not answered yet."""
+    """An instance that serves; `waiting` images were sent to it and are not answered yet.
+
+    `kind` is its type's place among those of the scenario.
+    """
 
     name: str
     waiting: int
+    kind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +67,41 @@ class Router:
         self.counts: Counter[Reason] = Counter()
         self._overflow = overflow
 
-    def tick(self, now: float, elapsed_s: float, rate: float, on: int) -> DesiredReplicas:
-        """Decide how many instances there should be.
+    def tick(self, seen: Observation) -> ProvisioningPlan:
+        """Decide on the capacity that there should be."""
+        return self.afford(seen, self.policy.observe(seen))
 
-        `rate` is the load of all drivers in queries/s over the `elapsed_s` seconds up to `now`, one image each; `on` is
-        the number of instances that were paid for.
-        """
-        return self.afford(now, elapsed_s, self.policy.observe(elapsed_s, rate), on)
-
-    def afford(self, now: float, elapsed_s: float, desired: DesiredReplicas, on: int) -> DesiredReplicas:
-        """Return as many of the instances that the policy wants as the ceiling allows; the rest is as in `tick`.
+    def afford(self, seen: Observation, plan: ProvisioningPlan) -> ProvisioningPlan:
+        """Return as much of what the policy wants as the ceiling allows.
 
         For a caller that runs the policy apart from its queries, because a decision may take long.
         """
-        price = self.scenario.instance.usd_per_hour
-        self.budget_limiter.instances_cost(now, elapsed_s, on * price)
-        allowed = self.budget_limiter.max_instances(now, price)
-        if desired.instances > allowed:
-            desired = DesiredReplicas(int(allowed), f"{desired.reason}; the ceiling allows {allowed:g}")
-        self.budget_limiter.instances_go_on(now, max(on, desired.instances) * price)
-        return desired
+        limiter = self.budget_limiter
+        if limiter.ceiling == math.inf:
+            return plan
+        on_usd = sum(group.count * self._usd_per_hour(group.kind, group.market) for group in seen.fleet)
+        limiter.instances_cost(seen.now_s, seen.elapsed_s, on_usd)
+        plan = self._within(plan, limiter.max_usd_per_hour(seen.now_s))
+        wanted_usd = sum(group.count * self._usd_per_hour(group.kind, group.market) for group in plan.instances)
+        limiter.instances_go_on(seen.now_s, max(on_usd, wanted_usd))
+        return plan
+
+    def _within(self, plan: ProvisioningPlan, usd_per_hour: float) -> ProvisioningPlan:
+        """Return a plan with the first of its instances that together cost at most so much an hour."""
+        kept = []
+        for group in plan.instances:
+            price = self._usd_per_hour(group.kind, group.market)
+            count = min(group.count, math.floor(usd_per_hour / price))
+            usd_per_hour -= count * price
+            kept.append(replace(group, count=count))
+        allowed = sum(group.count for group in kept)
+        if allowed == plan.total:
+            return plan
+        instances = tuple(group for group in kept if group.count)
+        return replace(plan, instances=instances, reason=f"{plan.reason}; the ceiling allows {allowed}")
+
+    def _usd_per_hour(self, kind: str, market: Market) -> float:
+        return self.scenario.kind(kind).market_usd_per_hour(market)
 
     def route(self, now: float, endpoints: Sequence[Endpoint], in_flight: int, images: int = 1) -> Decision:
         """Decide where a query of `images` images runs while Lambda answers `in_flight` queries.
@@ -103,13 +122,13 @@ class Router:
         self.budget_limiter.pay(now, usd)
         return True
 
-    def wait_ms(self, waiting: int, images: int = 1) -> float:
+    def wait_ms(self, waiting: int, images: int = 1, kind_number: int = 0) -> float:
         """Predict when an instance answers, in ms: full batches of the `waiting` images, then the query's own batch.
 
         Images of the last batch before may have to wait for the query's own, so it counts in both. The prediction
         never falls as more images wait.
         """
-        kind = self.scenario.instance
+        kind = self.scenario.instances[kind_number]
         last = (waiting - 1) % kind.max_batch + 1 if waiting else 0
         own = kind.batch_ms(min(images + last, kind.max_batch))
         if images > kind.max_batch:
@@ -118,8 +137,8 @@ class Router:
         return math.ceil(waiting / kind.max_batch) * kind.batch_ms(min(waiting, kind.max_batch)) + own
 
     def _decide(self, now: float, endpoints: Sequence[Endpoint], in_flight: int, images: int) -> Decision:
-        best = min(endpoints, key=_waiting) if endpoints else None
-        if best is not None and self.wait_ms(best.waiting, images) <= self.scenario.slo_ms:
+        best = self._soonest(endpoints, images) if endpoints else None
+        if best is not None and self.wait_ms(best.waiting, images, best.kind) <= self.scenario.slo_ms:
             targets = (best.name, SERVERLESS) if self._overflow else (best.name,)
             return Decision(targets, Reason.ROOM)
         late = (best.name,) if best is not None else ()
@@ -131,6 +150,13 @@ class Router:
             return Decision(late, Reason.LATE if late else Reason.LAMBDA_FULL)
         return Decision((SERVERLESS, *late), Reason.FULL if late else Reason.NO_INSTANCE)
 
-
-def _waiting(endpoint: Endpoint) -> int:
-    return endpoint.waiting
+    def _soonest(self, endpoints: Sequence[Endpoint], images: int) -> Endpoint:
+        """Return the instance that will answer first: of a type, the one where least waits."""
+        best: dict[int, Endpoint] = {}
+        for endpoint in endpoints:
+            known = best.get(endpoint.kind)
+            if known is None or endpoint.waiting < known.waiting:
+                best[endpoint.kind] = endpoint
+        if len(best) == 1:
+            return next(iter(best.values()))
+        return min(best.values(), key=lambda each: self.wait_ms(each.waiting, images, each.kind))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any
 
 from serfer.control.batching import BatchTimes
 from serfer.core.errors import InputError
-from serfer.core.structure import Bounds, structure
+from serfer.core.structure import Bounds, structure, unstructure
 from serfer.core.units import MS_PER_S
 
 S_PER_HOUR = 3600.0
@@ -20,6 +23,13 @@ _MAX_TYPES, _MAX_BATCHES, _MAX_NAME = 16, 64, 64
 _Positive = Annotated[float, Bounds(1e-9, 1e9)]
 _NotNegative = Annotated[float, Bounds(0.0, 1e9)]
 _Count = Annotated[int, Bounds(1, 1e9)]
+
+
+class Market(StrEnum):
+    """How an instance is bought: spot instances are cheaper, and may be taken away."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,10 @@ class InstanceType(BatchTimes):
     def usd_per_s(self) -> float:
         """The on-demand price of a second."""
         return self.usd_per_hour / S_PER_HOUR
+
+    def market_usd_per_hour(self, market: Market) -> float:
+        """Return what one costs an hour in a market; 0 for spot where the scenario has no spot price."""
+        return self.spot_usd_per_hour if market is Market.SPOT else self.usd_per_hour
 
     @property
     def start_usd(self) -> float:
@@ -116,10 +130,23 @@ class Scenario:
         """The first instance type."""
         return self.instances[0]
 
+    def kind(self, name: str) -> InstanceType:
+        """Return an instance type by its name; raises KeyError."""
+        for kind in self.instances:
+            if kind.name == name:
+                return kind
+        raise KeyError(name)
+
     @property
     def price_ratio(self) -> float:
         """c: Lambda's price over the instance's, at the instance's full load."""
         return self.serverless.usd_per_query * self.instance.qps / self.instance.usd_per_s
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all prices and speeds, by which what was learnt with them is known again."""
+        text = json.dumps(unstructure(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def warnings(self) -> list[str]:
         """Return what is inconsistent in the scenario, a sentence for each instance type."""

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _MAX_GROWTHS = 64  # more of them overflow a float, and have long reached `longest`
 NO_JITTER = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(NamedTuple):
     """Waits in seconds: the n-th, from 1, is base * factor^(n - 1), at most `longest`, times a factor in [0.5, 1)."""
 
     base: float

@@ -6,6 +6,7 @@
     │   ├── TaskFailedError                    a task failed for good
     │   │   └── BrokenPlanError         3      because of its plan (also a PlanError)
     │   ├── GangAbortedError                   the driver aborted a gang
+    │   ├── IncompleteMapError                 windows of a map failed, or its dollars are spent: it can be resumed
     │   ├── NotFiniteError                     the network's answer is NaN or infinite
     │   └── DeadlineError                      the query's time ran out
     ├── UsageError                      2      the request contradicts itself
@@ -13,7 +14,8 @@
     │   ├── ImageError
     │   │   └── ImageTooLargeError             in bytes or pixels
     │   ├── ModelError
-    │   └── PlanError
+    │   ├── PlanError
+    │   └── ResultGoneError                    no such result: it expired, was deleted, is another owner's, or never was
     ├── UnavailableError                4      something we need is not there
     │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
@@ -25,6 +27,7 @@
     ├── StoreError                      1
     │   ├── MissingKeyError                    no value under that key
     │   ├── AlteredPieceError                  the value is not what was put there
+    │   ├── ResultDamagedError                 a part of a result is missing or altered
     │   └── ValueTooLargeError                 the store takes no value of that size
     └── ServiceError                    1      a SerFer service did not do what its client asked for
         ├── KeyRefusedError             2      the API key (also a UsageError)
@@ -34,6 +37,8 @@
 
 A message names what was wrong and what to do about it, in one line: the command line prints it as it is.
 """
+
+from typing import Any
 
 
 class PlanWarning(UserWarning):
@@ -60,6 +65,17 @@ class TaskFailedError(QueryError):
 
 class GangAbortedError(QueryError):
     """The driver aborted a gang: its query has ended, or continues stage by stage."""
+
+
+class IncompleteMapError(QueryError):
+    """Windows of a map failed for good, or its dollars are spent: what is done is kept.
+
+    `report` is the `MapReport`, or a list of them, of what has been done.
+    """
+
+    def __init__(self, message: str, report: Any = None) -> None:  # noqa: ANN401 - of a package above this one
+        super().__init__(message)
+        self.report = report
 
 
 class NotFiniteError(QueryError):
@@ -96,6 +112,10 @@ class ModelError(InputError):
 
 class PlanError(InputError):
     """A plan directory is incomplete, altered, or of another format."""
+
+
+class ResultGoneError(InputError):
+    """There is no such result: it has expired, was deleted, belongs to another owner, or never was whole."""
 
 
 class BrokenPlanError(TaskFailedError, PlanError):
@@ -152,6 +172,10 @@ class MissingKeyError(StoreError):
 
 class AlteredPieceError(StoreError):
     """A stored value is not what was put under its key: it has another length, or its checksum does not match."""
+
+
+class ResultDamagedError(StoreError):
+    """A result cannot be read whole: a part of it is missing, too short or altered, or its manifest is unsound."""
 
 
 class ValueTooLargeError(StoreError):

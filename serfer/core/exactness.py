@@ -1,7 +1,13 @@
-"""Rule 1 as numbers: how far a split network's answer may be from the unsplit one's."""
+"""Rule 1 as numbers: how far a split network's answer may be from the unsplit one's.
+
+An answer is an array (N, ...), or several by name: each is compared by itself, and the worst one counts. Its range is
+that of the unsplit output's values. Its classes, where there are any, lie along axis 1: scores of an image, or of each
+position of a map.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +18,14 @@ from serfer.core.errors import ModelError
 
 TOLERANCE = 1e-4
 _TIE = 1e-5
+_Answer = NDArray[Any] | Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of split logits from unsplit ones: relative to their range, and in the first class.
+    """The difference of split outputs from unsplit ones: relative to their range, and in the first class.
 
-    Classes whose unsplit logits are closer than 1e-5 of the range count as a tie.
+    Classes whose unsplit scores are closer than 1e-5 of the range count as a tie.
     """
 
     error: float
@@ -30,34 +37,73 @@ class Difference:
         return self.error <= TOLERANCE and self.same_top
 
 
-def relative_error(split: NDArray[Any], whole: NDArray[Any]) -> float:
-    """Return the largest difference of (N, K) logits relative to the range of `whole`; NaN is infinite."""
-    with np.errstate(invalid="ignore"):  # infinity less infinity
-        error = float(np.abs(np.subtract(split, whole, dtype=np.float64)).max()) / _span(whole)
-    return float("inf") if np.isnan(error) else error
+def relative_error(split: _Answer, whole: _Answer) -> float:
+    """Return the largest difference relative to the range of `whole`; NaN is infinite.
+
+    Of whole numbers, such as a mask's classes, it is the share of values that differ, one apart: which of two equal
+    scores is larger is a matter of rounding.
+    """
+    return max(_relative_error(one, other) for one, other in _pairs(split, whole))
 
 
-def difference(split: NDArray[Any], whole: NDArray[Any]) -> Difference:
-    """Compare (N, K) logits."""
-    best = whole.max(axis=1)
-    chosen = np.take_along_axis(whole, split.argmax(axis=1, keepdims=True), axis=1)[:, 0]
-    with np.errstate(invalid="ignore"):
-        same_top = bool((best - chosen <= _TIE * _span(whole)).all())
+def difference(split: _Answer, whole: _Answer) -> Difference:
+    """Compare the answers of a split and of the unsplit network."""
+    same_top = all(_same_top(one, other) for one, other in _pairs(split, whole))
     return Difference(relative_error(split, whole), same_top)
 
 
-def check_finite(logits: NDArray[Any], what: str) -> None:
-    """Raise ModelError that names `what` where unsplit logits are not finite numbers."""
-    if not np.isfinite(logits).all():
+def check_finite(answer: _Answer, what: str) -> None:
+    """Raise ModelError that names `what` where unsplit outputs are not finite numbers."""
+    if not all(np.isfinite(values).all() for values, _ in _pairs(answer, answer)):
         raise ModelError(
             f"{what} is not finite (NaN or infinity), so nothing can be compared with it: check its weights"
         )
 
 
-def agreement(split: NDArray[Any], whole: NDArray[Any]) -> float:
-    """Return the share of (N, K) logits with the same first class."""
-    return float((split.argmax(axis=1) == whole.argmax(axis=1)).mean())
+def agreement(split: _Answer, whole: _Answer) -> float:
+    """Return the share of images, or of positions of a map, with the same first class; of the output with the least."""
+    return min(float((_top(one) == _top(other)).mean()) for one, other in _pairs(split, whole))
 
 
-def _span(logits: NDArray[Any]) -> float:
-    return float(np.ptp(logits.astype(np.float64))) or 1.0
+def _pairs(split: _Answer, whole: _Answer) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield each output of both answers; raises ModelError where they have other outputs or shapes."""
+    if not isinstance(split, Mapping) or not isinstance(whole, Mapping):
+        pairs = [(np.asarray(split), np.asarray(whole))]
+    elif split.keys() != whole.keys():
+        raise ModelError(f"the outputs {', '.join(split)} are not {', '.join(whole)}")
+    else:
+        pairs = [(split[name], whole[name]) for name in whole]
+    for one, other in pairs:
+        if one.shape != other.shape:
+            raise ModelError(f"an output has shape {one.shape}, the unsplit network's {other.shape}")
+        yield one, other
+
+
+def _relative_error(split: NDArray[Any], whole: NDArray[Any]) -> float:
+    if not np.issubdtype(whole.dtype, np.floating):
+        return max(0, int(np.count_nonzero(split != whole)) - 1) / max(1, whole.size)
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        error = float(np.abs(np.subtract(split, whole, dtype=np.float64)).max()) / _span(whole)
+    return float("inf") if np.isnan(error) else error
+
+
+def _same_top(split: NDArray[Any], whole: NDArray[Any]) -> bool:
+    if not _has_classes(whole):
+        return True
+    best = whole.max(axis=1)
+    chosen = np.take_along_axis(whole, split.argmax(axis=1, keepdims=True), axis=1)[:, 0]
+    with np.errstate(invalid="ignore"):
+        return bool((best - chosen <= _TIE * _span(whole)).all())
+
+
+def _has_classes(values: NDArray[Any]) -> bool:
+    return values.ndim > 1 and values.shape[1] > 1 and np.issubdtype(values.dtype, np.floating)
+
+
+def _top(values: NDArray[Any]) -> NDArray[Any]:
+    top: NDArray[Any] = values.argmax(axis=1) if _has_classes(values) else np.rint(values)
+    return top
+
+
+def _span(values: NDArray[Any]) -> float:
+    return float(np.ptp(values.astype(np.float64))) or 1.0

@@ -9,6 +9,8 @@ from serfer.core.plan import Plan
 
 CROP_BYTES = 32 * 1024
 """From here on a crop takes longer in a payload than through a store that answers in a millisecond. ADR 9."""
+PAYLOAD_SHARE = 0.7
+"""The share of a payload's limit that tensors may take: base64 takes 4/3, and the task's other fields need room."""
 _Tiles = Counter[tuple[int, int]]
 
 

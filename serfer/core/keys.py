@@ -1,17 +1,22 @@
-"""Names of what a query leaves in the store; every key belongs to one query.
+"""Names of what a query leaves in the store, and counts of what it asks of it; a key belongs to one query or result.
 
     serfer:QUERY:STAGE:TILE          what a tile wrote; stage -1 is the query's input
     serfer:QUERY:STAGE:TILE:in       the inbox of member TILE of the gang that begins with STAGE: borders of its tiles
     serfer:QUERY:STAGE:TILE:rN       the result of the N-th event of a task (the poll driver's)
 
+    serfer:result:OWNER:ID:TILE      what a tile of the last stage wrote for its owner to keep: its outputs' cells
+    serfer:result:OWNER:ID:manifest  written last, it makes a result whole: without it there is none
+
 A query's id in braces is a hash tag: a Redis Cluster keeps all keys of such a query on one slot, so that what a task
-reads is one round trip. The keys of a large query are better spread.
+reads is one round trip. The keys of a large query are better spread. Who reads a result names an owner and an id,
+never a key: the id of another owner's result leads nowhere.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from serfer.core.errors import InputError
 
@@ -19,6 +24,15 @@ INPUT_STAGE = -1
 NO_QUERY = "0" * 32
 """The id of no query: its keys are requested where only the store is to be reached."""
 _QUERY = re.compile(r"[0-9a-f]{32}|\{[0-9a-f]{32}\}")
+LOCAL_OWNER = "local"
+"""The owner of results of a process that knows no API keys."""
+RESULT_TTL_S = 86_400.0
+"""The default lifetime of a result, in seconds."""
+MOST_RESULT_TTL_S = 30 * 86_400.0
+RESULT_MARGIN_S = 900.0
+"""Seconds by which parts outlive their result, so that a download that has begun can end."""
+_OWNER = re.compile(r"[0-9a-f]{8,64}|local", re.ASCII)
+_RESULT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _OUTPUT = re.compile(rf"serfer:(?:{_QUERY.pattern}):(-1|[0-9]{{1,9}}):[0-9]{{1,9}}", re.ASCII)
 
 
@@ -67,3 +81,90 @@ def query_keys(query: str, tiles: Sequence[int], stages: Iterable[int], crops: I
 def reply_key(query: str, stage: int, tile: int, number: int) -> str:
     """Return the key under which the worker of a task's `number`-th event puts its result."""
     return f"{output_key(query, stage, tile)}:r{number}"
+
+
+def check_result_id(result: str) -> str:
+    """Return `result` if it is a result's id: 32 hex digits; raises InputError."""
+    if not _RESULT.fullmatch(result):
+        raise InputError("a result's id must be 32 hex digits")
+    return result
+
+
+def check_owner(owner: str) -> str:
+    """Return `owner` if it may own results: 8 to 64 hex digits, or "local"; raises InputError."""
+    if not _OWNER.fullmatch(owner):
+        raise InputError('a result\'s owner must be 8 to 64 hex digits, or "local"')
+    return owner
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPlace:
+    """Where a query's answer is to lie, and for how many seconds; raises InputError for what cannot be a place."""
+
+    owner: str
+    id: str
+    ttl: float = RESULT_TTL_S
+
+    def __post_init__(self) -> None:
+        check_owner(self.owner)
+        check_result_id(self.id)
+        if not 0 < self.ttl <= MOST_RESULT_TTL_S:
+            raise InputError(f"a result's lifetime must be above 0 and at most {MOST_RESULT_TTL_S:g} seconds")
+
+    @property
+    def manifest_key(self) -> str:
+        """The key of its manifest."""
+        return f"{self._prefix}:manifest"
+
+    @property
+    def parts_ttl(self) -> float:
+        """The time to live of its parts, in seconds."""
+        return self.ttl + RESULT_MARGIN_S
+
+    def key(self, tile: int) -> str:
+        """Return the key of what tile `tile` of the last stage writes."""
+        return f"{self._prefix}:{tile}"
+
+    def keys(self, tiles: int) -> list[str]:
+        """Return all its keys, the manifest's first: whoever deletes in this order leaves nothing that looks whole."""
+        return [self.manifest_key, *map(self.key, range(tiles))]
+
+    @property
+    def _prefix(self) -> str:
+        return f"serfer:result:{self.owner}:{self.id}"
+
+
+NO_RESULT = ResultPlace(LOCAL_OWNER, "0" * 32)
+"""No result's place: its keys are requested where only the store is to be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCounts:
+    """Bytes moved and operations that succeeded: `gets` counts ranges read, `exists` keys asked for.
+
+    A message sent counts as a put, one received as a range read.
+    """
+
+    bytes_put: int = 0
+    bytes_get: int = 0
+    puts: int = 0
+    gets: int = 0
+    exists: int = 0
+
+    def __add__(self, other: StoreCounts) -> StoreCounts:
+        return StoreCounts(
+            self.bytes_put + other.bytes_put,
+            self.bytes_get + other.bytes_get,
+            self.puts + other.puts,
+            self.gets + other.gets,
+            self.exists + other.exists,
+        )
+
+    def __sub__(self, other: StoreCounts) -> StoreCounts:
+        return StoreCounts(
+            self.bytes_put - other.bytes_put,
+            self.bytes_get - other.bytes_get,
+            self.puts - other.puts,
+            self.gets - other.gets,
+            self.exists - other.exists,
+        )

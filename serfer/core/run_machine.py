@@ -50,6 +50,7 @@ from serfer.core.errors import (
     LambdaThrottledError,
     LambdaUnavailableError,
     MissingKeyError,
+    NotFiniteError,
     PlanError,
     QueryError,
     SerferError,
@@ -64,6 +65,9 @@ LOST = (MissingKeyError, AlteredPieceError)
 _BACKOFF = Backoff(base=0.05, longest=2.0)  # s
 _EARLY_S = 0.1  # by which a timer may fire too early
 _LOST = {kind.__name__: kind for kind in LOST}  # a function's error arrives by its type's name
+_AS_THEY_ARE: dict[str, type[SerferError]] = _LOST | {
+    kind.__name__: kind for kind in (StoreUnavailableError, NotFiniteError)
+}
 
 
 class FailureKind(enum.Enum):
@@ -513,7 +517,8 @@ class Run:
         if run.state is TileState.HEDGED and not lost:
             run.move(Change.ONE_FAILED)
             return []
-        if lost or self._retries_used_up(run):
+        hopeless = lost or failure.error_type == NotFiniteError.__name__
+        if hopeless or self._retries_used_up(run):
             run.move(Change.GAVE_UP)
             return self._finish(query_error(failure, f"stage {stage}, tile {tile}: "))
         run.move(Change.ATTEMPT_FAILED)
@@ -633,10 +638,8 @@ def _answered_attempt(member: TileRun) -> Attempt:
 def query_error(failure: Failure, where: str) -> SerferError:
     """Turn a task's last failure into the error that its query ends with; `where` says which task, as text."""
     text = f"{where}{failure.message}"
-    if failure.error_type in _LOST:
-        return _LOST[failure.error_type](text)
-    if failure.error_type == StoreUnavailableError.__name__:
-        return StoreUnavailableError(text)
+    if failure.error_type in _AS_THEY_ARE:
+        return _AS_THEY_ARE[failure.error_type](text)
     if failure.error_type == PlanError.__name__:
         return BrokenPlanError(text)
     if failure.kind is FailureKind.THROTTLED:

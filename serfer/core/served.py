@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from serfer.core.report import QueryReport
@@ -114,10 +114,20 @@ class ModelInput:
 
 
 @dataclass(frozen=True)
+class ModelOutput:
+    """One of a network's outputs: `shape` is one image's, `type` numpy's name."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ServedModel:
-    """A model that a service answers for; `plan` is its plan's digest."""
+    """A model that a service answers for; `plan` is its plan's digest. Older services leave its outputs out."""
 
     name: str
     plan: str
     input: ModelInput
     default: bool
+    outputs: tuple[ModelOutput, ...] = field(default=(), kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -50,7 +51,7 @@ def unstructure(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         return [unstructure(item) for item in value]
     if isinstance(value, dict):
         return {key: unstructure(item) for key, item in value.items()}
-    return value
+    return value.value if isinstance(value, StrEnum) else value
 
 
 def structure(
@@ -61,7 +62,7 @@ def structure(
     lenient: bool = False,
     error: type[SerferError] = PlanError,
 ) -> T:
-    """Build a `kind` (dataclass, tuple, mapping from strings, optional or scalar) from plain JSON or TOML values.
+    """Build a `kind` (dataclass, tuple, mapping from strings, optional, StrEnum or scalar) from plain JSON or TOML.
 
     Raises `error` that names the place, as in `stages[1].tiles[0].input.rows`. Fields that a dataclass does not have
     are refused, or passed over if `lenient`: a newer version may write more. Fields that have a default may be absent.
@@ -124,7 +125,20 @@ def _list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
     return value
 
 
+def _choice(kind: type[StrEnum]) -> _Builder:
+    def build(value: Any) -> StrEnum:  # noqa: ANN401 - any JSON value
+        try:
+            return kind(value)
+        except ValueError:
+            raise _MismatchError(f"should be {', '.join(kind)}, not {value!r:.40}") from None
+
+    return build
+
+
 def _scalar(kind: type) -> _Builder:
+    if issubclass(kind, StrEnum):
+        return _choice(kind)
+
     def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
             raise _MismatchError("is a number that is too large")

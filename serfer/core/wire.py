@@ -20,13 +20,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from serfer.core.errors import InputError
-from serfer.core.keys import check_query_id
-from serfer.core.report import StoreCounts
+from serfer.core.keys import ResultPlace, StoreCounts, check_query_id
 
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_REPLIES = 1 << 31
@@ -38,8 +37,7 @@ DTYPES = {"uint8": 1, "float32": 4}
 Buffer = bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Crop:
+class Crop(NamedTuple):
     """A first-stage tile's input, contiguous: uint8 as (N, rows, cols, C), float32 as (N, C, rows, cols).
 
     `data` is None where it is too large for a payload and lies in the store, under the query's input key.
@@ -49,8 +47,7 @@ class Crop:
     data: Buffer | None
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(NamedTuple):
     """A task's part in a gang: it runs its tile of every stage before `stop`, and waits `patience_s` s for a border."""
 
     stop: int
@@ -66,7 +63,7 @@ class Task:
     waited for: `reply` is the number of the reply key (serfer/core/keys.py) under which it is put into the store.
     `request` is the id of the request that the query came with, for the worker's log. A member of a `gang` also runs
     the stages after its own; `inline` is then said of the gang's last stage, `parts` of all that it reads of stages
-    before the gang.
+    before the gang. Where there is a `result`, what the plan's last stage computes is written there, and nowhere else.
     """
 
     plan: str
@@ -81,6 +78,7 @@ class Task:
     reply: int | None = None
     request: str = ""
     gang: Membership | None = None
+    result: ResultPlace | None = None
 
     @property
     def payload_bytes(self) -> int:
@@ -135,8 +133,7 @@ class Report:
         return sum(report.billed_ms for report in self.stages)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskError:
+class TaskError(NamedTuple):
     """Why a task of a shared invocation has no report where others have: its error's type, and a line for people."""
 
     error_type: str
@@ -157,7 +154,8 @@ def _task_to_plain(task: Task) -> tuple[Any, ...]:
     crop = (task.crop.dtype, task.crop.data) if task.crop else None
     place = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl))
     gang = (task.gang.stop, float(task.gang.patience_s)) if task.gang else None
-    return (*place, crop, task.inline, task.parts, task.reply, task.request, gang)
+    result = ((task.result.owner, task.result.id, float(task.result.ttl)),) if task.result else ()
+    return (*place, crop, task.inline, task.parts, task.reply, task.request, gang, *result)
 
 
 def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
@@ -224,7 +222,8 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
             reply,
             str(request),
             gang,
-        ]:
+            *result,
+        ] if len(result) <= 1:
             counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
             if not (reply is None or (type(reply) is int and 0 <= reply < _MAX_REPLIES)):
                 raise InputError("the task's reply is malformed")
@@ -236,7 +235,7 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
                 raise InputError("the task's request id is malformed")
             name = check_query_id(query)
             work = _decode_crop(crop), inline, tuple(parts), reply, request, _decode_membership(gang, stage)
-            return Task(plan, name, stage, tile, batch, ttl, *work)
+            return Task(plan, name, stage, tile, batch, ttl, *work, _decode_result(result[0] if result else None))
     raise InputError("the payload is not a task")
 
 
@@ -261,8 +260,16 @@ def _decode_membership(value: Any, stage: int) -> Membership | None:  # noqa: AN
     raise InputError("the task's gang is malformed")
 
 
-@dataclass(frozen=True, slots=True)
-class CleanUp:
+def _decode_result(value: Any) -> ResultPlace | None:  # noqa: ANN401 - any plain value
+    match value:
+        case None:
+            return None
+        case [str(owner), str(name), float(ttl)]:
+            return ResultPlace(owner, name, ttl)
+    raise InputError("the task's result is malformed")
+
+
+class CleanUp(NamedTuple):
     """A request to delete what a query of a plan left in the store; its answer too, unless `keep_answer`."""
 
     plan: str
@@ -270,8 +277,7 @@ class CleanUp:
     keep_answer: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUp:
+class WarmUp(NamedTuple):
     """A request to get ready for tasks of a stage's function `part`, and to stay busy for `hold_s` seconds.
 
     Requests that are held at the same time find environments of their own, so as many as are sent become warm. They get
@@ -285,8 +291,7 @@ class WarmUp:
     tile: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Warmed:
+class Warmed(NamedTuple):
     """The answer to a warm-up request: the environment's name, the ms of its start if it was new, and its sessions.
 
     `fetch_ms`, a part of `init_ms`, were waited for weights that are fetched.
@@ -310,7 +315,7 @@ def decode_clean_up(event: Any) -> CleanUp | None:  # noqa: ANN401 - whatever an
 
 def encode_warm_up(request: WarmUp) -> bytes:
     """Write a warm-up request as a Lambda payload."""
-    return json.dumps({"warm": asdict(request)}).encode()
+    return json.dumps({"warm": request._asdict()}).encode()
 
 
 def decode_warm_up(event: Any) -> WarmUp | None:  # noqa: ANN401 - whatever an invoker sent
@@ -328,7 +333,7 @@ def decode_warm_up(event: Any) -> WarmUp | None:  # noqa: ANN401 - whatever an i
 
 def encode_warmed(answer: Warmed) -> dict[str, Any]:
     """Write the answer to a warm-up request as a Lambda response."""
-    return {"warm": asdict(answer)}
+    return {"warm": answer._asdict()}
 
 
 def decode_warmed(payload: Any) -> Warmed:  # noqa: ANN401 - whatever a function answered

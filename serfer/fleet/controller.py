@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drivers.instance.client import InstanceClient
-from serfer.control.policy import DesiredReplicas
-from serfer.control.scenario import S_PER_HOUR
+from serfer.control.policy import InstanceGroup, InstanceState, Observation, ProvisioningPlan, paid_for
+from serfer.control.scenario import S_PER_HOUR, Market
+from serfer.fleet.beside.decider import Decider
 from serfer.fleet.leader import Leader, end_instances
 from serfer.fleet.log_events import log_event
 from serfer.fleet.pool import Pool
@@ -38,10 +39,11 @@ _END_S = 15.0  # for tasks in flight, and for the instances that the last driver
 
 @dataclass(frozen=True)
 class Timing:
-    """The loop's clock, in seconds."""
+    """The loop's clock, in seconds, and Unix time, which policies see: it goes on from one driver to the next."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    unix: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Controller:
         admits: Callable[[str], bool] = lambda _: True,
         ends_instances: bool = False,
         timing: Timing | None = None,
+        decider: Decider | None = None,
     ) -> None:
         self.status = Status()
         self.troubles: Counter[str] = Counter()
@@ -80,6 +83,7 @@ class Controller:
         self._registry = registry
         self._provisioner = provisioner
         self._connect = connect
+        self.decider = decider or Decider(pool.router)
         self._admits = admits
         self._ends_instances = ends_instances
         self._timing = timing or Timing()
@@ -118,8 +122,9 @@ class Controller:
             self._fleet = self._view.fleet
         self._account_for_others(now)
         on = len(self._fleet.members) if self._fleet else 0
-        self._resume()
-        wanted = await self._wanted(now, elapsed_s, load.rate + self._view.rate, on)
+        fleet = self._groups()
+        self._resume(fleet)
+        wanted = await self._wanted(Observation(now, elapsed_s, load.rate + self._view.rate, fleet), leads=leads)
         self._instances.add(now, on * self._pool.router.scenario.instance.usd_per_hour * elapsed_s / S_PER_HOUR)
         self._act(now, wanted, leads=leads, busy=frozenset((*load.busy, *self._view.busy)))
         self._use()
@@ -128,6 +133,7 @@ class Controller:
 
     async def close(self) -> None:
         """End the loop, leave the registry, and, with `ends_instances`, as the last driver stop the instances."""
+        leads = self._registry.leads
         if self._loop is not None:
             await _cancelled(self._loop)
         in_flight = [task for task in (self._exchanging, self.work) if task is not None]
@@ -138,6 +144,8 @@ class Controller:
         last = not self._view.others
         with self._survived("store"):
             last = await asyncio.to_thread(self._registry.leave)
+        with self._survived("controller"):
+            await self.decider.close(leads=leads)
         if self._ends_instances and last:
             with self._survived("provisioner"):
                 await end_instances(self._provisioner, _END_S)
@@ -169,21 +177,28 @@ class Controller:
         if usd > 0:
             self._pool.router.budget_limiter.pay(now, usd)
 
-    def _resume(self) -> None:
+    def _groups(self) -> tuple[InstanceGroup, ...]:
+        """Return the instances that are paid for, by state: the pool starts one type, on demand."""
+        kind = self._pool.router.scenario.instance.name
+        states = Counter(member.state for member in self._fleet.members) if self._fleet else Counter[str]()
+        return tuple(
+            InstanceGroup(kind, Market.ON_DEMAND, InstanceState(state), count)
+            for state, count in sorted(states.items())
+        )
+
+    def _resume(self, fleet: tuple[InstanceGroup, ...]) -> None:
         """Report to the policy, once, the instances that were on before this driver started."""
         if not self._resumed and self._fleet is not None:
             self._resumed = True
-            staying = sum(member.state != "draining" for member in self._fleet.members)
-            if staying:
-                self._pool.router.policy.resume(staying)
+            if paid_for(fleet):
+                self.decider.resume(fleet)
 
-    async def _wanted(self, now: float, elapsed_s: float, rate: float, on: int) -> DesiredReplicas:
-        """Decide how many instances there should be; the policy runs in a thread, so that queries run meanwhile."""
-        router = self._pool.router
-        wanted = await asyncio.to_thread(router.policy.observe, elapsed_s, rate)
-        return router.afford(now, elapsed_s, wanted, on)
+    async def _wanted(self, seen: Observation, *, leads: bool) -> ProvisioningPlan:
+        """Decide how many instances there should be."""
+        plan = await self.decider.decide(replace(seen, now_s=self._timing.unix()), leads=leads)
+        return self._pool.router.afford(seen, plan)
 
-    def _act(self, now: float, wanted: DesiredReplicas, *, leads: bool, busy: frozenset[str]) -> None:
+    def _act(self, now: float, wanted: ProvisioningPlan, *, leads: bool, busy: frozenset[str]) -> None:
         """Start the leader's work where this driver leads, unless the last one is still in flight."""
         if not leads:
             self._leader = None
@@ -203,7 +218,7 @@ class Controller:
             )
         self.work = asyncio.create_task(self._lead(self._leader, now, wanted, busy))
 
-    async def _lead(self, leader: Leader, now: float, wanted: DesiredReplicas, busy: frozenset[str]) -> None:
+    async def _lead(self, leader: Leader, now: float, wanted: ProvisioningPlan, busy: frozenset[str]) -> None:
         with self._survived("provisioner"):
             members = await self._provisioner.members()
             if self._fleet is None:  # none was published: these are an earlier fleet's
@@ -229,12 +244,12 @@ class Controller:
 
         await asyncio.gather(*(probe(client) for client in self._pool.down()))
 
-    def _note(self, now: float, wanted: DesiredReplicas, *, leads: bool, own_usd: float) -> None:
+    def _note(self, now: float, wanted: ProvisioningPlan, *, leads: bool, own_usd: float) -> None:
         """Keep the status for metrics, and log it where it changed."""
         before = self.status
         self.status = Status(
             leads,
-            wanted.instances,
+            wanted.total,
             len(self._fleet.members) if self._fleet else 0,
             self._pool.serving,
             own_usd + sum(load.hour_usd for load in self._view.others),
@@ -246,7 +261,7 @@ class Controller:
                 logging.INFO,
                 "pool",
                 leads=leads,
-                wanted=wanted.instances,
+                wanted=wanted.total,
                 on=after.on,
                 serving=after.serving,
                 drivers=self._pool.drivers,

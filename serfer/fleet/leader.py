@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from drivers.instance.client import InstanceClient
-from serfer.control.policy import DesiredReplicas
+from serfer.control.policy import ProvisioningPlan
 from serfer.fleet.log_events import log_event
 from serfer.fleet.provisioners.provisioner import Member, Provisioner
 from serfer.fleet.reconciler import Actions, Reconciler
@@ -51,22 +51,22 @@ class Leader:
         return FleetState(self._registry.driver, listed, len(listed), "found when the first driver came")
 
     async def work(
-        self, now: float, members: Sequence[Member], wanted: DesiredReplicas, busy: Collection[str]
+        self, now: float, members: Sequence[Member], wanted: ProvisioningPlan, busy: Collection[str]
     ) -> FleetState | None:
         """Reconcile the instances with `wanted`, and return the published state, None where this driver leads no more.
 
         Raises what provisioner and coordination raise.
         """
         ready = await self._probe(members)
-        actions = self._reconciler.decide(now, members, ready, wanted.instances, busy)
-        fleet = FleetState(self._registry.driver, actions.listed, wanted.instances, wanted.reason[:MAX_REASON])
+        actions = self._reconciler.decide(now, members, ready, wanted.total, busy)
+        fleet = FleetState(self._registry.driver, actions.listed, wanted.total, wanted.reason[:MAX_REASON])
         # The probes took time, and so does a request: without the lease nothing is started or stopped.
         if not (self._registry.leads and await asyncio.to_thread(self._registry.publish, fleet)):
             return None
         await self._carry_out(actions, wanted)
         return fleet
 
-    async def _carry_out(self, actions: Actions, wanted: DesiredReplicas) -> None:
+    async def _carry_out(self, actions: Actions, wanted: ProvisioningPlan) -> None:
         """Stop and start instances; the first failure is raised when all have been tried."""
         outcomes = await asyncio.gather(
             *(self._stop(name, wanted) for name in actions.stop),
@@ -77,16 +77,16 @@ class Leader:
             if isinstance(error, BaseException):
                 raise error
 
-    async def _start(self, count: int, wanted: DesiredReplicas) -> None:
+    async def _start(self, count: int, wanted: ProvisioningPlan) -> None:
         await self._provisioner.start(count)
         self._changes["started"] += count
-        log_event(logging.INFO, "pool starts instances", count=count, wanted=wanted.instances, reason=wanted.reason)
+        log_event(logging.INFO, "pool starts instances", count=count, wanted=wanted.total, reason=wanted.reason)
 
-    async def _stop(self, name: str, wanted: DesiredReplicas) -> None:
+    async def _stop(self, name: str, wanted: ProvisioningPlan) -> None:
         if not await self._provisioner.stop(name):
             return  # it stays, or is ending already: neither is a change
         self._changes["stopped"] += 1
-        log_event(logging.INFO, "pool stops an instance", instance=name, wanted=wanted.instances, reason=wanted.reason)
+        log_event(logging.INFO, "pool stops an instance", instance=name, wanted=wanted.total, reason=wanted.reason)
 
     async def _probe(self, members: Sequence[Member]) -> dict[str, bool]:
         """Return by name whether each instance with an address, unless it drains, is ready for queries."""

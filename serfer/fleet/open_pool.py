@@ -1,7 +1,8 @@
-"""Opens a pool from a user's options: `--route`, `--instances`, `--scenario` and `--max-usd-per-hour`."""
+"""Opens a pool from a user's options: `--route`, `--instances`, `--scenario`, and what goes with them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -10,24 +11,37 @@ import os
 import secrets
 import shutil
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 from numpy.typing import NDArray
 
 from drivers.driver import RequestContext
 from drivers.instance.client import InstanceClient, open_http
+from drivers.instance.open_inference import check_classifies
 from drivers.target import InstanceAnswer
-from serfer.control.policies import DEFAULT, POLICIES, make_policy
+from serfer.control.policies import ALONE, DEFAULT, POLICIES, make_policy
+from serfer.control.policies.plugged_in import find_policy
+from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
+from serfer.control.saved.state import StateOwner
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH
+from serfer.fleet.beside.decider import Decider
+from serfer.fleet.beside.lesson import Lesson, Teach
+from serfer.fleet.beside.options import NOTHING, BesideOptions
+from serfer.fleet.beside.recorder import Recorder
+from serfer.fleet.beside.shadows import MAX_SHADOWS, Shadows
+from serfer.fleet.beside.state_keeper import StateKeeper
+from serfer.fleet.beside.state_places import check_apart, open_place
 from serfer.fleet.controller import Controller
 from serfer.fleet.log_events import log_event
 from serfer.fleet.pool import Pool
@@ -36,6 +50,9 @@ from serfer.fleet.registry import PoolRegistry
 from serfer.settings import Settings
 from storage import schemes
 from storage.store import Store
+
+if TYPE_CHECKING:
+    from serfer.sim.traces import Trace
 
 AUTO: Final = "auto"
 GPU: Final = "gpu"
@@ -49,8 +66,9 @@ _NOT_ITS_OWN = ("SERFER_KEYS_FILE",)  # the drivers' keys do not open their inst
 class Routing:
     """The targets of queries besides the plan's functions, and their budget.
 
-    `route` is "auto", "gpu" (instances alone) or a policy's name, `instances` what `open_provisioner` takes. `model` is
-    what instances call the network, by default the plan's name.
+    `route` is "auto", "gpu" (instances alone) or a policy as `make_policy` takes it, `instances` what
+    `open_provisioner` takes. `model` is what instances call the network, by default the plan's name. `beside`
+    is what goes beside the policy, `history` a load that it begins with.
     """
 
     route: str
@@ -58,32 +76,54 @@ class Routing:
     scenario: Scenario
     max_usd_per_hour: float = math.inf
     model: str | None = None
+    beside: BesideOptions = NOTHING
+    history: Trace | None = None
 
-    def router(self) -> Router:
-        """Return a router with a policy of its own."""
-        alone = self.route == GPU
-        name = {AUTO: DEFAULT, GPU: "instances"}.get(self.route, self.route)
-        policy = make_policy(name, self.scenario)
+    def router(self, policy: Policy | None = None) -> Router:
+        """Return a router with a policy of its own, or with one that has learnt something."""
+        policy, alone = policy or self.new_policy(), self.route in {GPU, *ALONE}
         return Router(self.scenario, policy, max_usd_per_hour=self.max_usd_per_hour, overflow=not alone)
+
+    @property
+    def policy(self) -> str:
+        """The policy, as `make_policy` takes it."""
+        return {AUTO: DEFAULT, GPU: "instances"}.get(self.route, self.route)
+
+    def new_policy(self) -> Policy:
+        """Return a policy that has seen nothing yet."""
+        return make_policy(self.policy, self.scenario)
+
+    def shadows(self) -> list[Policy]:
+        """Return the policies that decide beside the router's.
+
+        Raises UsageError for one that there is not, or that is there already.
+        """
+        names = self.beside.shadows
+        if len({*names, self.policy}) <= len(names):
+            raise UsageError(f"--shadow is a policy besides {self.policy}, given once, not {', '.join(names)[:80]}")
+        if len(names) > MAX_SHADOWS:
+            raise UsageError(f"--shadow may be given {MAX_SHADOWS} times, not {len(names)}")
+        return [make_policy(name, self.scenario) for name in names]
 
 
 def choose_routing(
-    route: str, instances: str | None, scenario: Path | None, max_usd_per_hour: float | None
+    route: str,
+    instances: str | None,
+    scenario: Path | None,
+    max_usd_per_hour: float | None,
+    beside: BesideOptions = NOTHING,
 ) -> Routing | None:
     """Return what was chosen, None for functions alone.
 
-    Raises UsageError that names the options which do not go together, InputError for a scenario that cannot be read.
+    Raises UsageError that names the options which do not go together or what is not a policy, InputError for a scenario
+    that cannot be read.
     """
-    if route not in ROUTES:
-        raise UsageError(f"--route is {', '.join(ROUTES[:-1])} or {ROUTES[-1]}, not {route[:40]!r}")
+    if route not in ROUTES and find_policy(route) is None:
+        raise UsageError(f"--route is {', '.join(ROUTES)}, a plugged-in policy or MODULE:Class, not {route[:40]!r}")
     if route == SERVERLESS:
-        for option, value in (
-            ("--instances", instances),
-            ("--scenario", scenario),
-            ("--max-usd-per-hour", max_usd_per_hour),
-        ):
-            if value is not None:
-                raise UsageError(f"{option} is about a pool of instances: give --route auto, gpu or a policy with it")
+        values = {"--instances": instances, "--scenario": scenario, "--max-usd-per-hour": max_usd_per_hour}
+        for option in [*(option for option, value in values.items() if value is not None), *beside.given()]:
+            raise UsageError(f"{option} is about a pool of instances: give --route auto, gpu or a policy with it")
         return None
     if instances is None:
         raise UsageError(f"--route {route} needs --instances: local, static:URL,URL or ec2:GROUP")
@@ -93,7 +133,19 @@ def choose_routing(
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {max_usd_per_hour}")
     ceiling = math.inf if max_usd_per_hour is None else max_usd_per_hour
     open_provisioner(instances, command=(sys.executable,), registry=Path())  # says what is wrong with it
-    return Routing(route, instances, read_scenario(scenario), ceiling)
+    routing = Routing(route, instances, read_scenario(scenario), ceiling, beside=beside)
+    routing.router()  # says what is wrong with its policy
+    routing.shadows()  # says what is wrong with them
+    if beside.state is not None:
+        open_place(beside.state, "model", routing.policy)  # same
+    return replace(routing, history=_read_history(beside.history)) if beside.history else routing
+
+
+def _read_history(file: Path) -> Trace:
+    from serfer.sim.loads.reading import read_load  # noqa: PLC0415 - functions do without the simulator
+    from serfer.sim.rates import silent  # noqa: PLC0415 - same
+
+    return read_load(file, silent)
 
 
 def routing_of(
@@ -103,13 +155,17 @@ def routing_of(
     instances: str | None = None,
     scenario: Path | None = None,
     max_usd_per_hour: float | None = None,
+    beside: BesideOptions = NOTHING,
 ) -> Routing | None:
     """Return what options say, and the settings where these say nothing; raises as `choose_routing`."""
     chosen = settings.route if route is None else route
     if chosen == SERVERLESS:
-        return choose_routing(chosen, instances, scenario, max_usd_per_hour)
+        return choose_routing(chosen, instances, scenario, max_usd_per_hour, beside)
     ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
-    return choose_routing(chosen, instances or settings.instances, scenario or settings.scenario_file, ceiling)
+    instances, scenario = instances or settings.instances, scenario or settings.scenario_file
+    if beside.state is None:
+        beside = replace(beside, state=settings.policy_state)
+    return choose_routing(chosen, instances, scenario, ceiling, beside)
 
 
 class RunningPool:
@@ -139,8 +195,12 @@ async def open_pool(
 ) -> RunningPool:
     """Run a pool for a plan on the running event loop; its drivers coordinate in `store`, which is at `url`.
 
-    Raises UsageError for `--instances` that are malformed.
+    Raises UsageError for `--instances` that are malformed, PlanError for a plan that instances cannot answer, and
+    InputError for a recording that cannot be written.
     """
+    check_classifies(plan)
+    record = routing.beside.record
+    recorder = Recorder(record) if record else None
     for warning in routing.scenario.warnings():
         log_event(logging.WARNING, "scenario", message=warning)
     driver, name = secrets.token_hex(16), plan.digest[:16]
@@ -156,7 +216,13 @@ async def open_pool(
     def connect(instance: str) -> InstanceClient:
         return InstanceClient(instance, model, plan, http)
 
-    pool = Pool(routing.router(), connect)
+    keeper = _keeper(routing, model, url)
+    learnt = await asyncio.to_thread(keeper.restored, routing.new_policy) if keeper else None
+    router, beside = routing.router(learnt), routing.shadows()
+    teach = _teaching(routing)
+    shadows = Shadows(routing.policy, routing.scenario, beside, teach) if beside else None
+    lesson = Lesson(routing.new_policy(), teach) if teach and learnt is None else None
+    pool = Pool(router, connect)
     controller = Controller(
         pool,
         PoolRegistry(store.coordination(), f"serfer:pool:{{{name}}}", driver),
@@ -164,9 +230,33 @@ async def open_pool(
         connect,
         admits=partial(admits, routing.instances),
         ends_instances=routing.instances == _LOCAL,
+        decider=Decider(router, recorder, shadows, keeper, lesson, fresh=learnt is None),
     )
     controller.start()
     return RunningPool(pool, controller, http, registry)
+
+
+def _teaching(routing: Routing) -> Teach | None:
+    """Return what has a policy see the history, as if it ended now; None where there is none."""
+    history = routing.history
+    if history is None:
+        return None
+    from serfer.sim.history import see_history  # noqa: PLC0415 - functions do without the simulator
+
+    def teach(policy: Policy, wanted: Callable[[], bool]) -> None:
+        see_history(policy, routing.scenario, history, until_s=time.time(), wanted=wanted)
+
+    return teach
+
+
+def _keeper(routing: Routing, model: str, store: str) -> StateKeeper | None:
+    """Return what keeps the policy's state, None where it is not kept; raises UsageError for a place in `store`."""
+    where = routing.beside.state
+    if where is None:
+        return None
+    check_apart(where, store)
+    owner = StateOwner(model, routing.policy, routing.scenario.digest)
+    return StateKeeper(open_place(where, model, routing.policy), owner)
 
 
 async def _sweep(pools: Path) -> None:

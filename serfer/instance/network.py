@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from drivers.instance.open_inference import check_classifies
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.instance.half import half_precision
@@ -88,8 +89,9 @@ def padded_sizes(largest: int) -> list[int]:
 
 
 def load_whole(directory: Path) -> Plan:
-    """Return a plan whose directory is whole and unaltered; raises PlanError."""
+    """Return a plan that classifies, whose directory is whole and unaltered; raises PlanError."""
     plan = load_plan(directory)
+    check_classifies(plan)
     check_artefacts(plan, directory)
     return plan
 

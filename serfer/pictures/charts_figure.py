@@ -52,6 +52,8 @@ def _handle(names: Sequence[str], line: str) -> Artist:
 
 
 def _chart(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
+    for begin, end in chart.bands:
+        axes.axvspan(begin, end, color=LIGHT, linewidth=0, zorder=0)
     for curve in chart.curves:
         if curve.points:
             lone = chart.dots or len(curve.points) == 1

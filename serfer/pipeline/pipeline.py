@@ -1,4 +1,4 @@
-"""A plan that is ready to answer: images or arrays in, logits or classes out."""
+"""A plan that is ready to answer: images or arrays in, outputs or classes out."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
 from drivers.target import Target
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import DeadlineError, UnavailableError, UsageError
+from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan import ImageLimits, Plan
+from serfer.core.plan.answers import Answer, as_answer
+from serfer.core.plan.window_plan import query_plan
 from serfer.core.report import ImageAnswer, QueryReport
 from serfer.core.wire import MAX_TTL, Crop
 from serfer.images import Recipe, decode_image, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.health import Health, Probe
+from serfer.pipeline.keeper import Keeper
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
 from serfer.pipeline.query import Query, check_batch, check_images, cut_crops, preprocess_of
-from serfer.pipeline.result import Logits, Result, from_cache, from_functions, from_instance
+from serfer.pipeline.result import Result, from_cache, from_functions, from_instance, with_counts
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm
+from serfer.results import ResultManifest, Results, StoredResult, planned_manifest
 from storage.store import Store
 
 Image = bytes | str | Path
@@ -41,6 +46,7 @@ class Pipeline:
 
     A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
     Without a driver the target takes all. With `plans`, which has the driver then, queries also run on a second plan.
+    With a `keeper`, answers may be kept as results.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, by name
@@ -57,6 +63,7 @@ class Pipeline:
         cache: ResultCache | None = None,
         target: Target | None = None,
         plans: OnePlan | TwoPlans | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.plan = plan
         self._last: Result | None = None
@@ -69,6 +76,7 @@ class Pipeline:
         self._probe = probe
         self._warmer = warmer
         self._cache = cache
+        self._keeper = keeper
         self._closed = False
 
     @property
@@ -93,14 +101,53 @@ class Pipeline:
         """The newest query's report; raises UsageError before the first one."""
         return self.last.report
 
-    def run(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Logits:  # noqa: ANN401 - an array or tensor
-        """Run one query and return (N, K) float32 logits.
+    def run(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Answer:  # noqa: ANN401 - an array or tensor
+        """Run one query and return the network's output, an array (N, ...), or all by name where there are several.
+
+        A network that classifies returns (N, K) float32 logits; `plan.output_tensors` describes what others return.
 
         `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
         the workers preprocess. Raises InputError for any other array and for values that are not finite, NotFiniteError
         where the network's output has NaN or infinity.
         """
-        return result_of(self.submit(batch, deadline_s=deadline_s)).logits
+        return as_answer(result_of(self.submit(batch, deadline_s=deadline_s)).outputs)
+
+    def run_to_result(
+        self,
+        batch: Any,  # noqa: ANN401 - as run's
+        *,
+        deadline_s: float = DEADLINE_S,
+        ttl_s: float | None = None,
+    ) -> StoredResult:
+        """Run one query of what `run` takes, keep its outputs in the store of results, and return where they lie.
+
+        The last stage's tiles write them there, and nothing of them passes through this process. They are kept for
+        `ttl_s` seconds, SERFER_RESULTS_TTL_S unless given, also after the pipeline (docs/how-to/dense-outputs.md).
+
+        Raises what `run` does, and UsageError where there is no store of results, or what runs the query cannot write
+        there; a query that fails leaves nothing.
+        """
+        place = self.new_result(ttl_s=ttl_s)
+        result = result_of(self.submit(batch, deadline_s=deadline_s, context=RequestContext(result=place)))
+        if result.kept is None:
+            raise UsageError("the query's outputs were not kept")
+        return StoredResult(self.results, result.kept)
+
+    def new_result(self, owner: str = LOCAL_OWNER, ttl_s: float | None = None) -> ResultPlace:
+        """Return a place for a query's answer (`RequestContext.result`).
+
+        Raises UsageError without a store of results.
+        """
+        return self._required_keeper().place(owner, ttl_s)
+
+    @property
+    def results(self) -> Results:
+        """The results that can be read here; raises UsageError where there is no store of them."""
+        return self._required_keeper().results
+
+    def stored(self, result: str, owner: str = LOCAL_OWNER) -> StoredResult:
+        """Return the result with an id; raises ResultGoneError where its owner has none, or none any more."""
+        return StoredResult(self.results, self.results.read(owner, result))
 
     def submit(
         self,
@@ -111,20 +158,25 @@ class Pipeline:
     ) -> Future[Result]:
         """Start a query of what `run` takes and return its result to come, so that any number may be in flight.
 
-        Raises InputError at once for any other array; a query that fails ends its future with the error. Cancelling the
-        future cancels the query: stages that have not begun never do.
+        Of a map plan, `context` names the window, and `batch` has its size. Where it names a result, the outputs are
+        kept, and `Result.kept` describes them in place of `Result.outputs`. Raises InputError at once for any other
+        array, PlanError for a map plan without a window; a query that fails ends its future with the error. Cancelling
+        the future cancels the query: stages that have not begun never do.
         """
         started = _now()
         array = np.asarray(batch)
-        check_batch(self.plan, array)
-        crops = self._cut_now(array)
+        plan = query_plan(self.plan, context.window)
+        check_batch(plan, array)
+        crops = self._cut_now(array, plan)
         if crops is None and array.flags.writeable:
             array = array.copy()  # the caller's, who may write to it while the query waits
         self._check(deadline_s)
+        self._check_result(context, len(array))
         key = None
-        if self._cache is not None:
-            key = self._cache.key([f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data])
-        cached = self._cached(key, len(array), (), 0, started)
+        if self._cache is not None and context.result is None:
+            what = f"{array.dtype} {array.shape} {context.window}"
+            key = self._cache.key([what.encode(), np.ascontiguousarray(array).data])
+        cached = self._cached(key, len(array), (), 0, started, plan)
         if cached is not None:
             return _ready(cached)
         query = Query(array, crops, (), 0, (started, _now()), deadline_s, key, context)
@@ -186,7 +238,7 @@ class Pipeline:
         What decoding takes counts towards the deadline; raises DeadlineError where that leaves no time.
         """
         started = _now()
-        check_images(images, names, top_k)
+        check_images(self.plan, images, names, top_k)
         self._check(deadline_s)
         names = _names(images) if names is None else names
         if self._cache is not None:
@@ -220,7 +272,7 @@ class Pipeline:
 
     def cached(self, key: str | None, names: Sequence[str], top_k: int) -> Result | None:
         """Return the result of a query that was answered before, if its answer is kept."""
-        return self._cached(key, len(names), names, top_k, _now())
+        return self._cached(key, len(names), names, top_k, _now(), self.plan)
 
     def submit_pixels(
         self,
@@ -238,8 +290,10 @@ class Pipeline:
         `decoded_s` is how long that took, for the report; `key` is what `cache_key` returned.
         """
         self._check(deadline_s)
+        if context.result:
+            raise UsageError("scores are not kept as results: use submit, which answers with the network's outputs")
         started = _now() - decoded_s
-        crops = self._cut_now(pixels)
+        crops = self._cut_now(pixels, self.plan)
         query = Query(pixels, crops, names, top_k, (started, _now()), deadline_s, key, context)
         return self._loop.submit(self._answer(query))
 
@@ -247,17 +301,19 @@ class Pipeline:
         """Check the store and the functions; with `start`, every function has to start an environment."""
         return self._loop.submit(self._probe.look(start=start))
 
-    def _cached(self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float) -> Result | None:
-        logits = self._cache.find(key, batch) if self._cache and key else None
-        if logits is None:
+    def _cached(
+        self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float, plan: Plan
+    ) -> Result | None:
+        outputs = self._cache.find(key, batch, plan) if self._cache and key else None
+        if outputs is None:
             return None
-        self._last = from_cache(self.plan, logits, names, top_k, started, _now())
+        self._last = from_cache(plan, outputs, names, top_k, started, _now())
         return self._last
 
-    def _cut_now(self, array: NDArray[Any]) -> list[Crop] | None:
+    def _cut_now(self, array: NDArray[Any], plan: Plan) -> list[Crop] | None:
         """Cut a query that goes to the one plan's functions at once; others are cut when it is known for which plan."""
         late = self._target is not None or isinstance(self._plans, TwoPlans)
-        return None if late else cut_crops(self.plan, array)
+        return None if late else cut_crops(plan, array)
 
     def _check(self, deadline_s: float) -> None:
         if self._closed:
@@ -267,7 +323,7 @@ class Pipeline:
 
     async def _answer(self, query: Query) -> Result:
         started, served = _now(), None
-        if self._target is not None:
+        if self._target is not None and query.context.result is None:  # instances write to no store
             served = await self._target.run(query.array, query.deadline_s, query.context)
         if served is None:
             result = await self._by_functions(query, started + query.deadline_s)
@@ -275,7 +331,7 @@ class Pipeline:
             result = from_instance(self.plan, query, served, started, _now())
         self._last = result
         if self._cache and query.key:
-            await asyncio.to_thread(self._cache.keep, query.key, result.logits)
+            await asyncio.to_thread(self._cache.keep, query.key, result.outputs)
         return result
 
     async def _by_functions(self, query: Query, deadline: float) -> Result:
@@ -289,8 +345,30 @@ class Pipeline:
                 left_s = deadline - _now()
                 if left_s <= 0:
                     raise DeadlineError("no answer by the deadline: it passed before the query could begin")
+            kept = self._planned(chosen.plan, query)
             answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, query.context))
-        return from_functions(chosen.plan, query, answer, self.facts, _now(), chosen.reason)
+        if kept and self._keeper:
+            answer = with_counts(answer, await self._keeper.finish(kept, deadline))
+        plan = query_plan(chosen.plan, query.context.window)
+        return from_functions(plan, query, answer, self.facts, _now(), chosen.reason, kept)
+
+    def _planned(self, plan: Plan, query: Query) -> ResultManifest | None:
+        """Return the manifest of a query's result, if it is to have one: its lifetime begins now."""
+        place = query.context.result
+        return planned_manifest(plan, place, query.batch, self.results.now()) if place else None
+
+    def _required_keeper(self) -> Keeper:
+        if self._keeper is None:
+            raise UsageError("there is no store of results: set SERFER_RESULTS to its URL, or pass --results")
+        return self._keeper
+
+    def _check_result(self, context: RequestContext, images: int) -> None:
+        """Refuse a result that nothing here could write."""
+        if context.result is None:
+            return
+        if self._plans is None:
+            raise UsageError("instances do not keep results: use the plan's functions")
+        self._required_keeper().check(self.plan, context.result, images)
 
     def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""
@@ -303,6 +381,8 @@ class Pipeline:
 
     async def _let_go(self) -> None:
         try:
+            if self._keeper is not None:
+                await self._keeper.close()
             if self._target is not None:
                 await self._target.close()
         finally:

@@ -79,8 +79,17 @@ def preprocess_of(plan: Plan) -> Preprocess:
     return plan.preprocess
 
 
-def check_images(images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:
-    """Raise UsageError for what no query has: no class, too many images, or names that do not match."""
+def check_images(plan: Plan, images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:
+    """Raise UsageError for what no query has: no class, too many images, or names that do not match.
+
+    Raises PlanError where the plan's network does not classify.
+    """
+    if not plan.classifies:
+        outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in plan.output_tensors)
+        raise PlanError(
+            f"this plan's network has no score for each class: an image's outputs are {outputs}. Use run() or serfer "
+            "run in place of classify"
+        )
     if top_k < 1:
         raise UsageError(f"top-k must be 1 or more, not {top_k}")
     if not 1 <= len(images) <= MAX_BATCH:

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
+from serfer.core.plan.answers import Answer, as_answer, shaped
 from serfer.core.plan.pixels import normalise
 
 Array = NDArray[np.float32]
-Run = Callable[[NDArray[Any]], Array]
+Run = Callable[[NDArray[Any]], Answer]
 
 
 def unsplit(plan: Plan, directory: Path) -> Run:
     """Return what a plan's stages compute, in one piece, as a function of a batch, on one thread of this process.
 
-    It takes (N, C, H, W) float32 or (N, H, W, C) uint8 pixels and returns (N, K) float32.
+    It takes (N, C, H, W) float32 or (N, H, W, C) uint8 pixels and returns what `Pipeline.run` does.
     """
     return _runner(plan, directory / plan.unsplit.path)
 
@@ -39,10 +40,10 @@ def _runner(plan: Plan, path: Path) -> Run:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-    def run(batch: NDArray[Any]) -> Array:
+    def run(batch: NDArray[Any]) -> Answer:
         values = normalised(plan, batch) if batch.dtype == np.uint8 else batch
-        result: Array = session.run(None, {"input0": np.ascontiguousarray(values)})[0]
-        return result
+        results = session.run(None, {"input0": np.ascontiguousarray(values)})
+        return as_answer(shaped(plan.output_tensors, results))
 
     return run
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from drivers.driver import Answer
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import invocation_usd
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan, Stage
-from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport, StoreCounts
+from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport
 from serfer.core.run_machine import StageRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report, Warmed

@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable
+from itertools import accumulate
+from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import StoreError, UnavailableError
 from serfer.core.plan import Plan
+from serfer.core.plan.answers import Outputs
 from storage.store import Bytes, Store
-
-_FLOAT_BYTES = 4
 
 
 class ResultCache:
-    """Logits by what was asked, kept in `store` for `ttl` seconds; a store that fails is as good as an empty one."""
+    """Outputs by what was asked, kept in `store` for `ttl` seconds; a store that fails is as good as an empty one."""
 
     def __init__(self, store: Store, plan: Plan, ttl: float) -> None:
         self._store = store
@@ -38,17 +38,24 @@ class ResultCache:
             digest.update(view)
         return f"serfer:result:{digest.hexdigest()}"
 
-    def find(self, key: str, batch: int) -> NDArray[np.float32] | None:
-        """Return the (batch, K) float32 logits that are kept, or None."""
+    def find(self, key: str, batch: int, plan: Plan | None = None) -> Outputs | None:
+        """Return the outputs of `batch` images that are kept, or None; of a window, in the form of its `plan`."""
+        tensors = (plan or self._plan).output_tensors
         try:
             value = verified(self._store.get(key), key)
         except (StoreError, UnavailableError):
             return None
-        if len(value) != _FLOAT_BYTES * batch * self._plan.output.elements:
+        sizes = [batch * prod(tensor.dims) * np.dtype(tensor.dtype).itemsize for tensor in tensors]
+        if len(value) != sum(sizes):
             return None  # not ours, or cut off
-        return np.frombuffer(value, dtype="<f4").reshape(batch, -1)
+        starts = accumulate(sizes, initial=0)
+        return {
+            tensor.name: np.frombuffer(value[start : start + size], np.dtype(tensor.dtype)).reshape(batch, *tensor.dims)
+            for tensor, start, size in zip(tensors, starts, sizes, strict=False)
+        }
 
-    def keep(self, key: str, logits: NDArray[np.float32]) -> None:
+    def keep(self, key: str, outputs: Outputs) -> None:
         """Keep an answer; where the store cannot, it was not worth failing for."""
         with contextlib.suppress(StoreError, UnavailableError):
-            self._store.put(key, protect(np.ascontiguousarray(logits, dtype="<f4").tobytes(), key), self._ttl)
+            value = b"".join(output.tobytes() for output in outputs.values())
+            self._store.put(key, protect(value, key), self._ttl)

@@ -22,9 +22,9 @@ from typing import Any, Self
 
 from drivers.driver import Answer, WarmUpRecord
 from serfer.core.errors import UsageError
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
 from serfer.core.plan.borders import Member
-from serfer.core.report import StoreCounts
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report

@@ -46,7 +46,7 @@ class Verification:
 
     @property
     def error(self) -> float:
-        """The largest error, relative to the logits' range."""
+        """The largest error, relative to the outputs' range."""
         return max(row.split.error for row in self.rows)
 
     @property
@@ -81,9 +81,9 @@ def verify(
         progress(f"comparing: input {len(rows) + 1}")
         whole = computed(batch)
         check_finite(whole, f"the unsplit network's answer to {name}")
-        pipeline.run(batch)
-        delta = difference(pipeline.last.logits, whole)
-        loss = difference(pipeline.last.logits, given(batch)) if given else None
+        answer = pipeline.run(batch)
+        delta = difference(answer, whole)
+        loss = difference(answer, given(batch)) if given else None
         rows.append(Compared(name, delta.exact, delta, loss))
     return Verification(tuple(rows))
 

@@ -20,9 +20,11 @@ from typing import Final
 
 import numpy as np
 
+from serfer.control.policy import Observation
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import Scenario
 from serfer.core.errors import UsageError
+from serfer.sim.fleet import Fleet, Instance, Purchase, SpotLosses, interruptions_of
 from serfer.sim.hours import Window
 from serfer.sim.rates import Progress, Steps, silent
 from serfer.sim.service_times import ServiceTimes
@@ -36,13 +38,15 @@ _MS: Final = 1000.0
 
 @dataclass(slots=True, eq=False)
 class _Instance:
-    """An instance: when it serves, the arrivals that wait at it, and how many images it computes now."""
+    """An instance: the arrivals that wait at it, and how many images it computes now."""
 
     name: str
+    kind: int  # its type's place in the scenario
     ready_s: float
     queue: deque[float] = field(default_factory=deque)
     computing: int = 0
     place: int = -1  # its place among those that serve, -1 for none
+    on: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,7 @@ class QueriesResult:
     """The outcome of a window's queries: each was answered, refused (429), throttled by a full Lambda, or failed.
 
     They fail past their deadline, only in simulations task by task. `latencies_s` are those of the answered queries,
-    `idle_gb_s` is the memory of environments that were warm and idle.
+    `idle_gb_s` is the memory of environments that were warm and idle, `instances_usd` the price of instances.
     """
 
     window: Window
@@ -64,6 +68,16 @@ class QueriesResult:
     idle_gb_s: float
     batches: int
     launches: int
+    instances_usd: float
+
+    @property
+    def on_serverless(self) -> int:
+        """The number of queries that Lambda was paid for; those that failed there too."""
+        return self.queries - self.refused - self.throttled - self.on_instances
+
+    def usd(self, scenario: Scenario) -> float:
+        """Price the window as the router spent it: Lambda's queries, and instances from their launches on."""
+        return self.on_serverless * scenario.serverless.usd_per_query + self.instances_usd
 
 
 def warm_up_s(scenario: Scenario) -> float:
@@ -79,24 +93,28 @@ class QueriesRun:
         scenario: Scenario,
         router: Router,
         services: ServiceTimes,
-        launched_s: Sequence[float],
+        launches: Sequence[tuple[float, Purchase]],
         seed: int,
+        losses: SpotLosses | None = None,
     ) -> None:
-        kind = scenario.instance
         self._scenario, self._router = scenario, router
-        self._batch_s = [kind.batch_ms(images) / _MS for images in range(kind.max_batch + 1)]
+        self._kinds = {kind.name: place for place, kind in enumerate(scenario.instances)}
+        self._batch_s = [
+            [kind.batch_ms(images) / _MS for images in range(kind.max_batch + 1)] for kind in scenario.instances
+        ]
         self._rng = np.random.default_rng(seed)
         self._warm, self._cold = services.warm_s.samples(self._rng), services.cold_s.samples(self._rng)
         self._number = 0
-        self._on: list[_Instance] = []  # in the order of their launches
-        self._booting: deque[_Instance] = deque()
+        self._fleet = Fleet(scenario, losses)
+        self._instances: dict[Instance, _Instance] = {}
+        self._booting: list[tuple[float, int, _Instance]] = []  # a heap: when they serve
         self._endpoints: list[Endpoint] = []
         self._named: dict[str, _Instance] = {}
         self._computing: list[tuple[float, int, _Instance]] = []  # a heap: when batches are done
         self._busy: list[float] = []  # a heap: when Lambda's environments are free
         self._idle: deque[float] = deque()  # since when others are, the longest first
-        for time in launched_s:
-            self._launch(time)
+        for instance in self._fleet.resume(launches):
+            self._launch(instance)
         self._count_from(0.0)
 
     def _count_from(self, time: float) -> None:
@@ -104,7 +122,7 @@ class QueriesRun:
         self._since = time
         self._queries = self._refused = self._throttled = self._failed = 0
         self._on_instances = self._colds = self._batches = self._launches = 0
-        self._idle_gb_s = 0.0
+        self._idle_gb_s = self._instances_usd = 0.0
         self._latencies = array("d")
 
     def over(self, steps: Steps, begin_s: float, window: Window, progress: Progress = silent) -> QueriesResult:
@@ -129,20 +147,29 @@ class QueriesRun:
     def _step(self, times: list[float], end: float, seconds: float) -> None:
         """Simulate arrivals and boots up to the step's end, where the router decides."""
         begin = 0
-        while self._booting and self._booting[0].ready_s <= end:
-            ready = self._booting.popleft()
+        self._instances_usd += seconds * self._fleet.usd_per_s
+        while self._booting and self._booting[0][0] <= end:
+            _, _, ready = heappop(self._booting)
+            if not ready.on:
+                continue
             until = bisect_left(times, ready.ready_s, begin)
             self._arrive(times[begin:until])
             begin = until
             self._serve(ready)
         self._arrive(times[begin:] if begin else times)
         self._finish_batches(end)
-        wanted = self._router.tick(end, seconds, len(times) / seconds, len(self._on)).instances
-        while len(self._on) < wanted:
-            self._launch(end)
-            self._launches += 1
-        while len(self._on) > wanted:
-            self._stop()
+        lost = self._fleet.lose(end)
+        for instance in lost:
+            self._lose(self._instances.pop(instance), end)
+        seen = Observation(
+            end, seconds, len(times) / seconds, self._fleet.groups(end), interruptions=interruptions_of(lost)
+        )
+        launched, stopped = self._fleet.carry_out(end, self._router.tick(seen).instances)
+        for instance in launched:
+            self._launch(instance)
+        self._launches += len(launched)
+        for instance in stopped:
+            self._stop(self._instances.pop(instance))
 
     def _arrive(self, times: list[float]) -> None:
         """Route queries in the order of their arrivals: the hot loop."""
@@ -169,7 +196,9 @@ class QueriesRun:
         """Queue a query at an instance that serves."""
         instance.queue.append(now)
         if instance.computing:
-            self._endpoints[instance.place] = Endpoint(instance.name, len(instance.queue) + instance.computing)
+            self._endpoints[instance.place] = Endpoint(
+                instance.name, len(instance.queue) + instance.computing, instance.kind
+            )
         else:
             self._compute(instance, now)
 
@@ -198,10 +227,10 @@ class QueriesRun:
 
     def _compute(self, instance: _Instance, now: float) -> None:
         """Start a batch of what waits, as large as batches are, or let the instance rest."""
-        queue = instance.queue
-        instance.computing = images = min(len(queue), len(self._batch_s) - 1)
+        queue, batch_s = instance.queue, self._batch_s[instance.kind]
+        instance.computing = images = min(len(queue), len(batch_s) - 1)
         if images:
-            done = now + self._batch_s[images]
+            done = now + batch_s[images]
             came = [queue.popleft() for _ in range(images)]
             if came[-1] >= self._since:
                 counted = [done - time for time in came if time >= self._since]
@@ -211,7 +240,7 @@ class QueriesRun:
             self._number += 1
             heappush(self._computing, (done, self._number, instance))
         if instance.place >= 0:
-            self._endpoints[instance.place] = Endpoint(instance.name, len(queue) + images)
+            self._endpoints[instance.place] = Endpoint(instance.name, len(queue) + images, instance.kind)
 
     def _finish_batches(self, now: float) -> None:
         computing = self._computing
@@ -219,26 +248,45 @@ class QueriesRun:
             done, _, instance = heappop(computing)
             self._compute(instance, done)
 
-    def _launch(self, now: float) -> None:
+    def _launch(self, launched: Instance) -> None:
         self._number += 1
-        instance = _Instance(f"i{self._number}", now + self._scenario.instance.boot_s)
-        self._on.append(instance)
-        self._booting.append(instance)
+        instance = _Instance(f"i{self._number}", self._kinds[launched.kind.name], launched.ready_s)
+        self._instances[launched] = instance
+        heappush(self._booting, (instance.ready_s, self._number, instance))
 
     def _serve(self, instance: _Instance) -> None:
         instance.place = len(self._endpoints)
-        self._endpoints.append(Endpoint(instance.name, 0))
+        self._endpoints.append(Endpoint(instance.name, 0, instance.kind))
         self._named[instance.name] = instance
 
-    def _stop(self) -> None:
-        """Send no more queries to the instance that was launched last; what waits at it is still computed."""
-        instance = self._on.pop()
+    def _stop(self, instance: _Instance) -> None:
+        """Send no more queries to an instance; what waits at it is still computed."""
+        instance.on = False
         if instance.place < 0:
-            self._booting.pop()
             return
-        self._endpoints.pop()
+        last = self._endpoints.pop()
+        if last.name != instance.name:  # the last one takes its place
+            self._endpoints[instance.place] = last
+            self._named[last.name].place = instance.place
         self._named.pop(instance.name)
         instance.place = -1
+
+    def _lose(self, instance: _Instance, now: float) -> None:
+        """Take an instance away: what waits at it is sent to Lambda; a batch that it computes counts as computed.
+
+        Instances are warned two minutes before they end, far longer than a batch takes.
+        """
+        self._stop(instance)
+        waiting, instance.queue = instance.queue, deque()
+        for came in waiting:
+            self._fall_back(came, now)
+
+    def _fall_back(self, came: float, now: float) -> None:
+        """Run a query on Lambda that waited at an instance since it came."""
+        took = next(self._warm) if self._idle and self._reuse(now) else self._cold_start()
+        heappush(self._busy, now + took)
+        if came >= self._since:
+            self._latencies.append(now + took - came)
 
     def _drain(self, now: float) -> None:
         """Compute what still waits after the last arrival, and count what environments were idle until then."""
@@ -262,4 +310,5 @@ class QueriesRun:
             idle_gb_s=self._idle_gb_s,
             batches=self._batches,
             launches=self._launches,
+            instances_usd=self._instances_usd,
         )

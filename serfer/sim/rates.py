@@ -4,8 +4,8 @@
           ──> instances that serve ──> load beyond them: on Lambda
 
 A decision takes effect when its step is over. An instance is paid for from its launch on and serves `boot_s` later, at
-most `qps` queries a second; the last one launched is the first one stopped. Only the policy runs step by step;
-everything else is arrays.
+most `qps` queries a second; of each type and market the last one launched is the first one stopped. Only the policy and
+its fleet run step by step; everything else is arrays.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from serfer.control.policy import Policy
+from serfer.control.policy import Observation, Policy
 from serfer.control.router import Router
-from serfer.control.scenario import InstanceType, Scenario
+from serfer.control.scenario import Scenario
 from serfer.core.errors import UsageError
+from serfer.sim.fleet import Fleet, InstanceHistory, SpotLosses, interruptions_of
 from serfer.sim.traces import Floats, Trace
 
 PERIOD_S: Final = 5.0
@@ -74,69 +74,17 @@ def steps_of(trace: Trace, period_s: float) -> Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class InstanceHistory:
-    """The instances of a simulation: when each was launched and stopped, in seconds, by launch: arrays (launches,).
-
-    `running` says which of them still are on at the end, `end_s`; those count as stopped then.
-    """
-
-    launched_s: Floats
-    stopped_s: Floats
-    running: NDArray[np.bool_]
-    end_s: float
-
-    @property
-    def on_s(self) -> float:
-        """Seconds that instances were on, all together."""
-        return float((self.stopped_s - self.launched_s).sum())
-
-    def instances_usd(self, kind: InstanceType, least_s: float = 0.0) -> float:
-        """Price the instances, each for `least_s` seconds at least."""
-        return float(np.maximum(self.stopped_s - self.launched_s, least_s).sum()) * kind.usd_per_s
-
-    def on_after(self, time_s: float) -> list[float]:
-        """Return the launches of those that are on after what was decided at a time."""
-        return [*map(float, self.launched_s[(self.launched_s <= time_s) & (self.stopped_s > time_s)])]
-
-    def on_at(self, times: Floats) -> Floats:
-        """Return how many are paid for at each of the times, which ascend."""
-        return _count(self.launched_s, times) - _count(self.stopped_s, times)
-
-    def serving_at(self, times: Floats, boot_s: float) -> Floats:
-        """Return how many serve at each of the times."""
-        ready = self.launched_s + boot_s
-        served = ready < self.stopped_s
-        return _count(ready[served], times) - _count(self.stopped_s[served], times)
-
-
-def _count(events: Floats, times: Floats) -> Floats:
-    """Return how many events have happened by each time."""
-    return np.searchsorted(np.sort(events), times, side="right").astype(np.float64)
-
-
-def history_of(wanted: NDArray[np.int64], ends_s: Floats) -> InstanceHistory:
-    """Return the instances that decisions made at `ends_s` lead to, the last launched stopped first."""
-    changes = np.flatnonzero(np.diff(wanted, prepend=0))
-    on: list[float] = []
-    spans: list[tuple[float, float]] = []
-    for time, count in zip(ends_s[changes].tolist(), wanted[changes].tolist(), strict=True):
-        spans += [(on.pop(), time) for _ in range(len(on) - count)]
-        on += [time] * (count - len(on))
-    end = float(ends_s[-1])
-    left = [(launch, end, True) for launch in on if launch < end]
-    rows = sorted([*((*span, False) for span in spans), *left])
-    table = np.array(rows, dtype=np.float64).reshape(-1, 3)
-    return InstanceHistory(table[:, 0], table[:, 1], table[:, 2] > 0, end)
-
-
-@dataclass(frozen=True, eq=False)
 class Timeline:
-    """Between `times_s` (n + 1,): the load, Lambda's part of it (both in queries/s), instances on and serving, (n,)."""
+    """Between `times_s` (n + 1,): the load, Lambda's part of it (both in queries/s), instances on and serving, (n,).
+
+    `instances_usd_per_s` is what those that are on cost.
+    """
 
     times_s: Floats
     rates: Floats
     on: Floats
     serving: Floats
+    instances_usd_per_s: Floats
     serverless: Floats
 
 
@@ -170,7 +118,7 @@ class RatesResult:
         return self.serverless_usd + self.instances_usd
 
 
-def run_rates(
+def run_rates(  # noqa: PLR0913 - the options of a simulation
     trace: Trace,
     scenario: Scenario,
     policy: Policy,
@@ -178,23 +126,26 @@ def run_rates(
     period_s: float = PERIOD_S,
     max_usd_per_hour: float = math.inf,
     overflow: bool = True,
+    losses: SpotLosses | None = None,
     marks: Sequence[float] = (),
     progress: Progress = silent,
 ) -> RatesResult:
     """Run a policy, as `make_policy` gives it, over a trace; it has learnt the whole trace afterwards.
 
+    `losses` takes spot instances away.
     `marks` are times, ascending, in seconds, at which the router is kept as it is then, to go on from.
     """
     steps = steps_of(trace, period_s)
     router = Router(scenario, policy, max_usd_per_hour=max_usd_per_hour, overflow=overflow)
-    walk: _Stepper = _UnlimitedStepper(router) if max_usd_per_hour == math.inf else _LimitedStepper(router, scenario)
-    wanted, allowed, kept = np.empty(len(steps.rates), dtype=np.int64), np.ones(len(steps.rates)), []
+    fleet, unlimited = Fleet(scenario, losses), max_usd_per_hour == math.inf
+    walk: _Stepper = _UnlimitedStepper(router, fleet) if unlimited else _LimitedStepper(router, fleet)
+    count, allowed, kept = len(steps.rates), np.ones(len(steps.rates)), []
     for part, marked in _parts(steps, marks):
         kept += [deepcopy(router) for _ in range(marked)]
-        progress(f"{policy.name}: {part.start / len(wanted):.0%}")
+        progress(f"{policy.name}: {part.start / count:.0%}")
         durations, rates = steps.durations_s[part].tolist(), steps.rates[part].tolist()
-        wanted[part], allowed[part] = walk.over(durations, rates)
-    return _accounted(steps, scenario, history_of(wanted, steps.ends_s), allowed, kept, overflow=overflow)
+        allowed[part] = walk.over(durations, rates)
+    return _accounted(steps, scenario, fleet.history(float(steps.ends_s[-1])), allowed, kept, overflow=overflow)
 
 
 def _parts(steps: Steps, marks: Sequence[float]) -> Iterator[tuple[slice, int]]:
@@ -209,45 +160,52 @@ def _parts(steps: Steps, marks: Sequence[float]) -> Iterator[tuple[slice, int]]:
 class _Stepper(Protocol):
     """Runs a policy step by step."""
 
-    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
-        """Return how many instances there are after each step, and which share of Lambda's load is paid for."""
+    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> list[float] | float:
+        """Launch and stop instances after each step, and return which share of Lambda's load is paid for."""
         ...
 
 
 class _UnlimitedStepper:
     """Runs a policy without a ceiling: spending need not be tracked."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, fleet: Fleet) -> None:
+        self._now = 0.0
         self._observe = router.policy.observe
+        self._fleet = fleet
 
-    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
-        """Return the policy's decisions; all of Lambda's load is paid for."""
-        observe = self._observe
-        return [observe(seconds, rate).instances for seconds, rate in zip(durations_s, rates, strict=True)], 1.0
+    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> list[float] | float:
+        """Carry out the policy's decisions; all of Lambda's load is paid for."""
+        observe, fleet, now = self._observe, self._fleet, self._now
+        for seconds, rate in zip(durations_s, rates, strict=True):
+            now += seconds
+            lost = interruptions_of(fleet.lose(now))
+            plan = observe(Observation(now, seconds, rate, fleet.groups(now), interruptions=lost))
+            fleet.carry_out(now, plan.instances)
+        self._now = now
+        return 1.0
 
 
 class _LimitedStepper:
     """Runs a policy under a ceiling of dollars an hour, for which spending is tracked step by step."""
 
-    def __init__(self, router: Router, scenario: Scenario) -> None:
+    def __init__(self, router: Router, fleet: Fleet) -> None:
         self._now = 0.0
         self._router = router
-        self._kind = scenario.instance
-        self._usd_per_query = scenario.serverless.usd_per_query
-        self._on: list[float] = []  # launches
+        self._usd_per_query = router.scenario.serverless.usd_per_query
+        self._fleet = fleet
 
-    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
-        """Return the router's decisions, and pay Lambda as far as the ceiling allows."""
-        wanted, allowed = [], []
+    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> list[float] | float:
+        """Carry out the router's decisions, and pay Lambda as far as the ceiling allows."""
+        allowed, fleet = [], self._fleet
         for seconds, rate in zip(durations_s, rates, strict=True):
             begin, self._now = self._now, self._now + seconds
-            ready = sum(min(max(self._now - launch - self._kind.boot_s, 0.0), seconds) for launch in self._on)
-            over = max(rate * seconds - ready * self._kind.qps, 0.0) * self._usd_per_query
+            lost = interruptions_of(fleet.lose(self._now))
+            served = sum(min(max(self._now - one.ready_s, 0.0), seconds) * one.kind.qps for one in fleet)
+            over = max(rate * seconds - served, 0.0) * self._usd_per_query
             allowed.append(self._pay(begin, over) / over if over else 1.0)
-            count = self._router.tick(self._now, seconds, rate, len(self._on)).instances
-            self._on = self._on[:count] + [self._now] * (count - len(self._on))
-            wanted.append(count)
-        return wanted, allowed
+            seen = Observation(self._now, seconds, rate, fleet.groups(self._now), interruptions=lost)
+            fleet.carry_out(self._now, self._router.tick(seen).instances)
+        return allowed
 
     def _pay(self, now: float, usd: float) -> float:
         """Pay Lambda as much of `usd` as the ceiling allows, and return how much that is."""
@@ -266,15 +224,15 @@ class _LimitedStepper:
 def _accounted(
     steps: Steps, scenario: Scenario, fleet: InstanceHistory, allowed: Floats, kept: Sequence[Router], *, overflow: bool
 ) -> RatesResult:
-    timeline, booting, refused, late = _timeline(steps, scenario, fleet, allowed, overflow=overflow)
-    kind, price = scenario.instance, scenario.serverless.usd_per_query
+    timeline, booting, refused, late = _timeline(steps, fleet, allowed, overflow=overflow)
+    price = scenario.serverless.usd_per_query
     spans = np.diff(timeline.times_s)
-    instances = fleet.instances_usd(kind, kind.min_billing_s)
+    unused = float(fleet.min_billing_usd.sum())
     return RatesResult(
         queries=float(spans @ timeline.rates),
         serverless_usd=float(spans @ timeline.serverless) * price,
-        instances_usd=instances,
-        min_billing_usd=instances - fleet.instances_usd(kind),
+        instances_usd=fleet.usd + unused,
+        min_billing_usd=unused,
         booting_usd=float(spans @ booting) * price,
         launches=len(fleet.launched_s),
         on_s=fleet.on_s,
@@ -289,20 +247,19 @@ def _accounted(
 
 
 def _timeline(
-    steps: Steps, scenario: Scenario, fleet: InstanceHistory, allowed: Floats, *, overflow: bool
+    steps: Steps, fleet: InstanceHistory, allowed: Floats, *, overflow: bool
 ) -> tuple[Timeline, Floats, float, float]:
     """Return the timeline of things, what Lambda took for instances that booted, and how much was refused and late."""
-    kind, ends = scenario.instance, steps.ends_s
-    ready = fleet.launched_s + kind.boot_s
-    times = np.unique(np.concatenate(([0.0], ends, ready[ready < ends[-1]])))
+    ends, ready = steps.ends_s, fleet.ready_s
+    lost = fleet.stopped_s[fleet.lost]
+    times = np.unique(np.concatenate(([0.0], ends, ready[ready < ends[-1]], lost)))
     begins, spans = times[:-1], np.diff(times)
     step = np.minimum(np.searchsorted(ends, begins, side="right"), len(ends) - 1)
-    rates, on = steps.rates[step], fleet.on_at(begins)
-    serving = fleet.serving_at(begins, kind.boot_s)
-    beyond = np.maximum(rates - serving * kind.qps, 0.0)
+    rates, on, serving = steps.rates[step], fleet.on_at(begins), fleet.serving_at(begins)
+    beyond = np.maximum(rates - fleet.capacity_at(begins), 0.0)
     serverless = beyond * allowed[step] if overflow else np.zeros(len(rates))
-    timeline = Timeline(times, rates, on, serving, serverless)
-    booting = np.minimum(serverless, (on - serving) * kind.qps)
+    timeline = Timeline(times, rates, on, serving, fleet.usd_per_s_at(begins), serverless)
+    booting = np.minimum(serverless, fleet.booting_capacity_at(begins))
     nowhere = beyond - serverless if overflow else np.where(serving, 0.0, beyond)
     late = 0.0 if overflow else float(spans @ (beyond - nowhere))
     return timeline, booting, float(spans @ nowhere), late

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,57 +12,70 @@ from typing import Any
 import numpy as np
 
 from serfer.control.optimum import optimum_usd
-from serfer.control.policies import make_policy
+from serfer.control.policies import ALONE, make_policy
+from serfer.control.policy import Policy
 from serfer.control.router import Router
 from serfer.control.scenario import S_PER_HOUR, Scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.sim.calibration import Calibration
+from serfer.sim.fleet import Purchase, SpotLosses
 from serfer.sim.generators import GENERATORS, generate, is_generator
+from serfer.sim.history import see_history
 from serfer.sim.hours import HOUR_S, Window, windows_of
+from serfer.sim.loads.reading import read_load
 from serfer.sim.queries import QueriesResult, QueriesRun, warm_up_s
 from serfer.sim.rates import PERIOD_S, Progress, RatesResult, Steps, run_rates, silent
 from serfer.sim.service_times import ServiceTimes
 from serfer.sim.tasks import TasksRun
-from serfer.sim.traces import Floats, Trace, read_trace, scale_factor
+from serfer.sim.time_series import rates_usd
+from serfer.sim.traces import Floats, Trace, scale_factor
 
 _MS = 1000.0
+_NEAR = 0.05  # up to which dollars query by query count as those of the level of rates
 _MAX_INSTANCES = 10_000
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """The source of a load: a CSV file or a generator with its parameters, and the part of it to use, in seconds."""
+    """The source of a load: a file or a generator with its parameters, and the part of it to use, in seconds."""
 
     name: str
     from_s: float = 0.0
     until_s: float = math.inf
     skip_zeros_over_s: float = math.inf
 
-    def read(self, seed: int | None = None) -> Trace:
+    @property
+    def is_seeded(self) -> bool:
+        """Whether another seed makes another load: not of a file, nor of a generator whose seed is given."""
+        return is_generator(self.name) and "seed=" not in self.name
+
+    def read(self, seed: int | None = None, progress: Progress = silent) -> Trace:
         """Return the load; `seed` is for generators that name none. Raises InputError and UsageError."""
-        trace = self._whole(seed)
+        trace = self._whole(seed, progress)
         if self.from_s or self.until_s < math.inf:
             trace = trace.cut(self.from_s, self.until_s)
         return trace.without_zeros(self.skip_zeros_over_s) if self.skip_zeros_over_s < math.inf else trace
 
-    def _whole(self, seed: int | None) -> Trace:
+    def _whole(self, seed: int | None, progress: Progress) -> Trace:
         if is_generator(self.name):
-            if seed is None or "seed=" in self.name:
+            if seed is None or not self.is_seeded:
                 return generate(self.name)
             return generate(f"{self.name}{',' if ':' in self.name else ':'}seed={seed}")
         path = Path(self.name)
         if not path.exists() and not path.suffix:
             raise InputError(f"{self.name[:80]!r} is neither a file nor a generator: those are {', '.join(GENERATORS)}")
-        return read_trace(path)
+        return read_load(path, progress)
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """Options of a policy's run: it decides every `period_s`; the dollars of any hour are at most `max_usd_per_hour`.
 
-    `kind` names the instance type to use, None for the first; `spot` pays its spot price. Without
-    `overflow` Lambda is not used: queries beyond the instances' capacity are late, or refused where none serves, and
-    cost nothing, so that the cost cannot be compared with the optimum.
+    `kind` names the instance type to use, None for the first; `spot` pays its spot price. Each spot instance is taken
+    away `spot_losses_per_hour` times an hour on average. Without `overflow`, and by
+    policies that are `ALONE`, Lambda is not used: queries beyond the instances' capacity are late, or refused where
+    none serves, and cost nothing, so that the cost cannot be compared with the optimum. `history`
+    is a load that policies begin with, scaled as the load is.
     """
 
     period_s: float = PERIOD_S
@@ -69,6 +83,19 @@ class RunOptions:
     kind: str | None = None
     spot: bool = False
     overflow: bool = True
+    spot_losses_per_hour: float = 0.0
+    history: Trace | None = None
+
+    def losses(self, seed: int) -> SpotLosses:
+        """Return how spot instances are taken away."""
+        return SpotLosses(self.spot_losses_per_hour, seed, on_demand=self.spot)
+
+    def new_policy(self, name: str, scenario: Scenario, factor: float) -> Policy:
+        """Return a policy that has seen the history."""
+        policy = make_policy(name, scenario)
+        if self.history is not None:
+            see_history(policy, scenario, self.history.scaled(factor), period_s=self.period_s)
+        return policy
 
     def applied(self, scenario: Scenario) -> Scenario:
         """Return the scenario with the chosen instance type first; raises UsageError where it has no such type."""
@@ -100,13 +127,24 @@ class Latencies:
 
 
 @dataclass(frozen=True)
+class WindowOutcome(Window):
+    """A window query by query: the router spends `window_usd`, where the level of rates has `rates_usd`."""
+
+    window_usd: float
+    rates_usd: float
+    slo_met: float | None
+    latency_ms: Latencies | None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The cost of a policy and its quality of service; fields that were not simulated are None.
 
     Dollars and launches are those of the whole load, at the level of rates; `ratio` is `cost_usd` over `optimum_usd`.
     Both are None where they cannot be compared, for the reasons in `warnings`: load that was refused or is late costs
     nothing, and an instance whose `qps` is not what its batches sustain costs the router something else. From `slo_met`
-    to `throttled` they are those of its busiest and median hour.
+    to `throttled` they are those of its busiest and median hour, and so are `window_usd`, what the router spends there
+    query by query, and `window_ratio`, that over what the level of rates has for these hours; `notes` say why.
     """
 
     policy: str
@@ -134,8 +172,12 @@ class Outcome:
     factor: float
     seed: int
     period_s: float
-    windows: tuple[Window, ...]
+    windows: tuple[WindowOutcome, ...]
     warnings: tuple[str, ...] = ()
+    window_usd: float | None = None
+    window_ratio: float | None = None
+    notes: tuple[str, ...] = ()
+    history: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values."""
@@ -151,9 +193,13 @@ def policy_names(names: Sequence[str], scenario: Scenario) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class PolicyRun:
-    """The outcome of a policy, its run over the whole load, and those of windows query by query."""
+    """The outcome of a policy, its run over the whole load, and those of windows query by query.
+
+    In `scenario` the instance type that was started comes first, at the price that was paid.
+    """
 
     outcome: Outcome
+    scenario: Scenario
     run: RatesResult
     windows: tuple[QueriesResult, ...]
 
@@ -169,11 +215,13 @@ class DetailedRun:
     window_s: float = HOUR_S
     tasks: Calibration | None = None
 
-    def run(self, scenario: Scenario, router: Router, launched_s: Sequence[float], seed: int) -> QueriesRun:
+    def run(
+        self, router: Router, launches: Sequence[tuple[float, Purchase]], seed: int, losses: SpotLosses | None = None
+    ) -> QueriesRun:
         """Return a run that continues from a router and the launches of the instances that are on."""
         if self.tasks:
-            return TasksRun(scenario, router, self.tasks, launched_s, seed)
-        return QueriesRun(scenario, router, self.services, launched_s, seed)
+            return TasksRun(router.scenario, router, self.tasks, launches, seed, losses)
+        return QueriesRun(router.scenario, router, self.services, launches, seed, losses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,49 +267,71 @@ def run_policies(
 
     Raises UsageError for a load, windows or steps that are too many to go through.
     """
+    for name in policies:
+        yield run_seeds(sim_input, name, options, (seed,), detailed, progress)[0]
+
+
+def run_seeds(
+    sim_input: SimInput,
+    policy: str,
+    options: RunOptions,
+    seeds: Sequence[int],
+    detailed: DetailedRun | None = None,
+    progress: Progress = silent,
+) -> list[PolicyRun]:
+    """Run a policy once over a load, and its windows once for each seed of the arrivals; raises as `run_policies`."""
     scenario = options.applied(sim_input.scenario)
     _check_peak(sim_input.trace, scenario)
+    if options.history is not None:
+        _check_peak(options.history.scaled(sim_input.factor), scenario)
     windows = windows_of(sim_input.trace, detailed.window_s) if detailed else ()
     marks = {window: max(0.0, window.begin_s - warm_up_s(scenario)) for window in windows}
-    for name in policies:
-        run = run_rates(
-            sim_input.trace,
-            scenario,
-            make_policy(name, scenario),
-            period_s=options.period_s,
-            max_usd_per_hour=options.max_usd_per_hour,
-            overflow=options.overflow,
-            marks=[*marks.values()],
-            progress=progress,
-        )
-        window_runs = []
-        for (window, mark), router in zip(marks.items(), run.routers, strict=True):
-            if detailed:
-                window_runs.append(_run_window(scenario, run, (window, mark, router), detailed, seed, progress))
-        yield PolicyRun(_outcome(name, sim_input, options, run, window_runs, seed), run, tuple(window_runs))
+    run = run_rates(
+        sim_input.trace,
+        scenario,
+        options.new_policy(policy, scenario, sim_input.factor),
+        period_s=options.period_s,
+        max_usd_per_hour=options.max_usd_per_hour,
+        overflow=options.overflow and policy not in ALONE,
+        losses=options.losses(seeds[0]),
+        marks=[*marks.values()],
+        progress=progress,
+    )
+    runs = []
+    for seed in seeds:
+        results = [
+            _run_window(run, (window, mark, deepcopy(router)), detailed, (seed, options.losses(seed + 1)), progress)
+            for (window, mark), router in zip(marks.items(), run.routers, strict=True)
+            if detailed
+        ]
+        outcome = _outcome(policy, sim_input, options, run, results, seed)
+        runs.append(PolicyRun(outcome, scenario, run, tuple(results)))
+    return runs
 
 
 def _run_window(
-    scenario: Scenario,
     run: RatesResult,
     place: tuple[Window, float, Router],
     detailed: DetailedRun,
-    seed: int,
+    chance: tuple[int, SpotLosses],
     progress: Progress,
 ) -> QueriesResult:
     """Run a window query by query, from its mark on, with the router and the instances as they were there."""
-    window, mark, router = place
+    (window, mark, router), (seed, losses) = place, chance
     first, last = run.steps.before(mark), run.steps.before(window.end_s)
     begin = float(run.steps.ends_s[first - 1]) if first else 0.0
     launches = run.fleet.on_after(begin)
     steps = Steps(run.steps.durations_s[first:last], run.steps.rates[first:last])
-    return detailed.run(scenario, router, launches, seed).over(steps, begin, window, progress)
+    return detailed.run(router, launches, seed, losses).over(steps, begin, window, progress)
 
 
 def _outcome(
     policy: str, sim_input: SimInput, options: RunOptions, run: RatesResult, windows: Sequence[QueriesResult], seed: int
 ) -> Outcome:
     warnings = _warnings(sim_input.scenario, options)
+    parts = tuple(_window_outcome(one, run, options.applied(sim_input.scenario)) for one in windows)
+    usd, expected = sum(part.window_usd for part in parts), sum(part.rates_usd for part in parts)
+    ratio = usd / expected if expected else None
     if run.refused or run.late:
         warnings.append(f"{run.refused:,.0f} queries were refused and {run.late:,.0f} are late: these cost nothing")
     least = None if warnings else sim_input.optimum_usd
@@ -295,8 +365,34 @@ def _outcome(
         seed=seed,
         period_s=options.period_s,
         warnings=tuple(warnings),
-        windows=tuple(Window(one.window.name, one.window.begin_s, one.window.end_s) for one in windows),
+        windows=parts,
+        window_usd=usd if parts else None,
+        window_ratio=ratio,
+        notes=() if ratio is None else (*_notes(ratio),),
+        history=options.history.name if options.history else None,
     )
+
+
+def _window_outcome(result: QueriesResult, run: RatesResult, scenario: Scenario) -> WindowOutcome:
+    window, milliseconds = result.window, result.latencies_s * _MS
+    return WindowOutcome(
+        **asdict(window),
+        window_usd=result.usd(scenario),
+        rates_usd=rates_usd(run, scenario, window.begin_s, window.end_s),
+        slo_met=int((milliseconds <= scenario.slo_ms).sum()) / result.queries if result.queries else None,
+        latency_ms=Latencies.of(milliseconds) if milliseconds.size else None,
+    )
+
+
+def _notes(ratio: float) -> Iterator[str]:
+    """Say what it means that the router spends so many times what the level of rates has."""
+    if abs(ratio - 1) > _NEAR:
+        why = (
+            "instances take more than qps while they meet the SLO, so less is left to Lambda"
+            if ratio < 1
+            else "queries come in clusters, which the level of rates spreads, so that Lambda or the fleet has more"
+        )
+        yield f"query by query the router spends {ratio:.2f} times the dollars of the level of rates: {why}"
 
 
 def _warnings(scenario: Scenario, options: RunOptions) -> list[str]:

@@ -26,7 +26,7 @@ from numpy.random import Generator
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.errors import LambdaUnavailableError, SerferError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import (
     Action,
     Event,
@@ -43,6 +43,7 @@ from serfer.core.run_machine import (
 )
 from serfer.core.wire import Report
 from serfer.sim.calibration import Calibration
+from serfer.sim.fleet import Purchase, SpotLosses
 from serfer.sim.queries import QueriesRun
 from serfer.sim.service_times import Quantiles, ServiceTimes
 from serfer.sim.traces import Floats
@@ -271,12 +272,13 @@ class TasksRun(QueriesRun):
         scenario: Scenario,
         router: Router,
         calibration: Calibration,
-        launched_s: Sequence[float],
+        launches: Sequence[tuple[float, Purchase]],
         seed: int,
+        losses: SpotLosses | None = None,
     ) -> None:
         self._world = LambdaSimulator(calibration, scenario.serverless, seed)
         nothing = Quantiles.always(0.0)
-        super().__init__(scenario, router, ServiceTimes(nothing, nothing, calibration.label), launched_s, seed)
+        super().__init__(scenario, router, ServiceTimes(nothing, nothing, calibration.label), launches, seed, losses)
 
     def _count_from(self, time: float) -> None:
         super()._count_from(time)
@@ -296,6 +298,10 @@ class TasksRun(QueriesRun):
                 world.start(now)
             else:
                 self._enqueue(self._named[decision.targets[0]], now)
+
+    def _fall_back(self, came: float, now: float) -> None:
+        del came  # its latency counts from here on
+        self._world.start(now)
 
     def _drain(self, now: float) -> None:
         super()._drain(now)

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from serfer.control.scenario import Scenario
 from serfer.core.errors import InputError, UsageError
-from serfer.files import read_text
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_ROWS: Final = 4_000_000
 _LARGEST: Final = 1e9
 _S_PER_MINUTE: Final = 60.0
 _SECONDS, _MINUTES = ("t_seconds", "rps"), ("minute", "requests")
-_COLUMN_NAMES: Final = " or ".join(",".join(names) for names in (_SECONDS, _MINUTES))
+COLUMN_NAMES: Final = " or ".join(",".join(names) for names in (_SECONDS, _MINUTES))
 SCALES: Final = ("S", "M", "none")
 
 Floats = NDArray[np.float64]
@@ -77,8 +76,8 @@ class Trace:
         kept = ends > begins
         if not kept.any():
             raise UsageError(
-                f"nothing of {self.name} lies between --from {from_s:g} and --until {until_s:g}: it begins at "
-                f"{self.begin_s:g} and ends at {self.begin_s + self.seconds:g} seconds"
+                f"nothing of {self.name} lies between --from {from_s:.10g} and --until {until_s:.10g}: it begins at "
+                f"{self.begin_s:.10g} and ends at {self.begin_s + self.seconds:.10g} seconds"
             )
         durations, begin = (ends - begins)[kept], float(begins[kept][0])
         return replace(self, durations_s=durations, rates=self.rates[kept], begin_s=begin)
@@ -131,15 +130,23 @@ def _number(scale: str) -> float:
     return factor
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a trace's CSV file; raises InputError that names the file, the line and what is wrong."""
-    text = read_text(path, MAX_BYTES)
+def is_trace(first: bytes) -> bool:
+    """Return whether a file whose first line is this one is a trace."""
+    return _columns(first.decode("utf-8", "replace")) in (_SECONDS, _MINUTES)
+
+
+def _columns(line: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in line.split(","))
+
+
+def parse_trace(path: Path, text: str) -> Trace:
+    """Read the text of a trace's CSV file; raises InputError that names the file, the line and what is wrong."""
     lines = text.splitlines() if text.count("\n") <= MAX_ROWS else []
     if not lines:
         raise InputError(f"{path} has {f'more than {MAX_ROWS:,}' if text else 'no'} rows")
-    names = tuple(part.strip() for part in lines[0].split(","))
+    names = _columns(lines[0])
     if names not in (_SECONDS, _MINUTES):
-        raise InputError(f"{path}, line 1: the columns are {_COLUMN_NAMES}, not {lines[0][:60]!r}")
+        raise InputError(f"{path}, line 1: the columns are {COLUMN_NAMES}, not {lines[0][:60]!r}")
     rows = _rows(path, lines)
     times, values = np.array([time for time, _ in rows]), np.array([value for _, value in rows])
     if names == _MINUTES:
@@ -149,15 +156,23 @@ def read_trace(path: Path) -> Trace:
 
 
 def _per_minute(path: Path, minutes: Floats, counts: Floats) -> Trace:
-    """Return counts of minutes as a load, with no queries in the minutes between them; raises InputError."""
+    """Return counts of minutes as a load; raises InputError."""
     broken = np.flatnonzero(minutes % 1)
     if broken.size:
         raise InputError(f"{path}: minutes are whole numbers, not {minutes[broken[0]]:g}: give {','.join(_SECONDS)}")
-    gaps = np.diff(minutes) - 1
+    return of_counts(path.stem, minutes.astype(np.int64), counts, _S_PER_MINUTE)
+
+
+def of_counts(name: str, numbers: NDArray[np.int64], counts: Floats, step_s: float, zero_s: float = 0.0) -> Trace:
+    """Return counts of queries as a load: (n,) in steps of `step_s` seconds with ascending numbers.
+
+    In the steps between them no queries came. Step 0 begins at `zero_s`.
+    """
+    gaps = np.diff(numbers) - 1
     before = np.flatnonzero(gaps) + 1  # rows that come after a gap
-    durations = np.insert(np.ones(len(minutes)), before, gaps[before - 1])
-    rates = np.insert(counts / _S_PER_MINUTE, before, 0.0)
-    return Trace(path.stem, durations * _S_PER_MINUTE, rates, float(minutes[0]) * _S_PER_MINUTE)
+    durations = np.insert(np.ones(len(numbers)), before, gaps[before - 1])
+    rates = np.insert(counts / step_s, before, 0.0)
+    return Trace(name, durations * step_s, rates, float(numbers[0]) * step_s + zero_s)
 
 
 def _rows(path: Path, lines: list[str]) -> list[tuple[float, float]]:

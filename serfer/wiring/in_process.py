@@ -39,7 +39,9 @@ def files_of(plan: Plan, directory: Path, settings: Settings) -> Path:
     return artefact_directory(plan, directory, sys.path)
 
 
-def in_process_invoker(plan: Plan, directory: Path, store: Store, settings: Settings) -> InProcessInvoker:
+def in_process_invoker(
+    plan: Plan, directory: Path, store: Store, settings: Settings, results: Store | None = None
+) -> InProcessInvoker:
     """Return an invoker of workers in this process, with the plan's files in `directory`.
 
     Weights that are not there are fetched from `settings.weights`: now where a function's initialisation is predicted
@@ -60,12 +62,12 @@ def in_process_invoker(plan: Plan, directory: Path, store: Store, settings: Sett
     source = WeightSource(open_ranges(settings.weights)) if missing else None
     granted = _session_threads(plan, memory_mb, facts.functions)
     name = _NAME if memory_mb is None else uuid.uuid4().hex[:8]
-    worker = Worker(plan, directory, store, name, granted, 0.0, source)
+    worker = Worker(plan, directory, store, name, granted, 0.0, source, results)
     if missing and _at_init(sum(each.bytes for each in weights), memory_mb, facts):
         with suppress(StoreUnavailableError):  # the first query tries again, and says what is wrong
             worker.load(missing)
     at_once = max(len(os.sched_getaffinity(0)), plan.widest_gang)
-    return InProcessInvoker(worker.run, at_once, worker.run_shared, worker.reply)
+    return InProcessInvoker(worker.run, at_once, worker.run_shared, worker.reply, worker.close)
 
 
 def _session_threads(plan: Plan, memory_mb: int | None, facts: LambdaFacts) -> int:

@@ -96,19 +96,23 @@ def local_service(
     settings: Settings,
     *,
     objects: str | None = None,
+    results: str | None = None,
     faults: Faults | None = None,
     on_log: Callable[[str], None] | None = None,
     wrapper: Path | None = None,
 ) -> LambdaService:
     """Return a local Lambda service, not started yet, with the functions of several plans in their directories.
 
-    All of them use the store at the URL `store`, and the second one at `objects` if there is one. `on_log` gets every
+    All of them use the store at the URL `store`, and the second one at `objects` if there is one; answers are kept in
+    the one at `results`, if there is one. `on_log` gets every
     line that a worker writes; `wrapper` is run around each worker's bootstrap (FunctionConfig).
     """
-    cache, urls = settings.cache_dir, f"{store} {objects or ''}"
+    cache, urls = settings.cache_dir, f"{store} {objects or ''} {results or ''}"
     variables = {"SERFER_STORE": store, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(urls)}
     if objects:
         variables["SERFER_OBJECT_STORE"] = objects
+    if results:
+        variables["SERFER_RESULTS"] = results
     by_digest = {plan.digest: (plan, directory) for plan, directory in plans}
     with _cache_in_use(cache):
         base = dependencies(cache, distribution(urls))
@@ -182,7 +186,7 @@ async def local_workers(
         for plan, _ in plans:
             await asyncio.to_thread(check_functions, running.url, running.access, plan)
         return None, running
-    service = local_service(plans, store, settings, objects=choices.objects, faults=faults)
+    service = local_service(plans, store, settings, objects=choices.objects, results=choices.results, faults=faults)
     await start_service(service)
     parts.push_async_callback(service.stop)  # also where what follows fails
     return service, LocalLambda(service.url, service.access)

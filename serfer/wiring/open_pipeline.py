@@ -24,22 +24,25 @@ from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.core.inline import CROP_BYTES
+from serfer.core.inline import CROP_BYTES, PAYLOAD_SHARE
+from serfer.core.keys import NO_RESULT
 from serfer.core.plan import CACHE, INLINE, Plan
 from serfer.core.run_machine import Retry
 from serfer.fleet.open_pool import Routing, open_pool
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe, probes
+from serfer.pipeline.keeper import Keeper
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_plan
+from serfer.results import Results
 from serfer.settings import Settings, load_settings
 from serfer.wiring.cold_plan import concurrency_of, deployed_cold_plan, find_cold_plan
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
 from serfer.wiring.in_process import files_of, in_process_invoker
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
-from storage import Store, schemes
+from storage import Store, open_store, schemes
 from storage.routed import open_routed
 
 if TYPE_CHECKING:
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
     from serfer.local.lambda_.service import LambdaService
     from serfer.wiring.local import LocalLambda
 
-_BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
 _OPENING = Retry(unavailable_attempts=4)
 
 
@@ -66,6 +68,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     prewarm: str | None = None,
     cold_plan: str | None = None,
     cache_s: float = 0.0,
+    results: str | None = None,
     routing: Routing | None = None,
     faults: Faults | None = None,
     settings: Settings | None = None,
@@ -90,7 +93,9 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     push driver does) or "never"; by default it is what SERFER_PREWARM says. `cold_plan` is "auto" (queries that would
     find the plan's functions cold run on the directory's cold plan, where it has one; only the push driver does) or
     "never"; by default it is what SERFER_COLD_PLAN says. Answers are kept, and given again to the same question, for
-    `cache_s` seconds. `routing` sends queries to a pool of instances too (docs/how-to/routing.md).
+    `cache_s` seconds. `results` is the URL of the store where answers are kept for their owner
+    (`Pipeline.run_to_result`), SERFER_RESULTS unless given; functions that run already have their own. `routing` sends
+    queries to a pool of instances too (docs/how-to/routing.md).
     `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
@@ -111,11 +116,14 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
         cold_plan=cold_plan,
         cache_s=cache_s,
         stack=stack,
+        results=results,
     )
     choices.check()
     path = Path(directory)
     plan = load_plan(path)
     settings = settings or load_settings()
+    choices = replace(choices, results=results or settings.results)
+    choices.check()
     cold, reason = find_cold_plan(path, plan, choices, settings)
     if choices.workers == "inprocess":
         path = files_of(plan, path, settings)
@@ -188,6 +196,15 @@ class _Workers:
 
 
 @dataclass(frozen=True)
+class _Stores:
+    """The store of a driver's queries, at `url`, and that of results, if there is one."""
+
+    main: Store
+    url: str
+    results: Store | None
+
+
+@dataclass(frozen=True)
 class _Assembly:
     """Starts the parts of a pipeline: store, invoker, driver, workers; `parts` stops them in the opposite order."""
 
@@ -199,8 +216,9 @@ class _Assembly:
         choices, plan, settings = opening.choices, opening.plan, opening.settings
         url = choices.store or self._default_store()
         store = await self._store(plan, url)
-        workers = await self._workers(url, store)
-        plans = await self._plans(workers, store, url)
+        results = await self._results()
+        workers = await self._workers(url, store, results)
+        plans = await self._plans(workers, store, url, results)
         if workers.service is not None:
             # Stopped first: what is in flight ends, and with it what could still write.
             self.parts.push_async_callback(workers.service.stop)
@@ -221,6 +239,7 @@ class _Assembly:
             cache=ResultCache(store, plan, choices.cache_s) if choices.cache_s else None,
             target=pool,
             plans=plans,
+            keeper=Keeper(Results(results), settings.results_ttl_s) if results else None,
         )
 
     def _default_store(self) -> str:
@@ -236,11 +255,20 @@ class _Assembly:
         await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
         return store
 
-    async def _workers(self, url: str, store: Store) -> _Workers:
+    async def _results(self) -> Store | None:
+        """Open the store of results, if there is one; fails now where it is unusable."""
+        url = self.opening.choices.results
+        if not url:
+            return None
+        store = self.parts.enter_context(open_store(url))
+        await retry_store(lambda: store.exists([NO_RESULT.manifest_key]), _OPENING, math.inf)
+        return store
+
+    async def _workers(self, url: str, store: Store, results: Store | None) -> _Workers:
         """Start the functions of the plan, and of the cold plan, where they are not deployed."""
         opening = self.opening
         if opening.choices.workers == "inprocess":
-            return _Workers(in_process_invoker(opening.plan, opening.directory, store, opening.settings))
+            return _Workers(in_process_invoker(opening.plan, opening.directory, store, opening.settings, results))
         if opening.choices.workers == "aws":
             return _Workers(deployed_functions(opening.plan, opening.settings, opening.cold))
         from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
@@ -253,7 +281,7 @@ class _Assembly:
         )
         return _Workers(local_invoker(running), running, service)
 
-    async def _plans(self, workers: _Workers, store: Store, url: str) -> OnePlan | TwoPlans:
+    async def _plans(self, workers: _Workers, store: Store, url: str, results: Store | None) -> OnePlan | TwoPlans:
         """Return the plan with its driver, or the choice between it and the cold plan; closed before the invoker."""
         opening, invoker = self.opening, workers.invoker
         plan, cold, facts = opening.plan, opening.cold, opening.facts
@@ -265,19 +293,20 @@ class _Assembly:
         if cold is None or not isinstance(invoker, LambdaInvoker):
             tasks = PollInvoker(invoker, store) if opening.choices.driver == "poll" else invoker
             self.parts.push_async_callback(tasks.close)  # also where the driver refuses the plan
-            return OnePlan(plan, self._driver(plan, tasks, store, url, slots), opening.plan_reason)
+            stores = _Stores(store, url, results)
+            return OnePlan(plan, self._driver(plan, tasks, stores, slots), opening.plan_reason)
         self.parts.push_async_callback(invoker.close)
         policy = PlanPolicy(terms(plan, cold, concurrency, facts))
         observed = ObservedInvoker(invoker, policy.environments)
         ways = (
-            OnePlan(plan, self._driver(plan, observed, store, url, slots)),
-            OnePlan(cold, self._driver(cold, invoker, await self._store(cold, url), url, slots)),
+            OnePlan(plan, self._driver(plan, observed, _Stores(store, url, results), slots)),
+            OnePlan(cold, self._driver(cold, invoker, _Stores(await self._store(cold, url), url, results), slots)),
         )
         plans = TwoPlans(*ways, policy, observed, slots, facts)
         self.parts.push_async_callback(plans.close)
         return plans
 
-    def _driver(self, plan: Plan, tasks: Invoker, store: Store, url: str, slots: PrioritySemaphore) -> Driver:
+    def _driver(self, plan: Plan, tasks: Invoker, stores: _Stores, slots: PrioritySemaphore) -> Driver:
         """Return a driver that invokes a plan's tasks itself; it is closed before its invoker."""
         choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
         plan = _with_inline(plan, choices.inline)
@@ -288,10 +317,10 @@ class _Assembly:
         driver = PushDriver(
             plan,
             tasks,
-            store,
-            inline_limit=int(limit * _BASE64_SHARE),
+            stores.main,
+            inline_limit=int(limit * PAYLOAD_SHARE),
             answer_limit=0 if polls else None,
-            crop_limit=None if in_process or "s3" in schemes(url) else CROP_BYTES,
+            crop_limit=None if in_process or "s3" in schemes(stores.url) else CROP_BYTES,
             timeout_s=TASK_TIMEOUT_S,
             retry=Retry(throttled_attempts=settings.throttled_attempts),
             concurrency=concurrency,
@@ -302,6 +331,7 @@ class _Assembly:
             prewarming=Prewarming(facts.kept_warm, facts.init_limit)
             if (choices.prewarm or settings.prewarm) == "auto"
             else None,
+            results=stores.results,
         )
         self.parts.push_async_callback(driver.close)
         return driver

@@ -22,7 +22,8 @@ DRIVERS = ("push", "poll", "stepfunctions", "stepfunctions-express")
 class Choices:
     """A store's URL (None for one that is started), workers, a driver, and how it behaves.
 
-    `objects` is the URL of a second store, for the stages that the plan sends there. `inline` says which stages' output
+    `objects` is the URL of a second store, for the stages that the plan sends there; `results` that of the store of
+    results, None where none are kept. `inline` says which stages' output
     rides along: those that the plan says, as many as payloads can carry, or none; `gangs`, whether the plan's run as
     such; `prewarm`, whether functions of later stages are warmed, and `cold_plan`, whether a cold plan is used, None as
     the settings say. `stack` is a deployment's.
@@ -40,6 +41,7 @@ class Choices:
     cold_plan: str | None = None
     cache_s: float = 0.0
     stack: str | None = None
+    results: str | None = None
 
     def check(self) -> None:
         """Refuse what does not exist or does not go together; raises UsageError that names both halves."""
@@ -55,11 +57,12 @@ class Choices:
                 raise UsageError(f"{name} {_either(known)}, not {chosen!r}")
         if not 0 <= self.cache_s <= MAX_TTL:
             raise UsageError(f"answers are kept for 0 to {MAX_TTL:.0f} seconds, not {self.cache_s:g}")
-        for option, url in (("--store", self.store), ("--object-store", self.objects)):
+        urls = {"--store": self.store, "--object-store": self.objects, "--results": self.results}
+        for option, url in urls.items():
             if url is not None:
                 check_known(option, url)
-        self._check_store("--store", self.store)
-        self._check_store("--object-store", self.objects)
+        for option, url in urls.items():
+            self._check_store(option, url)
         if self.stack is not None and self.workers != "aws":
             raise UsageError(f"--stack names functions in AWS: use it with --workers aws, not {self.workers}")
         if self.workers == "aws" and self.store is None and self.stack is None:

@@ -55,7 +55,7 @@ def find_head(graph: Graph) -> Head | None:
     The trunk ends before any averaging that leads to the head (global pooling averages again), but after max pooling.
     A head of global pooling and one layer is what the replacement would be: None.
     """
-    end = _trunk_end(graph)
+    end = None if graph.answers else _trunk_end(graph)
     if end is None:
         return None
     trunk, after = split_at(graph, end)

@@ -1,7 +1,7 @@
 """Canonical forms of operators, so that the splitter handles fewer kinds.
 
-Padding that repeats the image, and enlarging by repetition, choose rows and columns: Gather. Interpolation mixes them:
-a product with a constant matrix on either side, as in ADR 2.
+Padding that repeats the image chooses rows and columns: Gather. Interpolation of a few mixes them: a product with a
+constant matrix on either side, as in ADR 2; of many it stays a Resize, which has a rule of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
-from splitter.network.graph import COL_AXIS, MAP_RANK, ROW_AXIS, Graph, Node, Weights
-from splitter.network.onnx_models import model_of, run_once
+from serfer.core.geometry import Span
+from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Graph, Node, Weights
 from splitter.network.unsupported import refuse
-from splitter.tiling.receptive_field import explicit_pads
+from splitter.tiling.receptive_field import explicit_pads, transposed_attributes
+from splitter.tiling.resizing.interpolation import INTERPOLATION, Interpolation, interpolation, is_separable
 from splitter.tiling.rule import integers
 from splitter.tiling.windowed import WINDOWED
 
@@ -30,8 +30,9 @@ _ENDLESS = 2**31 - 1
 class Rewriter:
     """Collects the nodes, constants and shapes of a graph in its plainer form."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, any_size: bool = False) -> None:
         self.graph = graph
+        self.any_size = any_size
         self.nodes: list[Node] = []
         self.weights: Weights = dict(graph.weights)
         self.shapes = dict(graph.shapes)
@@ -54,9 +55,9 @@ class Rewriter:
         return replace(self.graph, nodes=tuple(self.nodes), weights=weights, shapes=self.shapes)
 
 
-def plain(graph: Graph) -> Graph:
-    """Return the graph with the operators of `_REWRITES` in plainer form."""
-    rewriter = Rewriter(graph)
+def plain(graph: Graph, *, any_size: bool = False) -> Graph:
+    """Return the graph with the operators of `_REWRITES` in plainer form; with `any_size`, the same at any size."""
+    rewriter = Rewriter(graph, any_size=any_size)
     for node in graph.nodes:
         rewrite = _REWRITES.get(node.kind)
         if not (rewrite and rewrite(rewriter, node)):
@@ -70,7 +71,7 @@ def without_identities(graph: Graph) -> Graph:
     nodes = []
     for node in graph.nodes:
         inputs = tuple(same.get(name, name) for name in node.inputs)
-        plainest = graph.shapes[node.output] == graph.shapes.get(node.inputs[0]) and node.output != graph.output
+        plainest = graph.shapes[node.output] == graph.shapes.get(node.inputs[0]) and node.output not in graph.outputs
         if plainest and _does_nothing(graph, node):
             same[node.output] = inputs[0]
         elif node.kind == "Dropout":
@@ -102,10 +103,11 @@ def with_explicit_windows(graph: Graph) -> Graph:
             attributes["kernel_shape"] = list(graph.shapes[node.inputs[1]][2:])
         elif node.kind.startswith("Conv"):
             attributes["kernel_shape"] = list(graph.weights[node.inputs[1]].shape[2:])
-        if attributes.get("auto_pad") == b"NOTSET" or node.kind != "ConvTranspose":
+        if node.kind == "ConvTranspose":
+            attributes = transposed_attributes(attributes, shape[2:], graph.shapes[node.output][2:])
+        else:
             attributes["pads"] = explicit_pads(attributes, shape[2:])
             attributes.pop("auto_pad", None)
-        attributes.setdefault("pads", [0, 0, 0, 0])
         nodes.append(replace(node, attributes=attributes))
     return replace(graph, nodes=tuple(nodes))
 
@@ -174,62 +176,104 @@ def _choose(rewriter: Rewriter, node: Node, chosen: dict[int, NDArray[Any]]) -> 
 
 
 def _resize(rewriter: Rewriter, node: Node) -> bool:
-    """Write resizing of rows and columns as Gathers (nearest) or as products with matrices (linear, cubic)."""
+    """Write resizing of one row and column as an Expand, of few by linear or cubic weights as products with matrices.
+
+    Any other one is left to its rule, by sizes (or scales) of rows and columns alone: those of images are not fixed.
+    """
     graph = rewriter.graph
-    before, after = graph.shapes.get(node.inputs[0], ()), graph.shapes[node.output]
-    constant = graph.activations(node) == [node.inputs[0]]
-    crops = node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
-    if len(before) != MAP_RANK or before[:2] != after[:2] or not constant or crops:
+    if not is_separable(graph, node):
         return False
-    if node.attributes.get("mode", b"nearest") == b"nearest":
-        return _choose(rewriter, node, {axis: _nearest(graph, node, axis) for axis in (ROW_AXIS, COL_AXIS)})
-    if max(before[axis] * after[axis] for axis in (ROW_AXIS, COL_AXIS)) > _LARGEST_MATRIX:
-        sizes = rewriter.constant(f"{node.output}.sizes", list(after[ROW_AXIS:]))  # without the batch's
-        attributes = {**node.attributes, "axes": [ROW_AXIS, COL_AXIS]}
-        scaled = len(node.inputs) < MAP_RANK
-        rewriter.nodes.append(
-            node if scaled else replace(node, inputs=(node.inputs[0], "", "", sizes), attributes=attributes)
-        )
-        return True
-    cols = rewriter.constant(f"{node.output}.cols", np.ascontiguousarray(_matrix(graph, node, COL_AXIS).T))
-    rows = rewriter.constant(f"{node.output}.rows", _matrix(graph, node, ROW_AXIS))
-    wide = Node(f"{node.name}.cols", "MatMul", (node.inputs[0], cols), f"{node.output}.wide")
-    middle = rewriter.add(wide, (*before[:3], after[COL_AXIS]))
-    rewriter.add(Node(node.name, "MatMul", (rows, middle), node.output), after)
+    source, before, after = node.inputs[0], graph.shapes[node.inputs[0]], graph.shapes[node.output]
+    rows, cols = (interpolation(graph, node, axis) for axis in NCHW)
+    nearest = node.attributes.get("mode", b"nearest") == b"nearest"
+    if before == after:  # whatever the scales
+        rewriter.nodes.append(Node(node.name, "Identity", (source,), node.output))
+    elif before[ROW_AXIS:] == (1, 1) and all(np.allclose(taps.weights, 1, atol=1e-6) for taps in (rows, cols)):
+        size = rewriter.constant(f"{node.output}.size", [1, *after[1:]])
+        rewriter.nodes.append(Node(node.name, "Expand", (source, size), node.output))
+    elif not nearest and not rewriter.any_size and max(before[axis] * after[axis] for axis in NCHW) <= _LARGEST_MATRIX:
+        whole = [taps.matrix(Span(0, taps.outputs), Span(0, taps.inputs)) for taps in (rows, cols)]
+        left = rewriter.constant(f"{node.output}.rows", whole[0])
+        right = rewriter.constant(f"{node.output}.cols", np.ascontiguousarray(whole[1].T))
+        wide = Node(f"{node.name}.cols", "MatMul", (source, right), f"{node.output}.wide")
+        middle = rewriter.add(wide, (*before[:3], after[COL_AXIS]))
+        rewriter.nodes.append(Node(node.name, "MatMul", (left, middle), node.output))
+    else:
+        rewriter.nodes.append(_plain_resize(rewriter, node, (rows, cols)))
     return True
 
 
-def _nearest(graph: Graph, node: Node, axis: int) -> NDArray[Any]:
-    """Return which row (or column) each one of the result repeats, by resizing a map of their numbers."""
-    height, width = graph.shapes[node.inputs[0]][ROW_AXIS:]
-    numbers = np.indices((height, width), dtype=np.float32)[axis - ROW_AXIS]
-    result = _run(graph, node, numbers[None, None])[0, 0]
-    return np.asarray(np.rint(result[:, 0] if axis == ROW_AXIS else result[0]))
+def _plain_resize(rewriter: Rewriter, node: Node, sides: tuple[Interpolation, Interpolation]) -> Node:
+    """Return a Resize by scales where they are whole numbers, for which ONNX Runtime is fastest, else by sizes."""
+    attributes = {name: value for name, value in node.attributes.items() if name in INTERPOLATION}
+    repeats = [taps.repeats for taps in sides]
+    if None not in repeats:
+        attributes = {"mode": b"nearest", "coordinate_transformation_mode": b"asymmetric", "nearest_mode": b"floor"}
+    elif len(node.inputs) < MAP_RANK:  # scales, which need not be what the sizes make of them
+        return node
+    scales = [taps.outputs / taps.inputs for taps in sides]
+    if all(scale.is_integer() for scale in scales):
+        given = rewriter.constant(f"{node.output}.scales", np.array([1, 1, *scales], dtype=np.float32))
+        return Node(node.name, node.kind, (node.inputs[0], "", given), node.output, attributes)
+    sizes = rewriter.constant(f"{node.output}.sizes", [taps.outputs for taps in sides])
+    return Node(node.name, node.kind, (node.inputs[0], "", "", sizes), node.output, {**attributes, "axes": [*NCHW]})
 
 
-def _matrix(graph: Graph, node: Node, axis: int) -> NDArray[np.float32]:
-    """Return what resizing does to one axis, (outputs, inputs): channel i of the image is 1 in row (or column) i."""
-    _, _, height, width = graph.shapes[node.inputs[0]]
-    eye = np.eye(height if axis == ROW_AXIS else width, dtype=np.float32)
-    image = np.broadcast_to(eye[:, :, None] if axis == ROW_AXIS else eye[:, None, :], (len(eye), height, width))
-    result = _run(graph, node, np.ascontiguousarray(image[None]))[0]
-    return np.ascontiguousarray((result[:, :, 0] if axis == ROW_AXIS else result[:, 0, :]).T)
-
-
-def _run(graph: Graph, node: Node, image: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Run one operator, whose other inputs are constant, on an image with as many channels as it likes."""
-    constants = {name: graph.weights[name] for name in graph.constants(node)}
-    sizes = node.inputs[3] if len(node.inputs) > 3 else ""  # noqa: PLR2004 - X, roi, scales, sizes
-    if sizes and constants[sizes].size == MAP_RANK:
-        constants[sizes] = np.array([1, image.shape[1], *constants[sizes][2:]], dtype=np.int64)
-    model = model_of(
-        [helper.make_node(node.kind, node.inputs, [node.output], **node.attributes)],
-        [helper.make_tensor_value_info(node.inputs[0], TensorProto.FLOAT, image.shape)],
-        [helper.make_tensor_value_info(node.output, TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-        opset=graph.opset,
+def _pixel_shuffle(rewriter: Rewriter, node: Node) -> bool:
+    """Write Reshape, Transpose, Reshape as the DepthToSpace or SpaceToDepth that they are."""
+    graph = rewriter.graph
+    makers = {other.output: other for other in rewriter.nodes[-2:]}
+    move = makers.get(node.inputs[0])
+    unfold = makers.get(move.inputs[0]) if move and move.kind == "Transpose" else None
+    if move is None or unfold is None or unfold.kind != "Reshape":
+        return False
+    if any(len(graph.readers[other.output]) > 1 for other in (move, unfold)):
+        return False
+    shapes = graph.shapes[unfold.inputs[0]], graph.shapes[unfold.output], graph.shapes[node.output]
+    found = _shuffled(shapes, move.attributes.get("perm"))
+    if found is None:
+        return False
+    del rewriter.nodes[-2:]
+    kind, attributes, order = found
+    if order is None:
+        rewriter.nodes.append(Node(node.name, kind, unfold.inputs[:1], node.output, attributes))
+        return True
+    first = Node(f"{node.name}.blocks", kind, unfold.inputs[:1], f"{node.output}.blocks", attributes)
+    indices = rewriter.constant(f"{node.output}.order", order)
+    rewriter.nodes.append(
+        Node(node.name, "Gather", (rewriter.add(first, shapes[2]), indices), node.output, {"axis": 1})
     )
-    return run_once(model, {node.inputs[0]: image})[0]
+    return True
+
+
+_Shuffle = tuple[str, dict[str, Any], NDArray[np.int64] | None]
+
+
+def _shuffled(shapes: tuple[tuple[int, ...], ...], perm: list[int] | None) -> _Shuffle | None:
+    """Return kind and attributes of the operator that a map's unfolding, a transpose and folding are.
+
+    `shapes` are the map's, unfolded, and the result's. The third value is the order of channels to put its result in.
+    """
+    before, unfolded, after = shapes
+    if len(before) != MAP_RANK or len(after) != MAP_RANK or len(unfolded) != MAP_RANK + 2:
+        return None
+    channels, rows, cols = after[1:]
+    small, large = (before[1:], after[1:]) if rows > before[ROW_AXIS] else (after[1:], before[1:])
+    block = large[1] // small[1]
+    blocked = (block, block)
+    forms: dict[tuple[tuple[int, ...], tuple[int, ...]], _Shuffle] = {
+        ((1, channels, *blocked, *small[1:]), (0, 1, 4, 2, 5, 3)): ("DepthToSpace", {"mode": b"CRD"}, None),
+        ((1, *blocked, channels, *small[1:]), (0, 3, 4, 1, 5, 2)): ("DepthToSpace", {"mode": b"DCR"}, None),
+    }
+    if rows < before[ROW_AXIS]:
+        each = np.arange(channels).reshape(block * block, -1).T.reshape(-1) if channels % block**2 == 0 else None
+        halves = (1, before[1], rows, block, cols, block)
+        forms = {
+            (halves, (0, 1, 3, 5, 2, 4)): ("SpaceToDepth", {}, each),
+            (halves, (0, 3, 5, 1, 2, 4)): ("SpaceToDepth", {}, None),
+        }
+    kind, attributes, order = forms.get((unfolded, tuple(perm or ())), ("", {}, None))
+    return (kind, {"blocksize": block, **attributes}, order) if kind else None
 
 
 def _concat(rewriter: Rewriter, node: Node) -> bool:
@@ -262,4 +306,9 @@ def _concat(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-_REWRITES: dict[str, Callable[[Rewriter, Node], bool]] = {"Concat": _concat, "Pad": _pad, "Resize": _resize}
+_REWRITES: dict[str, Callable[[Rewriter, Node], bool]] = {
+    "Concat": _concat,
+    "Pad": _pad,
+    "Reshape": _pixel_shuffle,
+    "Resize": _resize,
+}

@@ -19,20 +19,63 @@ from serfer.core.structure import structure
 CROPS = ("centre", "none")
 _MAX_PREPROCESS_BYTES = 64 * 1024
 _MAX_LABELS_BYTES = 1024 * 1024
+_MOST_ROWS = 65_536
 _KEYS = ("resize", "crop", "interpolation", "channels", "scale", "mean", "std")
+
+
+REDUCTIONS = ("argmax", "softmax", "sigmoid")
+ARGMAX, SOFTMAX, SIGMOID = REDUCTIONS
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is done to the first output (N, C, H, W): it is resized to `size`, rows and columns, and then reduced.
+
+    `kind` is one of REDUCTIONS: the class of each position, or scores over channels, or of each value; None for
+    neither. Raises UsageError.
+    """
+
+    kind: str | None = None
+    size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in (None, *REDUCTIONS):
+            raise UsageError(f"--reduce is {', '.join(REDUCTIONS[:-1])} or {REDUCTIONS[-1]}, not {self.kind!r:.40}")
+        if self.size is not None and not (
+            len(self.size) == 2  # noqa: PLR2004 - rows, columns
+            and all(type(size) is int and 1 <= size <= _MOST_ROWS for size in self.size)
+        ):
+            raise UsageError(f"--resize-output is (rows, columns), each 1 to {_MOST_ROWS:,}, not {self.size!r:.40}")
+
+    def __str__(self) -> str:
+        resized = f"--resize-output {self.size[0]}x{self.size[1]}" if self.size else ""
+        return " ".join(filter(None, [f"--reduce {self.kind}" if self.kind else "", resized]))
+
+    @classmethod
+    def of(cls, kind: str | None, size: tuple[int, int] | None) -> Self | None:
+        """Return the reduction that was asked for, None for none."""
+        return None if kind is None and size is None else cls(kind, size)
 
 
 @dataclass(frozen=True)
 class Description:
-    """How an image becomes the input, the names of the outputs, and what turns these into scores, where given."""
+    """How an image becomes the input, the names of the outputs, and what turns these into scores, where given.
+
+    `reduction` is what makes an output small.
+    """
 
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     activation: str | None = None
+    reduction: Reduction | None = None
 
     @classmethod
     def of(
-        cls, preprocess: Preprocess | Path | str | None, labels: Sequence[str] | Path | str, activation: str | None
+        cls,
+        preprocess: Preprocess | Path | str | None,
+        labels: Sequence[str] | Path | str,
+        activation: str | None,
+        reduction: Reduction | None = None,
     ) -> Self:
         """Read what was given as a path; raises InputError for an unusable file, UsageError for another value."""
         if isinstance(preprocess, Path | str):
@@ -44,7 +87,7 @@ class Description:
         if activation is not None and activation not in ACTIVATIONS:
             raise UsageError(f"the output is softmax, sigmoid or none, not {activation!r}")
         names = read_labels(Path(labels)) if isinstance(labels, Path | str) else labels
-        return cls(preprocess, tuple(names), activation)
+        return cls(preprocess, tuple(names), activation, reduction)
 
 
 def read_preprocess(path: Path) -> Preprocess:

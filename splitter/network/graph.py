@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from serfer.core.plan import Shape
+from serfer.core.plan import SCORES, OutputTensor, Shape
 
 Weights = dict[str, NDArray[Any]]
 Axes = tuple[int, int]
@@ -38,20 +38,34 @@ class Graph:
     `half` names the weights whose values are fp16 numbers and are stored as such; they are float32 here as everywhere.
     `places` has the rows' and columns' axes of maps that are not (N, C, H, W): a transposed map's, or a map's whose
     channels are groups. `others` names the activations that are not float32 (a comparison's, for example).
-    `rounding` is how far the graph's answer may be from that of the model that it was read from, relative to the range,
-    because the model rounds (to fp16, or to 8 bits) what float32 does not.
+    `outputs` are the activations that are the network's outputs, `answers` describes them as the model gives them; it
+    is empty for one output (N, K) float32. `rounding` is how far the graph's answer may be from that of the model that
+    it was read from, relative to the range, because the model rounds (to fp16, or to 8 bits) what float32 does not.
+    `unreduced` are the number of the output that was reduced (reductions.py), and its bytes of one image before that.
     """
 
     nodes: tuple[Node, ...]
     weights: Weights
     input: str
-    output: str
+    outputs: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
     opset: int
     half: frozenset[str] = frozenset()
     places: dict[str, Axes] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
     rounding: float = 0.0
+    answers: tuple[OutputTensor, ...] = ()
+    unreduced: tuple[int, int] | None = None
+
+    @property
+    def output(self) -> str:
+        """The first output."""
+        return self.outputs[0]
+
+    @property
+    def output_tensors(self) -> tuple[OutputTensor, ...]:
+        """The outputs, described."""
+        return self.answers or (OutputTensor(SCORES, self.shapes[self.output][1:], "float32"),)
 
     def activations(self, node: Node) -> list[str]:
         """Return the inputs of `node` that are computed, not constant, each once."""

@@ -1,12 +1,13 @@
 """The conversion of an ONNX model to a plain graph.
 
-Plain means: one image input (1, C, H, W), one output (1, K), constants apart from activations, explicit padding, no
-batch size baked into a shape, and only operators that lie between the input and the output.
+Plain means: one image input (1, C, H, W), outputs that are maps or vectors (outputs.py), constants apart from
+activations, explicit padding, no batch size baked into a shape, and only operators that lie between the input and the
+outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -22,10 +23,13 @@ from onnxscript.ir.passes.common import RemoveUnusedNodesPass
 from serfer.core.errors import ModelError
 from splitter.network import half_floats, whole_numbers
 from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
+from splitter.network.description import Reduction
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import NCHW, VECTOR_RANK, Graph, Node, Weights, needed_for
 from splitter.network.half_floats import widened
 from splitter.network.onnx_models import run_once
+from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type, with_described_outputs
+from splitter.network.reductions import reduced
 from splitter.network.transpose_sinking import with_batch_first
 from splitter.network.unsupported import check_batch, check_kinds, check_windows, may_fold, refuse
 from splitter.network.whole_numbers import in_whole_numbers
@@ -39,10 +43,20 @@ _MOST_OPTIMIZED = 512 * 512
 """Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
 
 
-def from_onnx(model: onnx.ModelProto | ExternalWeightsModel, height: int, width: int) -> Graph:
-    """Make the graph of an ONNX model at an input of height x width.
+def from_onnx(
+    model: onnx.ModelProto | ExternalWeightsModel,
+    height: int,
+    width: int,
+    names: tuple[str, ...] = (),
+    reduction: Reduction | None = None,
+    *,
+    any_size: bool = False,
+) -> Graph:
+    """Make the graph of an ONNX model at an input of height x width; `names` are the outputs', if not the model's own.
 
-    Raises ModelError for a model that is not one image in, one (N, K) score tensor out.
+    A `reduction` is appended to it. With `any_size`, no operator has a form that it has on small maps alone, so that
+    graphs of all sizes are alike.
+    Raises ModelError for a model that is not one image in, and tensors with images on their first axis out.
     """
     light = model if isinstance(model, ExternalWeightsModel) else ExternalWeightsModel.of(ir.from_proto(model))
     light = _with_static_input(light, height, width)
@@ -63,7 +77,19 @@ def from_onnx(model: onnx.ModelProto | ExternalWeightsModel, height: int, width:
     rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
-    return _with_places(with_free_batch(plain(with_explicit_windows(graph))))
+    graph, changed = reduced(graph, reduction) if reduction else (graph, {})
+    graph = _with_places(with_free_batch(plain(with_explicit_windows(graph), any_size=any_size)))
+    return _with_places(_described(graph, light.proto, names, changed))
+
+
+def _described(graph: Graph, model: onnx.ModelProto, names: tuple[str, ...], changed: Mapping[int, str]) -> Graph:
+    """Return the graph with its outputs in the form of outputs.py; `changed` are types that are not the model's."""
+    given = names or tuple(value.name for value in model.graph.output)
+    names = default_names(given, tuple(graph.shapes[name] for name in graph.outputs))
+    kinds = (value.type.tensor_type.elem_type for value in model.graph.output)
+    own = (numpy_type(kind, name) for kind, name in zip(kinds, given, strict=True))
+    types = tuple(changed.get(number, kind) for number, kind in enumerate(own))
+    return with_described_outputs(graph, names, types)
 
 
 def _first_line(error: Exception) -> str:
@@ -73,10 +99,10 @@ def _first_line(error: Exception) -> str:
 def _with_static_input(model: ExternalWeightsModel, height: int, width: int) -> ExternalWeightsModel:
     """Fix the input to (1, C, height, width), so that every shape becomes a number."""
     inputs, outputs = model.inputs, model.proto.graph.output
-    if len(inputs) != 1 or len(outputs) != 1:
+    if len(inputs) != 1 or not 1 <= len(outputs) <= MOST_OUTPUTS:
         raise ModelError(
-            f"the model has {len(inputs)} inputs and {len(outputs)} outputs; one image in and one score "
-            "tensor out are needed"
+            f"the model has {len(inputs)} inputs and {len(outputs)} outputs; one image in and 1 to {MOST_OUTPUTS} "
+            "tensors out are needed"
         )
     tensor = inputs[0].type.tensor_type
     dims = tensor.shape.dim
@@ -97,7 +123,8 @@ def _with_static_input(model: ExternalWeightsModel, height: int, width: int) -> 
     for axis, size in ((0, 1), (2, height), (3, width)):
         fixed.inputs[0].type.tensor_type.shape.dim[axis].dim_value = size
     del copy.graph.value_info[:]
-    copy.graph.output[0].type.tensor_type.ClearField("shape")
+    for value in copy.graph.output:
+        value.type.tensor_type.ClearField("shape")
     return fixed
 
 
@@ -133,7 +160,7 @@ def _folded(model: ExternalWeightsModel) -> ExternalWeightsModel:
     if all(node.op_type == "Constant" for node in foldable):
         return model
     _check_folded_size(model.proto, foldable)
-    needed = {name for node in rest for name in node.input} | {graph.output[0].name}
+    needed = {name for node in rest for name in node.input} | {value.name for value in graph.output}
     names = [name for node in foldable for name in node.output if name in needed]
     values = _computed(model, foldable, names)
     del graph.node[:]
@@ -254,7 +281,7 @@ def _read(light: ExternalWeightsModel) -> Graph:
         _named_apart(nodes),
         weights,
         light.inputs[0].name,
-        model.graph.output[0].name,
+        tuple(value.name for value in model.graph.output),
         values.shapes,
         opset,
         others=values.others,
@@ -307,13 +334,12 @@ def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
 
     `second` has the operators of which some output but the first is used.
     """
-    kept = needed_for(graph.nodes, [graph.output])
-    needed = {graph.output, *(name for node in kept for name in graph.activations(node))}
+    kept = needed_for(graph.nodes, graph.outputs)
+    needed = {*graph.outputs, *(name for node in kept for name in graph.activations(node))}
     for name in sorted(needed & second.keys()):
         why = f"its second output {name!r} is used; only first outputs can be handed on"
         raise refuse(second[name].name, second[name].kind, why)
-    if graph.input not in needed:
-        raise ModelError("the model's output does not depend on its input")
+    _check_dependence(graph, kept)
     for node in kept:
         smallest = min(graph.shapes.get(node.output, (-1,)), default=1)
         if smallest == 0:
@@ -321,16 +347,21 @@ def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
         if smallest < 0:
             why = "the shape of its result depends on the data, or is not inferred; export the model with static shapes"
             raise refuse(node.name, node.kind, why)
-    _check_output(graph)
     weights = {name: graph.weights[name] for node in kept for name in graph.constants(node)}
     shapes = {name: graph.shapes[name] for name in needed}
     return replace(graph, nodes=kept, weights=weights, shapes=shapes, others=graph.others & needed)
 
 
-def _check_output(graph: Graph) -> None:
-    shape = graph.shapes[graph.output]
-    if len(shape) != VECTOR_RANK or shape[0] != 1 or graph.output in graph.others:
-        raise ModelError(f"the model's output has shape {shape}; one float32 score for each class, (N, K), is needed")
+def _check_dependence(graph: Graph, nodes: Sequence[Node]) -> None:
+    """Refuse outputs that no operator computes from the input."""
+    computed = {graph.input}
+    computed.update(node.output for node in nodes if computed & {*graph.activations(node)})
+    constant = [name for name in graph.outputs if name not in computed]
+    if constant:
+        whose = "output" if len(graph.outputs) == 1 else f"output {constant[0]!r}"
+        raise ModelError(f"the model's {whose} does not depend on its input")
+    if graph.input in graph.outputs:
+        raise ModelError(f"the model's output {graph.input!r} is its input: nothing is computed")
 
 
 def _with_places(graph: Graph) -> Graph:

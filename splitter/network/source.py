@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import logging
 import os
 import re
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,6 @@ from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +25,8 @@ from onnxscript import ir
 from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, Preprocess
+from serfer.core.plan.answers import Answer, as_answer
+from serfer.modules import defined, file_module, in_one_line
 from splitter.network import zoo
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.onnx_models import OPSET, session_of
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = NDArray[np.float32]
-Run = Callable[[Array], Array]
+Run = Callable[[Array], Answer]
 Progress = Callable[[str], None]
 MIN_OPSET = 18
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
@@ -48,7 +47,8 @@ _SILENT = 4
 class Source:
     """A given model: its ONNX form at one input size, and `run`, the unsplit model itself.
 
-    `run` takes (N, C, H, W) float32 and returns (N, K) float32. `exported`: `onnx` was exported from a module here.
+    `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
+    from a module here; `outputs` are then the names of its outputs.
     """
 
     name: str
@@ -59,30 +59,40 @@ class Source:
     labels: tuple[str, ...] = ()
     activation: str = "none"
     exported: bool = True
+    outputs: tuple[str, ...] = ()
 
 
-def load(model: Any, example: Array | None) -> tuple[Source, Array]:  # noqa: ANN401 - a module, a path or a name
+def load(
+    model: Any,  # noqa: ANN401 - a module, a path or a name
+    example: Array | None,
+    *,
+    any_size: bool = False,
+) -> tuple[Source, Array]:
     """Return the source of a model and an example of its input.
 
-    `example` is (N, C, H, W) float32; a zoo model brings its own. Raises ModelError for what is not a model.
+    `example` is (N, C, H, W) float32; a zoo model brings its own. With `any_size`, a module is exported for images of
+    any height and width. Raises ModelError for what is not a model.
     """
     with _inductor_cache():
         if isinstance(model, Path | str):
-            return _load_named(str(model), example)
+            return _load_named(str(model), example, any_size=any_size)
         if getattr(model, "training", False):
             raise ModelError("the module is in training mode: call its eval() first")
-        return _from_module(model, _given(example), type(model).__name__.lower(), "given by the caller")
+        name = type(model).__name__.lower()
+        return _from_module(model, _given(example), name, "given by the caller", any_size=any_size)
 
 
-def _load_named(text: str, example: Array | None) -> tuple[Source, Array]:
+def _load_named(text: str, example: Array | None, *, any_size: bool) -> tuple[Source, Array]:
     if text in zoo.ZOO:
+        if any_size:
+            raise ModelError(f"{text} classifies whole images: it makes no map")
         return _from_zoo(zoo.ZOO[text], example)
     if text.endswith(".onnx"):
         return _from_file(Path(text), example)
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):
         module = _call_factory(Path(path), factory)
-        return _from_module(module, _given(example), factory, f"from {Path(path).name}")
+        return _from_module(module, _given(example), factory, f"from {Path(path).name}", any_size=any_size)
     known = ", ".join(sorted(zoo.ZOO))
     raise ModelError(f"unknown model {text!r}: give a name ({known}), an .onnx file, or module.py:factory")
 
@@ -99,74 +109,90 @@ def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array
     if example is None:
         example = np.random.default_rng(0).standard_normal((1, 3, entry.size, entry.size), dtype=np.float32)
     source, example = _from_module(entry.build(), _given(example), entry.name, entry.weights)
-    shipped = Source(
-        source.name, source.weights, source.onnx, source.run, entry.preprocess, zoo.imagenet_labels(), entry.activation
-    )
-    return shipped, example
+    labels = zoo.imagenet_labels()
+    return replace(source, preprocess=entry.preprocess, labels=labels, activation=entry.activation), example
 
 
 def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
-    spec = importlib.util.spec_from_file_location(f"serfer_model_{path.stem}", path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{path} is not a Python file")
-    code = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))  # as for a script: its neighbours can be imported
-    sys.modules[spec.name] = code
     try:
-        spec.loader.exec_module(code)
-        return _defined(code, path, factory)()
+        with file_module(path, f"serfer_model_{path.stem}") as code:
+            return defined(code, path.name, factory)()
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
-        raise ModelError(f"{path}:{factory} failed: {_in_one_line(error)}") from error
-    finally:
-        sys.path.remove(str(path.resolve().parent))
+        raise ModelError(f"{path}:{factory} failed: {in_one_line(error)}") from error
 
 
-def _defined(code: ModuleType, path: Path, factory: str) -> Any:  # noqa: ANN401 - as above
-    if not hasattr(code, factory):  # Python's own error has the name that the module was given here
-        raise AttributeError(f"{path.name} defines no {factory!r}")
-    return getattr(code, factory)
-
-
-def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[Source, Array]:  # noqa: ANN401
+def _from_module(
+    module: Any,  # noqa: ANN401 - checked here
+    example: Array,
+    name: str,
+    weights: str,
+    *,
+    any_size: bool = False,
+) -> tuple[Source, Array]:
     import torch  # noqa: PLC0415 - slow to import, and ONNX files need none of it
 
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{name} is {type(module).__name__}, not a torch.nn.Module")
     module = module.eval()
 
-    def answer(batch: Array) -> Any:  # noqa: ANN401 - any type that the user's module returns
+    def answer(batch: Array) -> dict[str, Any]:
         with torch.inference_mode():
-            return module(torch.from_numpy(np.ascontiguousarray(batch)))
+            return named_outputs(module(torch.from_numpy(np.ascontiguousarray(batch))))
 
-    def run(batch: Array) -> Array:
-        result: Array = answer(batch).numpy()
-        return result
+    def run(batch: Array) -> Answer:
+        return as_answer({name: value.numpy() for name, value in answer(batch).items()})
 
     try:
-        scores = answer(example[:1])
+        outputs = answer(example[:1])
     except (Exception, SystemExit) as error:  # as above
         shape = (1, *example.shape[1:])
         raise ModelError(
-            f"the module does not run on one image, a tensor of {shape} and its only input: {_in_one_line(error)}"
+            f"the module does not run on one image, a tensor of {shape} and its only input: {in_one_line(error)}"
         ) from error
-    if not isinstance(scores, torch.Tensor):
-        kind = type(scores).__name__
-        raise ModelError(f"the module's forward() returns a {kind}: return the (N, K) tensor of scores alone")
-    return Source(name, weights, _export(module, torch.from_numpy(example[:1])), run), example
+    for output, value in outputs.items():
+        if not isinstance(value, torch.Tensor):
+            raise ModelError(f"the module's forward() returns a {type(value).__name__} as {output!r}: return tensors")
+    exported = _export(module, torch.from_numpy(example[:1]), any_size=any_size)
+    return Source(name, weights, exported, run, outputs=tuple(outputs)), example
 
 
-def _export(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsModel:
+def named_outputs(returned: Any) -> dict[str, Any]:  # noqa: ANN401 - any type that the user's module returns
+    """Return what a module's forward() returned by names: the keys of dictionaries, the numbers of tuples and lists."""
+    from torch.utils import _pytree  # noqa: PLC0415 - slow to import; what the exporter flattens outputs by
+
+    leaves, _ = _pytree.tree_flatten_with_path(returned)
+    kept = [(path, value) for path, value in leaves if value is not None]
+    if len(kept) == 1 and not kept[0][0]:
+        return {"output": kept[0][1]}
+    return {".".join(_key(part) for part in path): value for path, value in kept}
+
+
+def _key(part: Any) -> str:  # noqa: ANN401 - torch's keys of dictionaries, sequences and attributes
+    index = getattr(part, "idx", None)
+    return f"output{index}" if index is not None else str(getattr(part, "key", None) or getattr(part, "name", part))
+
+
+def _export(module: torch.nn.Module, example: torch.Tensor, *, any_size: bool) -> ExternalWeightsModel:
     """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
     import torch  # noqa: PLC0415 - slow to import
 
     table: dict[Any, Any] = {torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
+    free = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    sizes: Any = ((free,) if any_size else None,)  # of the one argument
     try:
         with _quiet():
             program = torch.onnx.export(
-                module, (example,), dynamo=True, verbose=False, opset_version=OPSET, custom_translation_table=table
+                module,
+                (example,),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                custom_translation_table=table,
+                dynamic_shapes=sizes[0],
             )
     except Exception as error:  # the exporter raises many kinds; all mean that the network cannot be traced
-        raise ModelError(f"the network cannot be exported: {_why_not(error)}") from error
+        what = " for images of any size" if any_size else ""
+        raise ModelError(f"the network cannot be exported{what}: {_why_not(error)}") from error
     if program is None:
         raise ModelError("the network cannot be exported")
     return ExternalWeightsModel.of(program.model)
@@ -210,12 +236,7 @@ def _why_not(error: BaseException) -> str:
     operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", str(error))
     if operator:
         return f"ONNX has no operator for {operator[1]}; write it with others"
-    return _in_one_line(error)
-
-
-def _in_one_line(error: BaseException) -> str:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"
+    return in_one_line(error)
 
 
 def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - onnxscript's symbolic tensors
@@ -348,18 +369,26 @@ def _runner(path: Path) -> Run:
     options.log_severity_level = _SILENT
     options.add_session_config_entry("session.disable_quant_qdq", "1")  # its 8-bit kernels saturate on some processors
 
-    def run(batch: Array) -> Array:
+    def run(batch: Array) -> Answer:
         nonlocal session
         try:
             session = session or session_of(path, options)
             given = session.get_inputs()[0]
             kind = np.float16 if given.type == "tensor(float16)" else np.float32
-            answers = [session.run(None, {given.name: image[None].astype(kind)})[0] for image in batch]
-            return np.concatenate(answers).astype(np.float32)
+            names = [output.name for output in session.get_outputs()]
+            answers = [session.run(names, {given.name: image[None].astype(kind)}) for image in batch]
+            outputs = zip(names, zip(*answers, strict=True), strict=True)
+            return as_answer({name: _joined(values) for name, values in outputs})
         except Exception as error:  # ONNX Runtime has a class for each status
             raise ModelError(f"{path} does not run in ONNX Runtime: {_plainly(error)}") from error
 
     return run
+
+
+def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return an output for several images; what a model computes in fp16 is float32 here."""
+    whole = np.concatenate(values)
+    return whole.astype(np.float32) if whole.dtype == np.float16 else whole
 
 
 def _plainly(error: Exception) -> str:

@@ -4,6 +4,7 @@ Exporters bring another axis to the front to index or unpack it, and fold the he
 transpose a product's operand. Each comes back soon after:
 
     Transpose - Gather (axis 0) - Transpose       torch's x[:, [2, 1, 0]]: one Gather (axis 1)
+    Transpose - GatherND (grid) - Transpose       interpolation with "nearest-exact": two Gathers (axes 2 and 3)
     Transpose - Slice, Squeeze (axis 0)           q, k, v = qkv.permute(2, 0, 3, 1, 4): Slice, Squeeze, Transpose
     Reshape - Transpose (0, 2, 1) - Reshape       the keys of scaled_dot_product_attention: one Transpose
     Reshape (to one axis) - Gather (0, 1, 2 ...)  torch's as_strided where it changes nothing: one Reshape
@@ -24,6 +25,7 @@ from splitter.network.graph import Graph, Node, needed_for
 from splitter.tiling.rule import integers
 
 _SWAPPED = [0, 2, 1]
+_GRID_RANK, _ROW_AND_COLUMN = 3, (0, 1)
 
 
 def with_batch_first(graph: Graph) -> Graph:
@@ -37,11 +39,12 @@ def with_batch_first(graph: Graph) -> Graph:
         move = makers.get(node.inputs[0])
         plainer = _unfolded(graph, makers, node) or _unstrided(graph, makers, node)
         if move and "perm" in move.attributes and node.output not in graph.others:
-            plainer = plainer or _one_move(move, node) or _moved_behind(rewriter, move, node)
+            plainer = plainer or _one_move(move, node) or _grid(rewriter, move, node)
+            plainer = plainer or _moved_behind(rewriter, move, node)
         makers[node.output] = plainer or node
         rewriter.nodes.append(plainer or node)
     sunk = without_identities(rewriter.done())
-    return replace(sunk, nodes=needed_for(sunk.nodes, [sunk.output]))
+    return replace(sunk, nodes=needed_for(sunk.nodes, sunk.outputs))
 
 
 def _one_move(first: Node, second: Node) -> Node | None:
@@ -67,6 +70,25 @@ def _moved_behind(rewriter: Rewriter, move: Node, node: Node) -> Node | None:
     rewriter.add(first, tuple(shape))
     behind = Node(f"{node.name}.moved", "Transpose", (first.output,), node.output, {"perm": order})
     return behind if order != sorted(order) else Node(behind.name, "Identity", behind.inputs, behind.output)
+
+
+def _grid(rewriter: Rewriter, move: Node, node: Node) -> Node | None:
+    """Append what picks a grid of rows and columns on moved axes as two Gathers, and return the transpose."""
+    indices = rewriter.graph.weights.get(node.inputs[1]) if node.kind == "GatherND" else None
+    perm: list[int] = move.attributes["perm"]
+    pairs = indices is not None and indices.ndim == _GRID_RANK and indices.shape[-1] == len(_ROW_AND_COLUMN)
+    if indices is None or not pairs or node.attributes.get("batch_dims", 0):
+        return None
+    picks = indices[:, 0, 0], indices[0, :, 1]
+    if 0 in perm[:2] or not np.array_equal(indices, np.stack(np.meshgrid(*picks, indexing="ij"), axis=-1)):
+        return None
+    source, shape = move.inputs[0], list(rewriter.graph.shapes[move.inputs[0]])
+    for axis, chosen in zip(perm, picks, strict=False):
+        shape[axis] = len(chosen)
+        output = f"{node.output}.{axis}"
+        inputs = source, rewriter.constant(f"{output}.indices", chosen)
+        source = rewriter.add(Node(f"{node.name}.{axis}", "Gather", inputs, output, {"axis": axis}), tuple(shape))
+    return Node(f"{node.name}.moved", "Transpose", (source,), node.output, {"perm": perm})
 
 
 _Acting = tuple[str, tuple[str, ...], dict[str, Any], Collection[int]]

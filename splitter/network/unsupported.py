@@ -34,6 +34,10 @@ _REASONS = {
         "ImageDecoder",
     ): "it does not work on float32 images; leave it out of the model",
     ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"): IN_8_BITS,
+    (
+        "GroupNormalization",
+    ): "ONNX does not infer its shape; export it with opset 20 or below, where exporters write it as "
+    "Reshape, InstanceNormalization and Reshape",
     ("LSTM", "GRU", "RNN"): "it goes through its input step by step; only feed-forward networks can be split",
 }
 _WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}

@@ -5,7 +5,6 @@ Graphs are named by content, so tiles of the same shape share one.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +21,6 @@ from serfer.core.plan import (
     Alternative,
     Artefact,
     DeploymentOption,
-    Function,
     Gang,
     Input,
     ModelChange,
@@ -35,12 +33,12 @@ from serfer.core.plan import (
     dump_plan,
     sealed,
 )
-from serfer.core.plan.layout import ORIGINAL, PLAN_FILE, UNSPLIT, stage_directory, weights_file
+from serfer.core.plan.layout import ORIGINAL, PLAN_FILE, UNSPLIT, stage_directory
 from serfer.core.units import MIB, MS_PER_S
-from serfer.plan_directory import file_sha256
 from splitter.network.graph import Graph, Node, Weights
 from splitter.network.source import Progress, Source
 from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
+from splitter.plan_dir.functions import artefact, half_weights, write_functions
 from splitter.plan_dir.weights import WeightsFile
 from splitter.planning.limits import room_in
 from splitter.planning.options import Budget
@@ -130,7 +128,7 @@ class _StagePart:
             return [[number] for number in range(len(self.tiles))]
         groups: list[list[int]] = [[]]
         held: Weights = {}
-        half = _half(self, range(len(self.tiles)))
+        half = half_weights([tile.graph for tile in self.tiles])
         spread = self.choice.grid.columns and self.choice.weights_in == ZIP
         for number, tile in enumerate(self.tiles):
             held = {**held, **tile.graph.weights}
@@ -167,7 +165,7 @@ def assemble(
         pieces = [_pieces(stages, layouts, inputs, number, tile) for tile in range(len(part.tiles))]
         groups = part.functions(room)
         stage = stage_directory(number)
-        written = _write_functions(part, groups, directory / stage)
+        written = write_functions([tile.graph for tile in part.tiles], groups, directory / stage)
         files |= {f"{stage}/{file.name}": file for file in written.weights}
         stages.append(
             Stage(
@@ -207,13 +205,14 @@ def assemble(
                 weights=source.weights,
                 input=graph.shape(graph.input),
                 output=graph.shape(graph.output),
+                outputs=graph.answers,
                 activation=source.activation,
                 preprocess=source.preprocess,
                 labels=source.labels,
                 limit=limit,
                 memory_per_vcpu=float(budget.facts.functions.memory_per_vcpu),
                 stages=tuple(stages),
-                unsplit=_artefact(directory / UNSPLIT, directory),
+                unsplit=artefact(directory / UNSPLIT, directory),
                 original=_write_original(original, directory) if decision.changes else (),
                 changes=decision.changes,
                 ways=decision.ways,
@@ -331,7 +330,7 @@ def _layouts(parts: Sequence[_StagePart]) -> list[Layout]:
         lay_out(
             [tile.outputs for tile in part.tiles],
             [_wanted(reader, tile, part.outputs) for reader in parts[number + 1 :] for tile in reader.tiles]
-            or [{0: part.graph.shape(part.outputs[0]).whole}],
+            or [{index: part.graph.shape(name).whole for index, name in enumerate(part.outputs)}],
         )
         for number, part in enumerate(parts)
     ]
@@ -359,38 +358,6 @@ def _pieces(
     return pieces
 
 
-@dataclass(frozen=True)
-class _Written:
-    functions: tuple[Function, ...]
-    weights: tuple[WeightsFile, ...]
-    graphs: tuple[str, ...]
-
-
-def _write_functions(part: _StagePart, groups: Sequence[Sequence[int]], directory: Path) -> _Written:
-    """Write a stage's weights files, one for each group of tiles, and graphs; tiles of one shape share a graph."""
-    directory.mkdir()
-    functions, files, graphs = [], [], [""] * len(part.tiles)
-    for number, group in enumerate(groups):
-        weights = {name: value for tile in group for name, value in part.tiles[tile].graph.weights.items()}
-        file = WeightsFile(weights_file(number), weights, _half(part, group))
-        file.write(directory / file.name)
-        artefacts: dict[Path, Artefact] = {}
-        for tile in group:
-            model = part.tiles[tile].graph.model({file.name: file}).SerializeToString()
-            path = directory / f"{hashlib.sha256(model).hexdigest()[:16]}.onnx"
-            if path not in artefacts:
-                path.write_bytes(model)
-                artefacts[path] = _artefact(path, directory.parent)
-            graphs[tile] = artefacts[path].path
-        functions.append(Function(_artefact(directory / file.name, directory.parent), tuple(artefacts.values())))
-        files.append(file)
-    return _Written(tuple(functions), tuple(files), tuple(graphs))
-
-
-def _half(part: _StagePart, group: Sequence[int]) -> frozenset[str]:
-    return frozenset().union(*(part.tiles[tile].graph.half for tile in group))
-
-
 def _write_original(graph: Graph, directory: Path) -> tuple[Artefact, ...]:
     """Write the given model, so that the plan can be compared with it."""
     name, weights = ORIGINAL
@@ -398,12 +365,8 @@ def _write_original(graph: Graph, directory: Path) -> tuple[Artefact, ...]:
     file = WeightsFile(weights, whole.weights, frozenset())
     file.write(directory / weights)
     (directory / name).write_bytes(whole.model({weights: file}).SerializeToString())
-    return _artefact(directory / name, directory), _artefact(directory / weights, directory)
+    return artefact(directory / name, directory), artefact(directory / weights, directory)
 
 
 def _operator(graph: Graph, node: Node) -> Operator:
     return Operator(node.name, node.kind, operators.macs(graph, node, graph.shape(node.output).whole.area))
-
-
-def _artefact(path: Path, root: Path) -> Artefact:
-    return Artefact(path.relative_to(root).as_posix(), path.stat().st_size, file_sha256(path))

@@ -6,13 +6,15 @@ through a driver (`serfer verify`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference, check_finite, difference
-from serfer.core.plan import IMAGE, Plan
+from serfer.core.plan import IMAGE, OutputTensor, Plan
+from serfer.core.plan.answers import Answer, as_answer, joined, shaped
 from splitter.network.graph import Graph
 from splitter.network.onnx_models import session_of
 from splitter.network.source import Array, Run, Source
@@ -21,8 +23,8 @@ from splitter.plan_dir.emit import in_one_piece, input_name, output_name
 _Tensors = dict[tuple[int, int], Array]
 
 
-def run_tiles(plan: Plan, directory: Path, batch: Array) -> Array:
-    """Run the plan on whole maps in one process; (N, C, H, W) float32 in, (N, K) float32 out."""
+def run_tiles(plan: Plan, directory: Path, batch: Array) -> Answer:
+    """Run the plan on whole maps in one process; (N, C, H, W) float32 in, out what `Pipeline.run` returns."""
     tensors: _Tensors = {(IMAGE, IMAGE): batch}
     for number, stage in enumerate(plan.stages):
         whole = [np.empty(shape.of(shape.whole, len(batch)), dtype=np.float32) for shape in stage.outputs]
@@ -37,16 +39,24 @@ def run_tiles(plan: Plan, directory: Path, batch: Array) -> Array:
             for result, shape, rect, part in results:
                 result[shape.slices(rect)] = part
         tensors |= {(number, index): result for index, result in enumerate(whole)}
-    return tensors[len(plan.stages) - 1, 0]
+    last = len(plan.stages) - 1
+    values = [tensors[last, index] for index in range(len(plan.output_tensors))]
+    return as_answer(shaped(plan.output_tensors, values))
 
 
-def whole_runner(model: Graph | Path) -> Run:
-    """Return the whole network (a graph, or a plan's unsplit.onnx) as a function of a batch."""
-    session = session_of(model if isinstance(model, Path) else in_one_piece(model).model({}))
+def whole_runner(model: Graph | Path, tensors: Sequence[OutputTensor] = ()) -> Run:
+    """Return the whole network as a function of a batch: a graph, or a plan's unsplit.onnx with outputs `tensors`.
 
-    def run(batch: Array) -> Array:
-        result: Array = session.run(None, {input_name(0): batch})[0]
-        return result
+    They may be left out for a network that classifies.
+    """
+    if isinstance(model, Path):
+        session = session_of(model)
+    else:
+        session, tensors = session_of(in_one_piece(model).model({})), model.output_tensors
+
+    def run(batch: Array) -> Answer:
+        results: list[Array] = session.run(None, {input_name(0): batch})
+        return as_answer(shaped(tensors, results)) if tensors else results[0]
 
     return run
 
@@ -63,16 +73,13 @@ def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, round
     check_finite(expected, "the model's own answer to the example, or to a random image,")
     if plan.original or rounding:
         given = plan.original[0] if plan.original else plan.unsplit
-        _check_reading(directory / given.path, source, expected, batch, rounding)
-        expected = whole_runner(directory / plan.unsplit.path)(batch)
-    if got.shape != expected.shape:
-        raise WrongAnswerError(
-            f"the split network answers with shape {got.shape}, the unsplit one with {expected.shape}"
-        )
+        _check_reading(whole_runner(directory / given.path, plan.outputs), source, expected, batch, rounding)
+        expected = whole_runner(directory / plan.unsplit.path, plan.outputs)(batch)
     deviation = difference(got, expected)
     if not deviation.exact:
         if not plan.original and not rounding:
-            _check_reading(directory / plan.unsplit.path, source, expected, batch, rounding)
+            run = whole_runner(directory / plan.unsplit.path, plan.outputs)
+            _check_reading(run, source, expected, batch, rounding)
         raise WrongAnswerError(
             f"the split network differs from the unsplit one by {deviation.error:.2g} of its range (at most "
             f"{TOLERANCE:g} is allowed), or in its first class; nothing was written"
@@ -80,7 +87,7 @@ def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, round
     return deviation.error
 
 
-def _run_model(source: Source, batch: Array) -> Array:
+def _run_model(source: Source, batch: Array) -> Answer:
     try:
         return source.run(batch)
     except ModelError:
@@ -89,7 +96,7 @@ def _run_model(source: Source, batch: Array) -> Array:
         raise ModelError(f"the model does not run on a batch of {len(batch)} images: {_plainly(failure)}") from failure
 
 
-def _run_parts(plan: Plan, directory: Path, batch: Array) -> Array:
+def _run_parts(plan: Plan, directory: Path, batch: Array) -> Answer:
     try:
         return run_tiles(plan, directory, batch)
     except Exception as failure:  # ONNX Runtime has a class for each status
@@ -106,9 +113,8 @@ def _plainly(failure: Exception) -> str:
     return f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
 
 
-def _check_reading(path: Path, source: Source, expected: Array, batch: Array, rounding: float) -> None:
-    """Raise ModelError where the network at `path`, which is not split, differs from the model itself."""
-    run = whole_runner(path)
+def _check_reading(run: Run, source: Source, expected: Answer, batch: Array, rounding: float) -> None:
+    """Raise ModelError where the network as it was read, which is not split, differs from the model itself."""
     deviation = difference(run(batch), expected)
     if _agrees(deviation, rounding):
         return
@@ -136,5 +142,5 @@ def _agrees(deviation: Difference, rounding: float) -> bool:
     return deviation.error <= rounding if rounding else deviation.exact
 
 
-def _one_by_one(run: Run, batch: Array) -> Array:
-    return np.concatenate([run(image[None]) for image in batch])
+def _one_by_one(run: Run, batch: Array) -> Answer:
+    return joined([run(image[None]) for image in batch])

@@ -122,7 +122,7 @@ def unsplit(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Altern
 
     In fp32, except where fp16 was requested or allowed. One that does not fit has its weights in zips, too many.
     """
-    whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), (graph.output,))]
+    whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), graph.outputs)]
     storage = storage if storage.always or storage.allowed else WeightStorage(places=storage.places)
     facts = budget.facts.functions
     priced = []

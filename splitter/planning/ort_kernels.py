@@ -250,6 +250,8 @@ def _fully_connected(graph: Graph, node: Node, region: Rect) -> Work:
 def _kind(graph: Graph, node: Node) -> Kind:
     if node.kind == "Conv":
         return _conv_kind(graph, node)
+    if node.kind == "Resize" and node.attributes.get("mode", b"nearest") == b"nearest":
+        return Kind.COPY
     return Kind.FULLY_CONNECTED if operators.is_fully_connected(graph, node) else kind_of(node.kind)
 
 
@@ -381,7 +383,7 @@ class _LayoutPlanner:
 
     def _is_alone(self, name: str) -> bool:
         """Return whether a result has one reader, and its operator can still have another fused into it."""
-        free = name in self._anchors and name not in self._closed and name != self._graph.output
+        free = name in self._anchors and name not in self._closed and name not in self._graph.outputs
         return free and len(self._readers[name]) == 1
 
     def _is_gate(self, name: str, sources: Sequence[str]) -> bool:
@@ -397,4 +399,4 @@ class _LayoutPlanner:
             return False
         readers = self._readers.get(tensor, ())
         wanted = any(_reads_nchwc(graph, self._nchwc, node) != nchwc for node in readers)
-        return wanted or (nchwc and tensor == graph.output)
+        return wanted or (nchwc and tensor in graph.outputs)

@@ -20,6 +20,7 @@ from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP, DeploymentOption, ModelChange
+from serfer.core.plan.answers import Answer, joined
 from splitter.head.calibration import Calibration
 from splitter.head.find import find_head
 from splitter.head.gap import HeadFit, replace_head, replace_head_blind
@@ -52,7 +53,7 @@ from splitter.tiling.grids import COLUMNS, ONE
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
 _CALLER_OF_SPLIT = 7  # frames up from fit: choose, _write_plan, build_plan, split, its decorator, its caller
-_Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+_Run = Callable[[NDArray[np.float32]], Answer]
 
 
 def fit(
@@ -373,9 +374,9 @@ def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration
     )
 
 
-def _run_all(run: _Run, images: NDArray[np.float32]) -> NDArray[np.float32]:
+def _run_all(run: _Run, images: NDArray[np.float32]) -> Answer:
     starts = range(0, len(images), _MEASURED_AT_ONCE)
-    return np.concatenate([run(images[start : start + _MEASURED_AT_ONCE]) for start in starts])
+    return joined([run(images[start : start + _MEASURED_AT_ONCE]) for start in starts])
 
 
 def _deployment_options(

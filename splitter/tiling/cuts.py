@@ -25,15 +25,18 @@ class Cut:
 def all_cuts(graph: Graph, most_tensors: int = MOST_TENSORS) -> list[Cut]:
     """Return every cut of at most so many tensors that a plan could have, the two ends included.
 
-    The image is read by the first stage alone, so there is no cut as long as it is still needed.
+    The image is read by the first stage alone, so there is no cut as long as it is still needed; and the last stage
+    writes all outputs, so there is none once the first of them is there.
     """
     live, cuts = [graph.input], [Cut(0, (graph.input,))]
     for index, node in enumerate(graph.nodes[:-1]):
         live = [name for name in (*live, node.output) if graph.last_use(name) > index]
+        if node.output in graph.outputs:
+            break
         plain = all(graph.can_cross(name) for name in live)
         if plain and len(live) <= most_tensors and graph.input not in live:
             cuts.append(Cut(index + 1, tuple(live)))
-    return [*cuts, Cut(len(graph.nodes), (graph.output,))]
+    return [*cuts, Cut(len(graph.nodes), graph.outputs)]
 
 
 def cuts_at(graph: Graph, stops: Sequence[int]) -> list[Cut]:

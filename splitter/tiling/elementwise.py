@@ -100,16 +100,15 @@ def _common(graph: Graph, node: Node) -> Axes | None:
 
 
 class Reduce(Rule):
-    """Means, sums and maxima along channels."""
+    """Means, sums and maxima (or their indices) along channels; `along` says which axes are reduced."""
+
+    def __init__(self, along: Along) -> None:
+        self._along = along
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return where the input has its rows and columns, counted without the axes that vanish."""
-        axes, given = _common(graph, node), integers(graph, node, 1)
-        if axes is None or not given:
-            return None
-        count = rank(graph, node)
-        gone = {axis % count for axis in given}
-        if gone & {0, *axes}:
+        axes, gone = _common(graph, node), self._along(graph, node)
+        if axes is None or not gone or {0, *axes} & set(gone):
             return None
         if node.attributes.get("keepdims", 1):
             return axes
@@ -158,6 +157,12 @@ def _kept(before: Sequence[int], axes: Axes, after: Sequence[int]) -> Axes | Non
         ):
             return (one, other) if axes[0] < axes[1] else (other, one)
     return None
+
+
+def given_axes(graph: Graph, node: Node) -> Collection[int] | None:
+    """Return the axes that an operator's second input names, None where that is computed or absent."""
+    axes = integers(graph, node, 1)
+    return {axis % rank(graph, node) for axis in axes} if axes else None
 
 
 def attribute_axis(default: int) -> Along:

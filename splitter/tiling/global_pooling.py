@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from serfer.core.geometry import Grid
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
+from splitter.tiling.normalization import with_pooled_norms
 from splitter.tiling.operators import TILE_POOL, TILE_SUM
 
 _MAP = 4
@@ -26,7 +27,8 @@ _MODES = {
 
 
 def with_tile_pools(graph: Graph) -> Graph:
-    """Write every global pooling of a map as a TilePool (of one tile, for now) and a TileSum."""
+    """Write every global pooling of a map as a TilePool (of one tile, for now) and a TileSum, norms' poolings too."""
+    graph = with_pooled_norms(graph)
     nodes: list[Node] = []
     shapes = dict(graph.shapes)
     for node in graph.nodes:

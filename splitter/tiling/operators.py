@@ -25,6 +25,7 @@ from splitter.tiling.elementwise import (
     Transpose,
     attribute_axis,
     axes_from,
+    given_axes,
     joined,
     parameters,
 )
@@ -39,6 +40,7 @@ from splitter.tiling.resampling import (
     TransposedConvolution,
     matrix_of,
 )
+from splitter.tiling.resizing.rule import Resize
 from splitter.tiling.rule import Rule, extent
 from splitter.tiling.windowed import POOLS, WINDOWED, AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
 
@@ -86,8 +88,12 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"), Channelwise(attribute_axis(-1))),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), Channelwise(parameters(axes_from))),
     "DequantizeLinear": Channelwise(parameters(attribute_axis(1))),
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1"), Reduce()),
-    **dict.fromkeys(("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"), Reduce()),
+    "TopK": Channelwise(parameters(attribute_axis(-1))),
+    **dict.fromkeys(
+        ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1"), Reduce(given_axes)
+    ),
+    **dict.fromkeys(("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"), Reduce(given_axes)),
+    **dict.fromkeys(("ArgMax", "ArgMin"), Reduce(attribute_axis(0))),
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), Reshape()),
     "AveragePool": AveragePool(),
     "Concat": Channelwise(joined),
@@ -99,6 +105,7 @@ _RULES: dict[str, Rule] = {
     "MatMul": MatMul(),
     "MaxPool": MaxPool(),
     "Pad": ConstantPad(),
+    "Resize": Resize(),
     "Slice": Slice(),
     "SpaceToDepth": SpaceToDepth(),
     TILE_POOL: TilePool(),
@@ -112,7 +119,7 @@ def tiled_kinds() -> dict[str, tuple[str, ...]]:
     about = {
         "tiled as windows (halos where they overlap)": ("Conv", "ConvTranspose", *POOLS, "Pad"),
         "tiled value by value": _PER_VALUE | BROADCAST,
-        "tiled as global pooling, by partial results": ("GlobalAveragePool", "GlobalMaxPool"),
+        "tiled as global pooling, by partial results": ("GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization"),
         "spread by output columns behind a vector": ("Gemm",),
     }
     named = {kind for kinds in about.values() for kind in kinds}

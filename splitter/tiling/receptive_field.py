@@ -142,6 +142,32 @@ def explicit_pads(attributes: Mapping[str, Any], size: Sequence[int]) -> list[in
     return [*before, *after]
 
 
+def transposed_attributes(attributes: Mapping[str, Any], size: Sequence[int], outputs: Sequence[int]) -> dict[str, Any]:
+    """Return a transposed convolution's attributes with pads and output padding instead of `auto_pad` and sizes.
+
+    `size` and `outputs` are the (height, width) of its input and output. An output larger than what windows
+    are spread over has output padding; with both that and `auto_pad`, which runtimes read differently, all stays.
+    """
+    mode = bytes(attributes.get("auto_pad", b"NOTSET")).decode()
+    given, more = attributes.get("output_shape"), attributes.get("output_padding") or [0, 0]
+    if mode.startswith("SAME") and any(more) and not given:
+        return dict(attributes)
+    before, after, extra = [0, 0], [0, 0], [0, 0]
+    for index, pad in enumerate((attributes.get("pads") or [0, 0])[:2]):
+        taps = _window({**attributes, "pads": None}, index)
+        spread = (size[index] - 1) * taps.stride + taps.reach
+        if mode.startswith("SAME") or given:
+            total = max(0, spread + more[index] - outputs[index])
+            before[index] = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        elif mode == "NOTSET":
+            before[index] = pad
+        rest = spread - before[index] - outputs[index]
+        after[index], extra[index] = max(0, rest), max(0, -rest)
+    left_out = ("auto_pad", "output_shape", "output_padding")
+    plain = {key: value for key, value in attributes.items() if key not in left_out}
+    return {**plain, "pads": [*before, *after]} | ({"output_padding": extra} if any(extra) else {})
+
+
 def floor_pads(attributes: Mapping[str, Any], size: Sequence[int], outputs: Sequence[int]) -> list[int] | None:
     """Return the pads with which a pool in floor mode has the windows of ceil mode that start on the map.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from serfer.core.geometry import Rect
+import numpy as np
+
+from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
 from splitter.network.graph import ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
 from splitter.plan_dir.onnx_builder import OnnxBuilder
@@ -85,3 +87,18 @@ def integers(graph: Graph, node: Node, index: int) -> list[int] | None:
     if not name:
         return []
     return [int(value) for value in graph.weights[name].reshape(-1)] if name in graph.weights else None
+
+
+def append_slice(builder: OnnxBuilder, source: str, output: str, axis: int, span: Span) -> str:
+    """Append a Slice of one axis and return its output."""
+    values = {"starts": span.start, "stops": span.stop, "axes": axis}
+    constants = [builder.constant(f"{output}.{name}", np.array([value])) for name, value in values.items()]
+    return builder.append("Slice", [source, *constants], output)
+
+
+def join_spans(builder: OnnxBuilder, source: str, output: str, axis: int, spans: Sequence[Span]) -> str:
+    """Append Slices of several spans of one axis, joined in their order, and return the output."""
+    if len(spans) == 1:
+        return append_slice(builder, source, output, axis, spans[0])
+    parts = [append_slice(builder, source, f"{output}.run{number}", axis, span) for number, span in enumerate(spans)]
+    return builder.append("Concat", parts, output, {"axis": axis})

@@ -2,4 +2,4 @@
 
 from storage.deferred_init import defer_init
 
-defer_init("redis")  # its asyncio clients, commands and cluster client take half of what it takes to import
+defer_init("redis")  # its exceptions and the slots of keys are all that a store takes

@@ -74,7 +74,6 @@ class RedisCluster:
         self._lock = Lock()
         self._nodes: dict[Address, RedisNode] = {}
         self._owners: Sequence[Address | None] = ()
-        self._node(self._seeds[0])  # refuses unknown options
 
     def close(self) -> None:
         """Disconnect; a later call connects again."""

@@ -1,7 +1,7 @@
 """Errors of Redis servers, in one line that says what to change."""
 
 import socket
-import ssl
+from typing import TYPE_CHECKING
 
 from redis.exceptions import (
     AskError,
@@ -21,6 +21,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
+
+if TYPE_CHECKING:
+    from ssl import SSLError
 
 _CLOSED = (
     "closed the connection: it has stopped, or it is not a Redis server, or it wants TLS (rediss:// in --store) or "
@@ -86,8 +89,10 @@ def _reason(error: RedisError) -> str:
     for kind, words, reason in _REASONS:
         if isinstance(error, kind) and words in str(error):
             return reason.format(str(error)[:120])
+    from ssl import SSLError  # noqa: PLC0415  takes 10 ms to import
+
     cause = error.__context__
-    if isinstance(cause, ssl.SSLError):
+    if isinstance(cause, SSLError):
         return _tls_reason(cause)
     if isinstance(cause, TimeoutError):
         return _late(error, cause)
@@ -99,8 +104,10 @@ def _reason(error: RedisError) -> str:
     return f"does not answer ({error}): check --store"
 
 
-def _tls_reason(cause: ssl.SSLError) -> str:
-    if not isinstance(cause, ssl.SSLCertVerificationError):
+def _tls_reason(cause: "SSLError") -> str:
+    from ssl import SSLCertVerificationError  # noqa: PLC0415  as above
+
+    if not isinstance(cause, SSLCertVerificationError):
         return _NO_TLS.format(f" ({cause.reason or cause.strerror})")
     if cause.verify_code in _NAME_MISMATCHES:
         return f"has a certificate for another name ({cause.verify_message}): write the host in --store as it has it"

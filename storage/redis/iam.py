@@ -9,7 +9,6 @@ from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError
 from botocore.session import Session
-from redis.credentials import CredentialProvider
 from redis.exceptions import ExternalAuthProviderError
 
 from serfer.core.errors import UsageError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _GOOD_FOR_S = 900  # ElastiCache takes no longer life
 
 
-class IamLogin(CredentialProvider):
+class IamLogin:
     """Makes a token for each new connection, so that none is ever too old; botocore finds the AWS credentials.
 
     A token is `CACHE/?Action=connect&User=USER&X-Amz-...`, a presigned GET request without its scheme, as
@@ -39,7 +38,7 @@ class IamLogin(CredentialProvider):
         kind = {"ResourceType": "ServerlessCache"} if serverless else {}
         self._request = f"https://{cache}/?{urlencode({'Action': 'connect', 'User': user, **kind})}"
 
-    def get_credentials(self) -> tuple[str, str]:
+    def credentials(self) -> tuple[str, str]:
         """Return the user and a fresh token; raises ExternalAuthProviderError where there are no AWS credentials."""
         request = AWSRequest("GET", self._request)
         try:

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
-from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
-from serfer.core.errors import UsageError, ValueTooLargeError
+from serfer.core.errors import ValueTooLargeError
+from storage.redis.connection import Connection, ConnectionPool
 from storage.redis.errors import explained
-from storage.redis.url import MALFORMED
 
-_ONE_SEND = 64 * 1024  # bytes up to which a copy is cheaper than a system call for each part (measured: 15 us)
-_UNBOUNDED = 1 << 31
 _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
 
 Command: TypeAlias = tuple[Any, ...]
@@ -21,20 +19,19 @@ Command: TypeAlias = tuple[Any, ...]
 class RedisNode:
     """Sends commands together, without MULTI, and reads their replies: one round trip.
 
-    Commands go over the pool's connections without redis-py's client: its pipelines take 8 to 58% more processor time
-    (docs/adr/0024-redis-commands-over-pooled-connections.md), and its retries hide a lost server.
+    redis-py's clients would take more processor time, for each command and for a worker's imports
+    (docs/adr/0024-redis-commands-over-pooled-connections.md), and their retries hide a lost server.
 
     A pool's bound keeps callers waiting for a free connection. Where commands block, `unbounded` gives each caller one.
     """
 
     def __init__(self, options: dict[str, Any], kind: str = "", *, unbounded: bool = False) -> None:
-        try:
-            self._pool: Any = _unbounded(options) if unbounded else BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]
-            example = self._pool.connection_class(**self._pool.connection_kwargs)
-            self.host = example.host
-            self._where = f"{example.host}:{example.port}{kind}"
-        except (ValueError, TypeError, RedisError):  # their messages quote parts of the URL, perhaps of its password
-            raise UsageError(MALFORMED) from None
+        rest = dict(options)
+        most, timeout = rest.pop("max_connections"), rest.pop("timeout")
+        make: Callable[[], Connection] = partial(rest.pop("connection_class", Connection), **rest)
+        self._pool = ConnectionPool(make) if unbounded else ConnectionPool(make, most, timeout)
+        self.host = options["host"]
+        self._where = f"{options['host']}:{options['port']}{kind}"
 
     @contextmanager
     def sent(self, commands: Sequence[Command]) -> Iterator[Callable[[], list[Any]]]:
@@ -44,13 +41,10 @@ class RedisNode:
             StoreUnavailableError: the server cannot be reached, or refuses every command.
         """
         with self._explaining(commands):
-            connection = self._pool.get_connection()
+            connection = self._pool.acquire()
         try:
             with self._explaining(commands):
-                packed = connection.pack_commands(commands)
-                if sum(map(len, packed)) <= _ONE_SEND:
-                    packed = [b"".join(packed)]
-                connection.send_packed_command(packed)
+                connection.send(commands)
             yield lambda: self._read(connection, commands)
         except BaseException:
             connection.disconnect()  # replies may still be on their way
@@ -73,13 +67,9 @@ class RedisNode:
 
     def close(self) -> None:
         """Disconnect; a later call connects again. A command that blocks goes on, then its connection is closed."""
-        if isinstance(self._pool, BlockingConnectionPool):
-            self._pool.disconnect()
-        else:
-            self._pool.update_active_connections_for_reconnect()
-            self._pool.disconnect(inuse_connections=False)
+        self._pool.close()
 
-    def _read(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401  redis-py's own type is wrong
+    def _read(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
         with self._explaining(commands):
             return [_reply(connection) for _ in commands]
 
@@ -91,14 +81,9 @@ class RedisNode:
             raise explained(error, self._where, commands[0][0]) from error
 
 
-def _unbounded(options: dict[str, Any]) -> ConnectionPool:
-    rest = {name: value for name, value in options.items() if name not in {"max_connections", "timeout"}}
-    return ConnectionPool(**rest, max_connections=_UNBOUNDED)
-
-
-def _reply(connection: Any) -> Any:  # noqa: ANN401  whatever the protocol carries
+def _reply(connection: Connection) -> Any:  # noqa: ANN401  whatever the protocol carries
     try:
-        return connection.read_response()
+        return connection.read()
     except ResponseError as refusal:
         return refusal
 

@@ -1,16 +1,16 @@
-"""The URL of a Redis server or cluster as the options of redis-py's connection pool."""
+"""The URL of a Redis server or cluster as the options of its connections."""
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from redis.connection import parse_url
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from serfer.core.errors import UsageError
-from storage.redis.tls import with_tls
 
 MALFORMED = (
     "--store: the Redis URL is malformed or has an unknown option: write "
-    "redis://[USER]:PASSWORD@HOST:PORT[/DB][?OPTION=VALUE], special characters of user and password percent-encoded"
+    "redis://[USER]:PASSWORD@HOST:PORT[/DB][?OPTION=VALUE], special characters of user and password percent-encoded; "
+    "docs/reference/stores.md has the options"
 )
 _DEFAULTS: dict[str, Any] = {
     "port": 6379,
@@ -18,24 +18,28 @@ _DEFAULTS: dict[str, Any] = {
     "timeout": 5.0,
     "socket_timeout": 5.0,
     "socket_connect_timeout": 2.0,
-    "socket_read_size": 1 << 18,
-    "protocol": 2,
-    "driver_info": None,
 }
+_IAM = ("iam", "iam_serverless", "iam_region")
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 
 
 def server_options(url: str) -> dict[str, Any]:
-    """Return the pool's options for `redis://` or, with certificate and host name checked, `rediss://`.
+    """Return the options of RedisNode for `redis://` or, with certificate and host name checked, `rediss://`.
 
     Raises:
         UsageError: the URL is malformed; no message quotes a part of it that could belong to the password.
     """
-    options = _with_iam(_parsed(url), secure=(secure := url.startswith("rediss://")))
-    return with_tls(options) if secure else options
+    secure = url.startswith("rediss://")
+    options = _with_login(_with_iam(_parsed(url), secure=secure))
+    if not secure:
+        return options
+    from storage.redis.tls import with_tls  # noqa: PLC0415  ssl takes 10 ms to import
+
+    return with_tls(options)
 
 
 def cluster_options(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Return the nodes to ask first, (host, port) each, and the pools' options, for `redis+cluster://HOST:PORT,...`.
+    """Return the nodes to ask first, (host, port) each, and the nodes' options, for `redis+cluster://HOST:PORT,...`.
 
     Raises:
         UsageError: the URL is malformed, or names a database other than 0, the only one that a cluster has.
@@ -53,9 +57,10 @@ def cluster_options(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
 
 
 def _parsed(url: str) -> dict[str, Any]:
+    """Return what a URL says, with the defaults of what it leaves out."""
     try:
-        given: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-        given["host"].encode("idna")
+        parts = urlsplit(url)
+        given = {**_address(parts), **_queried(parts)}
     except (ValueError, KeyError):
         raise UsageError(MALFORMED) from None
     if not re.fullmatch(r"rediss?://[^/?#]+(/\d*)?(\?[^#]*)?", url):
@@ -63,9 +68,58 @@ def _parsed(url: str) -> dict[str, Any]:
     return {**_DEFAULTS, **given}
 
 
+def _address(parts: SplitResult) -> dict[str, Any]:
+    """Return the options before the query; raises ValueError."""
+    if not (host := unquote(parts.hostname or "")):
+        raise ValueError
+    if not host.isascii():
+        host.encode("idna")
+    given = {
+        "host": host,
+        "port": parts.port,
+        "username": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "db": int(parts.path.strip("/") or 0),
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def _queried(parts: SplitResult) -> dict[str, Any]:
+    """Return the options of a URL's query, each the first of its name; raises ValueError or KeyError."""
+    known: Mapping[str, Callable[[str], Any]] = {
+        **dict.fromkeys((*_IAM, *_TLS), str),
+        **dict.fromkeys(("timeout", "socket_timeout", "socket_connect_timeout"), float),
+        "ssl_check_hostname": _truth,
+        "max_connections": _count,
+        "db": int,
+    }
+    if parts.scheme == "redis":
+        known = {name: value for name, value in known.items() if name not in _TLS}
+    return {name: known[name](values[0]) for name, values in parse_qs(parts.query).items()}
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def _truth(text: str) -> bool:
+    return text.upper() not in {"0", "F", "FALSE", "N", "NO"}
+
+
+def _with_login(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace user and password by what a connection logs in with."""
+    user, password = options.pop("username", None), options.pop("password", None)
+    if "login" in options or not (user or password):
+        return options
+    login = (user, password or "") if user else (password,)
+    return {**options, "login": lambda: login}
+
+
 def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
     """Replace `iam=CACHE[&iam_serverless=true][&iam_region=...]` by what makes ElastiCache's login tokens."""
-    cache, serverless, region = (options.pop(name, None) for name in ("iam", "iam_serverless", "iam_region"))
+    cache, serverless, region = (options.pop(name, None) for name in _IAM)
     if cache is None and serverless is None and region is None:
         return options
     user = options.pop("username", None)
@@ -77,4 +131,4 @@ def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
     from storage.redis.iam import IamLogin  # noqa: PLC0415  botocore costs a cold start some 100 ms
 
     login = IamLogin(user, cache, region=region, serverless=serverless == "true")
-    return {**options, "credential_provider": login}
+    return {**options, "login": login.credentials}

@@ -83,9 +83,10 @@ class KeySigner:
 
     def sign(self, request: AWSRequest) -> None:
         """Add the signature's headers."""
-        UnsignedBody(self._keys(), self._address.service, self._address.region).add_auth(request)
+        UnsignedBody(self.keys(), self._address.service, self._address.region).add_auth(request)
 
-    def _keys(self) -> Any:  # noqa: ANN401  botocore's frozen credentials
+    def keys(self) -> Any:  # noqa: ANN401  botocore's frozen credentials
+        """Return the credentials as they are now; raises StoreUnavailableError where there are none."""
         try:
             with self._lock:  # botocore's search is not meant for several threads
                 credentials = self._session.get_credentials()

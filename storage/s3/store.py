@@ -51,7 +51,8 @@ class S3Store(Store):
         self._limits = limits
         self._session = session or Session()
         where = address(self._target, self._session)
-        self._http = S3Http(where, KeySigner(where, self._session), self._session, sleep)
+        self._signer = KeySigner(where, self._session)
+        self._http = S3Http(where, self._signer, self._session, sleep)
         if where.sessions:
             self._http = S3Http(where, SessionSigner(self._http, clock), self._session, sleep)
         self._objects = Objects(self._http, self._target.prefix, clock)
@@ -86,6 +87,16 @@ class S3Store(Store):
         """DeleteObjects, a thousand a request."""
         check_keys(keys)
         self._objects.delete([self._objects.name(key) for key in keys])
+
+    def link(self, key: str, lifetime_s: int) -> str | None:
+        """Sign a GET; a directory bucket has no such links, since its sessions end after five minutes."""
+        check_keys((key,))
+        where = self._http.address
+        if where.sessions:
+            return None
+        from storage.s3.links import signed_link  # noqa: PLC0415  workers make no links
+
+        return signed_link(self._signer.keys(), where, self._objects.name(key), lifetime_s)
 
     def coordination(self) -> Coordination:
         """Coordinate by conditional puts over the same connections."""

@@ -9,14 +9,20 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import serfer
+from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.decoding.decoders import Decoders
 from serfer.api.http.problems import Problem
+from serfer.api.service import Service
 from serfer.core.errors import DeadlineError, InputError, KeyRefusedError, RequestRefusedError, ServiceUnavailableError
-from tests.api.conftest import PATIENCE, png, running
+from serfer.settings import Settings
+from storage import open_store
+from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.e2e.small import SIZE
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "client.md"
@@ -163,17 +169,28 @@ def test_an_error_names_the_request_as_the_services_log_does(client):
     assert f"request {caught.value.request_id}" in str(caught.value)
 
 
-def test_documented_examples_work(url, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def keeping(small_plan, forks, tmp_path):
+    """A service that keeps results; yields its URL."""
+    place = (tmp_path / "results").as_uri()
+    with serfer.open(small_plan, store="memory://", results=place) as pipeline, open_store(place) as store:
+        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks), results=store)
+        with running(make_app(service, Settings())) as url:
+            yield url
+
+
+def test_documented_examples_work(keeping, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("cat.jpg", "dog.jpg"):
         Path(name).write_bytes(png())
     examples = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 6
     known = {}
     for example in examples:
-        exec(example.replace("http://localhost:8000", url), known)  # noqa: S102 - our own words
+        exec(example.replace("http://localhost:8000", keeping), known)  # noqa: S102 - our own words
     assert "label-" in capsys.readouterr().out
     assert len(known["report"].images) == 2
+    assert np.array_equal(np.load("scores.npy"), known["array"])
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.http.body import ApiLimits
 from serfer.api.routes.inference import signature_of
 from serfer.api.service import Service
 from serfer.core.errors import DeadlineError, StoreUnavailableError, TaskFailedError
@@ -365,7 +366,7 @@ class TestFailures:
 
 def test_a_plan_that_knows_no_images_takes_no_pixels(tmp_path):
     plan = load_plan(split_small(tmp_path, preprocess=None, labels=()))
-    assert [form.name for form in signature_of(plan, 16).takes] == ["input"]
+    assert [form.name for form in signature_of(plan, ApiLimits()).takes] == ["input"]
 
 
 def test_keys_guard_all_but_health(service, settings, tmp_path):

@@ -21,7 +21,8 @@ from serfer.core.errors import (
     TaskFailedError,
     UsageError,
 )
-from serfer.core.report import QueryReport, StageReport, StoreCounts
+from serfer.core.keys import StoreCounts
+from serfer.core.report import QueryReport, StageReport
 from serfer.pipeline.health import Health
 from tests.api.conftest import png
 

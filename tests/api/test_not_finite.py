@@ -60,7 +60,7 @@ def test_inference_is_an_error_in_every_form(http, wanted):
 
 
 def test_python_raises(pipeline):
-    with pytest.raises(NotFiniteError, match="output 0 for image 0 is nan"):
+    with pytest.raises(NotFiniteError, match=r"output .* for image 0 is nan"):
         pipeline.run(batch(2))
 
 

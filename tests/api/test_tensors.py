@@ -16,17 +16,18 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from serfer.api.http.compression import CODINGS, accepted, coding_of, compress, decompress
 from serfer.api.http.inference_models import InferenceRequest, RequestParameters
 from serfer.api.http.problems import Problem
-from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
+from serfer.api.http.tensors import Inference, Signature, TensorForm, WantedOutput, decode_request, encode_answer
 from serfer.core.errors import NotFiniteError
 
 MOST = 3
 INPUT = TensorForm("input", "FP32", (2, 3, 4))
 IMAGE = TensorForm("image", "UINT8", (3, 4, 2))
 LOGITS = TensorForm("logits", "FP32", (5,))
-SIGNATURE = Signature((INPUT, IMAGE), LOGITS, MOST)
+SIGNATURE = Signature((INPUT, IMAGE), (LOGITS,), MOST)
 NAMED = {"model_name": "small", "model_version": "1"}
 LABELS = ("a", "b:c", "ü", "d", "e")
 FLOATS = {"dtype": np.float32, "shape": st.integers(1, MOST).map(lambda count: (count, 2, 3, 4))}
+NUMPY_TYPES = {"FP32": "<f4", "INT64": "<i8", "INT32": "<i4", "UINT8": "u1", "BOOL": "?"}
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -59,7 +60,9 @@ def refusal(document, header=None, signature=SIGNATURE):
 
 
 def outputs_request(**changes):
-    plain = {"id": None, "form": INPUT, "array": None, "binary": True, "classes": 0, "parameters": RequestParameters()}
+    form = {"binary": True, "classes": 0}
+    wanted = (WantedOutput(LOGITS, **{name: changes.pop(name, value) for name, value in form.items()}),)
+    plain = {"id": None, "form": INPUT, "array": None, "wanted": wanted, "parameters": RequestParameters()}
     return Inference(**{**plain, **changes})
 
 
@@ -70,7 +73,7 @@ class TestRequests:
         decoded = decode_request(*written(array, "input", outputs=outputs, request_id=identifier), SIGNATURE)
         assert decoded.array.tobytes() == array.tobytes()
         assert (decoded.array.shape, decoded.array.dtype, decoded.form) == (array.shape, np.float32, INPUT)
-        assert (decoded.binary, decoded.classes, decoded.id) == (wanted, 0, identifier or None)
+        assert (decoded.wanted, decoded.id) == ((WantedOutput(LOGITS, wanted),), identifier or None)
 
     @given(arrays.arrays(**FLOATS, elements=FINITE), st.booleans())
     def test_every_finite_float_survives_json_flat_or_nested(self, array, nested):
@@ -105,11 +108,11 @@ class TestRequests:
         parameters = {} if own is None else {"binary_data": own}
         plain = request() | {"outputs": [{"name": "logits", "parameters": parameters}]}
         plain["parameters"] = {"binary_data_output": everything}
-        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).binary is binary
+        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).wanted[0].binary is binary
 
     def test_more_classes_than_there_are_mean_all(self):
         plain = request() | {"outputs": [{"name": "logits", "parameters": {"classification": 99}}]}
-        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).classes == 5
+        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).wanted[0].classes == 5
 
 
 class TestRefusals:
@@ -173,7 +176,8 @@ class TestRefusals:
             ({"inputs": None}, ["inputs", "list"]),
             ({"inputs": [1]}, ["inputs[0]", "object"]),
             ({"inputs": request()["inputs"] * 2}, ["inputs", "1 item"]),
-            ({"outputs": [{"name": "logits"}] * 2}, ["outputs", "1 item"]),
+            ({"outputs": [{"name": "logits"}] * 2}, ["outputs[1]", "'logits'", "twice"]),
+            ({"outputs": [{"name": "logits"}] * 17}, ["outputs", "16 items"]),
             ({"outputs": "logits"}, ["outputs", "list"]),
             ({"outputs": [{"name": "probabilities"}]}, ["'probabilities'", "'logits'"]),
             ({"outputs": [{"name": "logits", "data": []}]}, ["outputs[0]", "'data'"]),
@@ -231,7 +235,7 @@ class TestRefusals:
         assert caught.value.error_count() <= 2
 
     def test_images_nested_as_deep_as_can_be_are_not_too_many_values(self):
-        signature = Signature((TensorForm("input", "FP32", (700, 1, 1)),), LOGITS, 16)
+        signature = Signature((TensorForm("input", "FP32", (700, 1, 1)),), (LOGITS,), 16)
         plain = request(shape=[16, 700, 1, 1], data=np.zeros((16, 700, 1, 1)).tolist())
         assert decode_request(json.dumps(plain).encode(), None, signature).array.shape == (16, 700, 1, 1)
 
@@ -278,7 +282,7 @@ class TestRefusals:
 class TestAnswers:
     @given(arrays.arrays(np.float32, (2, 5)), st.none() | st.text(max_size=9))
     def test_every_bit_of_binary_logits_is_read_by_tritons_client(self, logits, identifier):
-        result = read(*encode_answer(outputs_request(id=identifier), logits, NAMED, LOGITS, LABELS))
+        result = read(*encode_answer(outputs_request(id=identifier), {"logits": logits}, NAMED, LABELS))
         assert result.as_numpy("logits").tobytes() == logits.tobytes()
         assert result.as_numpy("logits").shape == (2, 5)
         assert result.get_response().get("id") == identifier
@@ -286,7 +290,7 @@ class TestAnswers:
 
     @given(arrays.arrays(np.float32, (2, 5), elements=FINITE))
     def test_every_finite_logit_survives_json(self, logits):
-        body, header = encode_answer(outputs_request(binary=False), logits, NAMED, LOGITS, LABELS)
+        body, header = encode_answer(outputs_request(binary=False), {"logits": logits}, NAMED, LABELS)
         assert header is None
         assert read(body, header).as_numpy("logits").tolist() == logits.tolist()
 
@@ -295,12 +299,12 @@ class TestAnswers:
     def test_logits_that_are_not_finite_are_neither_json_nor_classes(self, number, form):
         logits = np.array([[0, 1, number, 2, 3]], np.float32)
         with pytest.raises(NotFiniteError):
-            encode_answer(outputs_request(**form), logits, NAMED, LOGITS, LABELS)
+            encode_answer(outputs_request(**form), {"logits": logits}, NAMED, LABELS)
 
     @pytest.mark.parametrize("binary", [True, False])
     def test_classes_come_best_first_with_their_labels(self, binary):
         logits = np.array([[1, 5, 10, 4, -2], [0, 0, -1, 0.5, 0]], np.float32)
-        output = read(*encode_answer(outputs_request(classes=2, binary=binary), logits, NAMED, LOGITS, LABELS))
+        output = read(*encode_answer(outputs_request(classes=2, binary=binary), {"logits": logits}, NAMED, LABELS))
         classes = output.as_numpy("logits")
         texts = [text.decode() if isinstance(text, bytes) else text for text in classes.ravel()]
         assert texts == ["10.000000:2:ü", "5.000000:1:b:c", "0.500000:3:d", "0.000000:0:a"]
@@ -309,7 +313,7 @@ class TestAnswers:
 
     def test_classes_without_labels_have_their_index_alone(self):
         logits = np.array([[1, 5]], np.float32)
-        body, _ = encode_answer(outputs_request(classes=1, binary=False), logits, NAMED, LOGITS, ())
+        body, _ = encode_answer(outputs_request(classes=1, binary=False), {"logits": logits}, NAMED, ())
         assert json.loads(body)["outputs"] == [
             {"name": "logits", "datatype": "BYTES", "shape": [1, 1], "data": ["5.000000:1"]}
         ]
@@ -364,3 +368,60 @@ class TestCodings:
     def test_answers_are_coded_as_the_client_accepts(self, value, coding):
         assert accepted(Headers({"accept-encoding": value}), 5000) == coding
         assert accepted(Headers({"accept-encoding": value}), 50) is None
+
+
+class TestSeveralOutputs:
+    FORMS = (
+        TensorForm("scores", "FP32", (5, 2, 3)),
+        TensorForm("classes", "INT64", (2, 3)),
+        TensorForm("counts", "INT32", (2,)),
+        TensorForm("mask", "UINT8", (2, 3)),
+        TensorForm("is positive", "BOOL", (4,)),
+    )
+    SEVERAL = Signature((INPUT, IMAGE), FORMS, MOST)
+
+    def outputs(self, count):
+        random = np.random.default_rng(0)
+        return {
+            form.name: random.integers(0, 2, (count, *form.shape)).astype(NUMPY_TYPES[form.datatype])
+            for form in self.FORMS
+        }
+
+    @given(st.permutations(range(5)), st.integers(0, 5), st.lists(st.booleans(), min_size=5, max_size=5))
+    def test_those_asked_for_come_in_order_as_triton_reads_them(self, order, count, binary):
+        asked = [self.FORMS[number] for number in order[:count]]
+        requested = [InferRequestedOutput(form.name, binary_data=binary[number]) for number, form in enumerate(asked)]
+        array = np.zeros((2, 2, 3, 4), np.float32)
+        decoded = decode_request(*written(array, "input", outputs=requested or None), self.SEVERAL)
+        values = self.outputs(2)
+        result = read(*encode_answer(decoded, values, NAMED, ()))
+        expected = asked or list(self.FORMS)
+        assert [(one["name"], one["datatype"]) for one in result.get_response()["outputs"]] == [
+            (form.name, form.datatype) for form in expected
+        ]
+        for form in expected:
+            assert result.as_numpy(form.name).dtype == values[form.name].dtype
+            assert np.array_equal(result.as_numpy(form.name), values[form.name])
+
+    def test_maps_have_no_classification(self):
+        for name in ("scores", "classes", "counts"):
+            document = request() | {"outputs": [{"name": name, "parameters": {"classification": 2}}]}
+            assert "classification" in refusal(document, signature=self.SEVERAL)
+
+    @pytest.mark.parametrize(("outputs", "most"), [(["mask"], 12), (["mask", "counts"], 28), (["scores"], 240)])
+    def test_an_answer_above_the_bound_is_refused_before_it_is_computed(self, outputs, most):
+        array = np.zeros((2, 2, 3, 4), np.float32)
+        requested = [InferRequestedOutput(name) for name in outputs]
+        body, header = written(array, "input", outputs=requested)
+        assert decode_request(body, header, Signature((INPUT,), self.FORMS, MOST, most)).wanted
+        with pytest.raises(Problem) as caught:
+            decode_request(body, header, Signature((INPUT,), self.FORMS, MOST, most - 1))
+        assert caught.value.status == 422
+        assert f"{most:,} bytes" in caught.value.detail
+        assert f"{most - 1:,} are sent" in caught.value.detail
+
+    @given(arrays.arrays(np.float32, (2, 5, 2, 3), elements=FINITE))
+    def test_json_takes_no_more_bytes_than_the_bound_counts(self, scores):
+        wanted = WantedOutput(self.FORMS[0], binary=False)
+        body, _ = encode_answer(outputs_request(wanted=(wanted,)), {"scores": scores}, NAMED, ())
+        assert len(body) <= wanted.most_bytes(2) + 200

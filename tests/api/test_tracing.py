@@ -17,7 +17,7 @@ from serfer.api.observability.telemetry import Telemetry
 from serfer.api.observability.tracing import Tracing, open_tracing
 from serfer.api.service import ServiceResult
 from serfer.core.errors import StoreUnavailableError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Attempt, Failure, FailureKind, StageRun, TileRun
 from serfer.core.wire import Report
 from tests.api.conftest import PATIENCE, png

@@ -10,7 +10,7 @@ from bench.core.system import System, Totals
 from bench.load.queries import Example
 from bench.load.rounds import Plan, measure_rounds
 from serfer.core.errors import UnavailableError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 
 RIGHT = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)
 EXAMPLE = Example(np.zeros((1, 2, 2, 3), dtype=np.uint8), RIGHT)

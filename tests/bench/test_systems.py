@@ -23,8 +23,8 @@ from bench.load.pipeline_system import PipelineSystem
 from bench.load.systems import BASELINES, SERFER, Setup, open_systems
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import PackageLimit, dump_plan, sealed
-from serfer.core.report import StoreCounts
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.service import Service
+from serfer.settings import Settings
+from tests.api.conftest import Observed, running
 from tests.browser.conftest import PATIENCE_MS
+from tests.e2e.dense import split_dense
 from tests.e2e.small import LABELS
 
 pytestmark = pytest.mark.browser
@@ -403,3 +410,14 @@ def test_the_api_is_described_without_help_from_elsewhere(opened, url):
     assert noted.violations == []
     home = url.rstrip("/")
     assert [place for place in noted.requests if not place.startswith(home)] == []
+
+
+def test_a_network_without_classes_is_named_with_its_outputs(opened, picture, tmp_path):
+    with serfer.open(split_dense(tmp_path, ["classes"]), store="memory://") as pipeline:
+        app = make_app(Service({"dense": pipeline}, Admission(4, 8), Observed()), Settings())
+        with running(app) as url:
+            page, noted = opened(f"{url}/")
+            ask(page, picture)
+            expect(page.get_by_role("alert")).to_contain_text("Its outputs are classes 34")
+            expect(page.get_by_role("alert")).to_contain_text("/v2/models/dense/infer")
+            assert noted.errors == []

@@ -382,7 +382,7 @@ def test_an_invalid_report_is_refused_by_name(open_, body, fault):
 
 
 def test_an_answer_is_bounded(open_, monkeypatch):
-    monkeypatch.setattr("serfer.client.client.MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr("serfer.client.wire.MAX_REPLY_BYTES", 1000)
     client, _ = open_(httpx.Response(200, content=b" " * 1001))
     with pytest.raises(ServiceError, match="more than 1000 bytes"):
         client.classify(b"x")

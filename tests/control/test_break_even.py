@@ -11,7 +11,7 @@ from serfer.control.optimum import optimum_usd
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.robustness_budget import competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental
-from tests.control.worlds import LONG, QPS, at_once, rows, scenario, steps, up_to_its_price, with_boots
+from tests.control.worlds import LONG, QPS, at_once, fleet, rows, scenario, seen, steps, up_to_its_price, with_boots
 
 STEP_S = 5.0
 HOUR = 3600
@@ -52,12 +52,12 @@ def test_the_guarantee_holds_against_an_adversary_after_misleading_bursts(price_
     policy, lesson = BreakEven(world), list(steps(bursts(taught, every=400, lasting=120), STEP_S))
 
     class Recorded:
-        def observe(self, elapsed_s, rate):
-            self.wanted = policy.observe(elapsed_s, rate)
+        def observe(self, step):
+            self.wanted = policy.observe(step)
             return self.wanted
 
     recorded = Recorded()
-    recorded.wanted = policy.observe(0.0, 0.0)
+    recorded.wanted = policy.observe(seen(0.0, 0.0))
     history = []
 
     def adverse():
@@ -65,7 +65,7 @@ def test_the_guarantee_holds_against_an_adversary_after_misleading_bursts(price_
             history.append(step)
             yield step
         for _ in range(350):
-            history.append((STEP_S, 0.0 if recorded.wanted.instances else QPS))
+            history.append((STEP_S, 0.0 if recorded.wanted.total else QPS))
             yield history[-1]
 
     paid = up_to_its_price(world, recorded, adverse(), STEP_S)
@@ -98,7 +98,7 @@ def test_a_steady_load_costs_the_optimum_once_instances_have_started(load):
     world, rate = scenario(13.0), load * QPS
     policy = BreakEven(world)
     start = with_boots(world, policy, [(2 * LONG, rate)], STEP_S)
-    then = [policy.observe(STEP_S, rate).instances for _ in range(300)]
+    then = [policy.observe(seen(STEP_S, rate)).total for _ in range(300)]
     on = start.on[-1]
     assert then == [on] * 300
     each_s = on + max(rate - on * QPS, 0.0) * world.serverless.usd_per_query
@@ -111,7 +111,7 @@ def test_the_same_load_leads_to_the_same_decisions():
     load = [(draw.choice([30, 90, 240]), draw.choice([0.0, 0.0, 5.0, 12.0, 25.0])) for _ in range(20)]
     world = scenario(13.0, boot_s=60.0)
     wanted = [
-        [policy.observe(*step) for step in steps(load, STEP_S)] for policy in (BreakEven(world), BreakEven(world))
+        [policy.observe(seen(*step)) for step in steps(load, STEP_S)] for policy in (BreakEven(world), BreakEven(world))
     ]
     assert wanted[0] == wanted[1]
     assert len({each.instances for each in wanted[0]}) > 2
@@ -123,7 +123,7 @@ def test_levels_are_nested(load):
     world = scenario(13.0, boot_s=60.0)
     policy = BreakEven(world)
     for seconds, rate in steps([(STEP_S * seconds, rate) for seconds, rate in load], STEP_S):
-        wanted = policy.observe(seconds, rate).instances
+        wanted = policy.observe(seen(seconds, rate)).total
         on = policy._budget._on
         assert on.tolist() == [level < wanted for level in range(len(on))]
 
@@ -131,10 +131,10 @@ def test_levels_are_nested(load):
 def test_a_policy_resumes_with_running_instances():
     world = scenario(13.0)
     policy = BreakEven(world)
-    policy.resume(3)
+    policy.resume(fleet(3))
     assert with_boots(world, policy, [(1000, 2.5 * QPS)], STEP_S).on == [3] * 200
     idle = BreakEven(world)
-    idle.resume(2)
+    idle.resume(fleet(2))
     on = with_boots(world, idle, [(2 * LONG, 0.0)], STEP_S).on
     assert on[: int(LONG / STEP_S) - 1] == [2] * (int(LONG / STEP_S) - 1)  # no longer than a start is worth
     assert on[-1] == 0
@@ -143,11 +143,11 @@ def test_a_policy_resumes_with_running_instances():
 def test_a_policy_resumes_with_running_instances_after_some_load():
     world = scenario(13.0)
     policy = BreakEven(world)
-    policy.observe(1.0, 0.3 * QPS)
-    policy.resume(2)
-    assert policy.observe(1.0, 1.5 * QPS).instances == 2
+    policy.observe(seen(1.0, 0.3 * QPS))
+    policy.resume(fleet(2))
+    assert policy.observe(seen(1.0, 1.5 * QPS)).total == 2
     with_boots(world, policy, [(1000, 1.5 * QPS)], STEP_S)
-    policy.resume(4)
+    policy.resume(fleet(4))
     on = with_boots(world, policy, [(2 * LONG, 1.5 * QPS)], STEP_S).on
     assert on[: int(LONG / STEP_S) - 1] == [4] * (int(LONG / STEP_S) - 1)
     assert on[-1] == 2
@@ -156,27 +156,27 @@ def test_a_policy_resumes_with_running_instances_after_some_load():
 def test_decisions_have_reasons():
     world, step_s = scenario(26.0), 30.0
     policy = BreakEven(world)
-    reasons = {policy.observe(*step).reason.partition(": ")[2] for step in steps(bursts(5), step_s)}
+    reasons = {policy.observe(seen(*step)).reason.partition(": ")[2] for step in steps(bursts(5), step_s)}
     assert "windows learnt from bursts so far" in reasons
     assert "on after 1 starts' price on lambda, off after 1 idle" in reasons
-    assert policy.observe(1.0, 12.34).reason.startswith("12.3 queries/s: ")
+    assert policy.observe(seen(1.0, 12.34)).reason.startswith("12.3 queries/s: ")
 
 
 def test_nothing_is_started_where_lambda_is_never_dearer():
     world = scenario(0.8)
     policy = BreakEven(world)
-    assert not any(policy.observe(*step).instances for step in steps(bursts(4), 60.0))
+    assert not any(policy.observe(seen(*step)).total for step in steps(bursts(4), 60.0))
 
 
 def test_an_absurd_load_is_clamped():
     policy = BreakEven(scenario(13.0))
     for _ in range(20):
-        wanted = policy.observe(60.0, 1e9)
-    assert wanted.instances == 1000
+        wanted = policy.observe(seen(60.0, 1e9))
+    assert wanted.total == 1000
 
 
 def test_an_instance_is_on_while_it_is_cheaper_without_a_boot():
     world = scenario(13.0, boot_s=0.0)
     policy = BreakEven(world)
-    on = [policy.observe(STEP_S, rate).instances for rate in (QPS, QPS, 0.0, 0.0, QPS, 0.0)]
+    on = [policy.observe(seen(STEP_S, rate)).total for rate in (QPS, QPS, 0.0, 0.0, QPS, 0.0)]
     assert np.array_equal(on, [1, 1, 0, 0, 1, 0])

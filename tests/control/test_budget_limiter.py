@@ -19,6 +19,11 @@ STEP = st.tuples(
 )
 
 
+def affordable(limiter, now, price):
+    """Return how many instances of a price may be on."""
+    return math.floor(limiter.max_usd_per_hour(now) / price)
+
+
 def obey(requests, ceiling=CEILING, start=0.0):
     """Return payments as (when, dollars), and the instances that were on as (since, how many), who obey the ceiling."""
     limiter, now, ticked, on = BudgetLimiter(ceiling), start, start, 0
@@ -27,7 +32,7 @@ def obey(requests, ceiling=CEILING, start=0.0):
         now += seconds
         if wanted is not None:
             limiter.instances_cost(now, now - ticked, on * PRICE)
-            on = min(wanted, int(limiter.max_instances(now, PRICE)))
+            on = min(wanted, affordable(limiter, now, PRICE))
             limiter.instances_go_on(now, on * PRICE)
             ticked = now
             course.append((now, on))
@@ -66,7 +71,7 @@ def test_no_hour_costs_more_than_the_ceiling(requests, start):
 def test_instances_that_cost_exactly_the_ceiling_may_stay_on(count, period_s, price):
     limiter, now = BudgetLimiter(count * price), 17.0
     for _ in range(75):
-        assert limiter.max_instances(now, price) == count
+        assert affordable(limiter, now, price) == count
         limiter.instances_go_on(now, count * price)
         assert limiter.allows(now, 0.0)
         assert not limiter.allows(now, 0.01 * price)
@@ -81,14 +86,14 @@ def test_running_instances_may_stay_for_any_spending_within_the_ceiling(before, 
     for seconds, usd, wanted in before:
         now += seconds
         limiter.instances_cost(now, seconds, on * PRICE)
-        on = min(wanted or 0, int(limiter.max_instances(now, PRICE)))
+        on = min(wanted or 0, affordable(limiter, now, PRICE))
         limiter.instances_go_on(now, on * PRICE)
         if limiter.allows(now, usd):
             limiter.pay(now, usd)
     for seconds, usd, _ in meanwhile:
         now += seconds
         limiter.instances_cost(now, seconds, on * PRICE)
-        assert limiter.max_instances(now, PRICE) >= on
+        assert affordable(limiter, now, PRICE) >= on
         if limiter.allows(now, usd):
             limiter.pay(now, usd)
 
@@ -100,7 +105,7 @@ def test_exactly_the_rest_of_the_ceiling_can_be_paid():
         assert limiter.allows(0.0, 0.1)
         limiter.pay(0.0, 0.1)
     assert not limiter.allows(0.0, 0.01)
-    assert limiter.max_instances(0.0, 0.5) == 0
+    assert affordable(limiter, 0.0, 0.5) == 0
 
 
 def test_payments_count_for_an_hour_and_at_most_a_minute_longer():
@@ -123,16 +128,16 @@ def test_lambda_may_spend_what_running_and_stopped_instances_leave():
 def test_lambda_counts_against_instances():
     limiter = BudgetLimiter(10.0)
     limiter.pay(5.0, 3.5)
-    assert limiter.max_instances(5.0, 1.0) == 6
-    assert limiter.max_instances(5.0, 7.0) == 0
-    assert limiter.max_instances(5.0 + HOUR + 60, 1.0) == 10
+    assert affordable(limiter, 5.0, 1.0) == 6
+    assert affordable(limiter, 5.0, 7.0) == 0
+    assert affordable(limiter, 5.0 + HOUR + 60, 1.0) == 10
 
 
 def test_small_instances_count_to_the_second():
     limiter = BudgetLimiter(10.0)
     limiter.pay(59.0, 5.0)
     # 3,598 seconds of those that are on from second 61 on fall into the hour that begins with the payment.
-    assert limiter.max_instances(61.0, 0.01) == 500
+    assert affordable(limiter, 61.0, 0.01) == 500
     limiter.instances_go_on(61.0, 5.0)
     assert not limiter.allows(61.0, 0.005)
     others = BudgetLimiter(10.0)
@@ -148,7 +153,7 @@ def test_a_ceiling_of_zero_allows_only_free_spending(ceiling):
     limiter = BudgetLimiter(ceiling)
     assert not limiter.allows(0.0, 1e-6)
     assert limiter.allows(0.0, 0.0)
-    assert limiter.max_instances(0.0, 0.5) == 0
+    assert affordable(limiter, 0.0, 0.5) == 0
 
 
 def test_costs_noted_hours_late_count_for_the_last_hour_only():
@@ -156,7 +161,7 @@ def test_costs_noted_hours_late_count_for_the_last_hour_only():
     limiter.instances_cost(36_000.0, 36_000.0, 4.0)
     assert limiter.allows(36_000.0, 6.0)
     assert not limiter.allows(36_000.0, 6.01)
-    assert limiter.max_instances(36_000.0, 1.0) == 10
+    assert affordable(limiter, 36_000.0, 1.0) == 10
     assert len(limiter._slices) <= 62
 
 
@@ -166,7 +171,7 @@ def test_everything_is_allowed_and_nothing_recorded_without_a_ceiling():
         limiter.pay(60.0 * minute, 1e6)
         limiter.instances_cost(60.0 * minute, 60.0, 1e6)
     assert limiter.allows(0.0, 1e300)
-    assert limiter.max_instances(0.0, 1e-3) == math.inf
+    assert limiter.max_usd_per_hour(0.0) == math.inf
     assert not limiter._slices
 
 

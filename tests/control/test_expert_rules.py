@@ -10,7 +10,7 @@ from serfer.control.policies.capacity_levels import lambda_units, levels_of
 from serfer.control.policies.expert_rules import PLAIN, SIZES, ExpertRules
 from serfer.control.policies.ski_rental import SkiRental
 from serfer.control.policies.work_function import WorkFunction
-from serfer.control.policy import DesiredReplicas
+from serfer.control.policy import on_demand
 from tests.control.worlds import QPS, rows, scenario, steps, with_boots
 
 BOOT_S = 60.0
@@ -27,8 +27,9 @@ class Rule:
         self._world, self._start, self._stop = world, start * world.instance.boot_s, stop * world.instance.boot_s
         self._on, self._dearer, self._idle = [False] * LEVELS, [0.0] * LEVELS, [0.0] * LEVELS
 
-    def observe(self, elapsed_s, rate):
-        for level, units in enumerate(lambda_units(self._world, rate, LEVELS)):
+    def observe(self, seen):
+        elapsed_s = seen.elapsed_s
+        for level, units in enumerate(lambda_units(self._world, seen.rate, LEVELS)):
             if self._on[level]:
                 self._idle[level] = max(self._idle[level] + (1 - units) * elapsed_s, 0.0)
                 if self._idle[level] >= self._stop and units < 1:
@@ -37,9 +38,9 @@ class Rule:
                 self._dearer[level] = max(self._dearer[level] + (units - 1) * elapsed_s, 0.0)
                 if self._dearer[level] >= self._start and units > 1:
                     self._on[level], self._idle[level] = True, 0.0
-        return DesiredReplicas(sum(self._on), "")
+        return on_demand(self._world.instance, sum(self._on), "")
 
-    def resume(self, instances):
+    def resume(self, fleet):
         pass
 
 

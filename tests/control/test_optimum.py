@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.optimum import optimum_usd
+from serfer.control.optimum import optimum_schedule, optimum_usd
 from tests.control.worlds import QPS, rows, scenario
 
 PRICE_RATIOS = st.sampled_from([0.5, 1.0, 1.5, 3.0, 13.0, 26.0])
@@ -37,16 +37,10 @@ def least_of_all_levels(world, load):
 
 def least_of_all_fleets(world, load):
     """Try every number of instances in every row, without a thought of levels."""
-    kind, most = world.instance, 1 + int(max(rate for _, rate in load) // world.instance.qps)
+    most = 1 + int(max(rate for _, rate in load) // world.instance.qps)
 
     def usd(fleet):
-        on = [0, *fleet]
-        starts = sum(max(after - before, 0) for before, after in pairwise(on))
-        running = sum(
-            seconds * (count * kind.usd_per_s + max(rate - count * kind.qps, 0.0) * world.serverless.usd_per_query)
-            for count, (seconds, rate) in zip(fleet, load, strict=True)
-        )
-        return starts * kind.start_usd + running
+        return cost(world, load, fleet)
 
     return min(map(usd, product(range(most + 1), repeat=len(load))))
 
@@ -102,3 +96,23 @@ def test_the_optimum_by_hand():
     assert best(world, [(100, 1.05 * QPS)]) == pytest.approx(150 + 50)  # the little above runs on Lambda
     assert best(world, [(100, 0)]) == 0
     assert optimum_usd(world, [], []) == 0
+
+
+def cost(world, load, fleet):
+    """Price a number of instances in each row, Lambda taking what is beyond them."""
+    kind = world.instance
+    starts = sum(max(after - before, 0) for before, after in pairwise([0, *fleet]))
+    running = sum(
+        seconds * (count * kind.usd_per_s + max(rate - count * kind.qps, 0.0) * world.serverless.usd_per_query)
+        for count, (seconds, rate) in zip(fleet, load, strict=True)
+    )
+    return starts * kind.start_usd + running
+
+
+@given(rows(3.5 * QPS, most_rows=30), PRICE_RATIOS, BOOTS)
+def test_the_schedule_costs_the_optimum_and_its_dollars_are_those_of_each_beginning(load, price_ratio, boot_s):
+    world = scenario(price_ratio, boot_s=boot_s)
+    schedule = optimum_schedule(world, *zip(*load, strict=True))
+    assert cost(world, load, schedule.instances.tolist()) == pytest.approx(best(world, load))
+    beginnings = [best(world, load[:end]) for end in range(1, len(load) + 1)]
+    assert schedule.usd.tolist() == pytest.approx(beginnings)

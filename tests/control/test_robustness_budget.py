@@ -9,7 +9,7 @@ from serfer.control.optimum import optimum_usd
 from serfer.control.policies.capacity_levels import lambda_units
 from serfer.control.policies.robustness_budget import RobustnessBudget, competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental
-from tests.control.worlds import QPS, rows, scenario, steps
+from tests.control.worlds import QPS, rows, scenario, seen, steps
 
 LEVELS = 3
 SHORTEST_S = 1e-6
@@ -175,7 +175,7 @@ def test_predictions_that_agree_with_the_algorithm_are_always_followed(load, pri
     for seconds, rate in steps(load, 5.0):
         chosen = account.step(seconds, rate, lambda plain: plain)
         assert chosen.tolist() == account.budget.plain.tolist()
-        assert np.count_nonzero(chosen) == rule.observe(seconds, rate).instances
+        assert np.count_nonzero(chosen) == rule.observe(seen(seconds, rate)).total
 
 
 @settings(derandomize=True, max_examples=20)

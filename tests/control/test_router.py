@@ -1,14 +1,16 @@
 """Routing decisions: instances that answer in time, then Lambda, then late instances, never above the ceiling."""
 
 import math
+import tomllib
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serfer.control.policies.fixed import Serverless
-from serfer.control.policy import DesiredReplicas
+from serfer.control.policy import InstanceCount, Observation, ProvisioningPlan, on_demand
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
-from tests.control.worlds import scenario
+from serfer.control.scenario import Market, parse_scenario
+from tests.control.worlds import TWO_TYPES, fleet, scenario, seen
 
 # One image takes 10 ms, 8 take 40, 32, the most, take 120; 13 units a second at 10 queries a second: 1.3 dollars each.
 WORLD = scenario(13.0, slo_ms=200.0, concurrency=5)
@@ -28,11 +30,11 @@ class Scripted:
         self.instances = instances
         self.seen = []
 
-    def observe(self, elapsed_s, rate):
-        self.seen.append((elapsed_s, rate))
-        return DesiredReplicas(self.instances, "as scripted")
+    def observe(self, seen):
+        self.seen.append(seen)
+        return on_demand(WORLD.instance, self.instances, "as scripted")
 
-    def resume(self, instances):
+    def resume(self, fleet):
         pass
 
 
@@ -172,24 +174,39 @@ def test_a_decision_reads_each_endpoint_once():
 def test_the_policy_observes_the_load_and_decides_without_a_ceiling():
     policy = Scripted(7)
     made = router(policy=policy)
-    assert made.tick(10.0, 2.5, 33.0, on=3) == DesiredReplicas(7, "as scripted")
-    assert policy.seen == [(2.5, 33.0)]
+    observation = Observation(10.0, 2.5, 33.0, fleet(3))
+    assert made.tick(observation) == on_demand(WORLD.instance, 7, "as scripted")
+    assert policy.seen == [observation]
 
 
 def test_the_ceiling_limits_the_policy_with_a_reason():
     made = router(policy=Scripted(7), ceiling=3 * 3600.0 + 1.0)
-    wanted = made.tick(1.0, 1.0, 5.0, on=0)
-    assert wanted == DesiredReplicas(3, "as scripted; the ceiling allows 3")
+    wanted = made.tick(seen(1.0, 5.0, 1.0))
+    assert wanted == on_demand(WORLD.instance, 3, "as scripted; the ceiling allows 3")
     assert not made.fall_back(1.0)  # what three instances will cost leaves no query's price
 
 
 def test_starting_instances_count_against_lambda_at_once():
     made = router(policy=Scripted(1), ceiling=3600.0)
-    assert made.tick(1.0, 1.0, 5.0, on=0).instances == 1
+    assert made.tick(seen(1.0, 5.0, 1.0)).total == 1
     assert made.route(1.5, [], 0).reason is Reason.CEILING
 
 
 def test_costs_of_lambda_count_against_instances():
     made = router(policy=Scripted(2), ceiling=2 * 3600.0)
     assert made.fall_back(0.5)
-    assert made.tick(1.0, 1.0, 5.0, on=0).instances == 1
+    assert made.tick(seen(1.0, 5.0, 1.0)).total == 1
+
+
+def test_the_ceiling_gives_up_the_last_instances_of_a_plan_first():
+    known = parse_scenario(tomllib.loads(TWO_TYPES))
+    wanted = ProvisioningPlan(
+        (InstanceCount("g5.xlarge", Market.SPOT, 2), InstanceCount("g4dn.xlarge", Market.ON_DEMAND, 3)), "two types"
+    )
+    made = Router(known, Scripted(0), max_usd_per_hour=2 * 0.40 + 1.5 * 0.526)
+    plan = made.afford(seen(1.0, 5.0, 1.0), wanted)
+    assert [(group.kind, group.market, group.count) for group in plan.instances] == [
+        ("g5.xlarge", Market.SPOT, 2),
+        ("g4dn.xlarge", Market.ON_DEMAND, 1),
+    ]
+    assert plan.reason == "two types; the ceiling allows 3"

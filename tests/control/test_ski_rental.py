@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serfer.control.optimum import optimum_usd
 from serfer.control.policies.robustness_budget import competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental
-from tests.control.worlds import LONG, QPS, at_once, rows, scenario, with_boots
+from tests.control.worlds import LONG, QPS, at_once, fleet, rows, scenario, seen, with_boots
 
 PRICE_RATIOS = [1.5, 3.0, 13.0, 26.0]
 
@@ -38,7 +38,7 @@ def against(world, load):
         rate = 0.0 if on else world.instance.qps
         history.append((1.0, rate))
         usd += 1.0 if on else rate * world.serverless.usd_per_query
-        before, on = on, policy.observe(1.0, rate).instances > 0
+        before, on = on, policy.observe(seen(1.0, rate)).total > 0
         usd += world.instance.start_usd * (on and not before)
     return usd, best(world, history)
 
@@ -79,7 +79,7 @@ def test_idle_time_reduces_the_accumulated_cost_of_lambda():
 def test_levels_are_nested(load):
     policy = SkiRental(scenario(13.0))
     for seconds, rate in load:
-        policy.observe(float(seconds), rate)
+        policy.observe(seen(float(seconds), rate))
         work_function = policy._work_function
         assert sorted(work_function.on, reverse=True) == work_function.on
         assert sorted(work_function.gap) == work_function.gap
@@ -88,14 +88,14 @@ def test_levels_are_nested(load):
 def test_a_policy_resumes_with_running_instances():
     world = scenario(13.0)
     policy = SkiRental(world)
-    policy.resume(3)
+    policy.resume(fleet(3))
     paid = at_once(world, policy, [(300, 2.5 * QPS)])
     assert paid.on == [3] * 300
-    assert policy.observe(LONG - 1, 0.0).instances == 3
-    assert policy.observe(1, 0.0).instances == 0
+    assert policy.observe(seen(LONG - 1, 0.0)).total == 3
+    assert policy.observe(seen(1, 0.0)).total == 0
     idle = SkiRental(world)
-    idle.resume(2)
-    assert [idle.observe(LONG / 2, 0.0).instances for _ in range(2)] == [2, 0]
+    idle.resume(fleet(2))
+    assert [idle.observe(seen(LONG / 2, 0.0)).total for _ in range(2)] == [2, 0]
 
 
 def test_without_a_boot_an_instance_is_on_exactly_while_it_is_cheaper():
@@ -109,4 +109,4 @@ def test_without_a_boot_an_instance_is_on_exactly_while_it_is_cheaper():
 def test_the_rule_terminates_for_tiny_instances():
     world = scenario(13.0)
     tiny = replace(world, instances=(replace(world.instance, qps=1e-6),))
-    assert SkiRental(tiny).observe(1.0, 1e9).instances <= 1000
+    assert SkiRental(tiny).observe(seen(1.0, 1e9)).total <= 1000

@@ -1,61 +1,81 @@
-"""Target tracking as in cloud services: half load, the last minute, one step a cooldown."""
+"""Target tracking as AWS documents it: proportional out, slow in, and a SageMaker endpoint's settings of it."""
 
 from itertools import pairwise
 
 import pytest
 
-from serfer.control.policies.target_tracking import TargetTracking
-from tests.control.worlds import QPS, scenario, steps
+from serfer.control.policies import ALONE
+from serfer.control.policies.target_tracking import SageMaker, TargetTracking
+from tests.control.worlds import QPS, fleet, scenario, seen, steps
 
 
 def desired(load, policy=None, step_s=10.0):
     policy = policy or TargetTracking(scenario())
-    return [policy.observe(*step).instances for step in steps(load, step_s)]
+    return [policy.observe(seen(*step)).total for step in steps(load, step_s)]
 
 
-def changes(on, before=1):
-    """Return (step, change) of each change."""
-    moves = enumerate(pairwise([before, *on]))
-    return [(number, after - earlier) for number, (earlier, after) in moves if after != earlier]
+@pytest.mark.parametrize(
+    ("load", "instances"), [(0.0, 1), (0.69, 1), (0.7, 1), (0.71, 2), (1.4, 2), (1.41, 3), (7.0, 10), (70.1, 101)]
+)
+def test_instances_are_scaled_out_in_proportion_after_one_minute(load, instances):
+    on = desired([(120, load * QPS)])
+    assert on[:5] == [1] * 5  # the first minute is not over
+    assert on[5:] == [instances] * 7
 
 
-@pytest.mark.parametrize(("load", "instances"), [(0.0, 1), (0.5, 1), (0.51, 2), (1.0, 2), (1.75, 4)])
-def test_instances_are_kept_half_loaded_and_there_is_always_one(load, instances):
-    assert desired([(6000, load * QPS)])[-1] == instances
+def test_a_scale_out_may_follow_another_at_once():
+    assert desired([(60, 2.0 * QPS), (60, 4.0 * QPS), (60, 8.0 * QPS)])[5::6] == [3, 6, 12]
 
 
-def test_scaling_is_one_step_in_300_seconds():
+def test_instances_are_scaled_in_after_15_minutes_below_90_percent_of_the_target():
     policy = TargetTracking(scenario())
-    up = changes(desired([(1800, 2 * QPS)], policy))
-    assert up == [(0, 1), (30, 1), (60, 1)]
-    down = changes(desired([(1800, 0.0)], policy), before=4)
-    assert [change for _, change in down] == [-1, -1, -1]
-    assert [later[0] - earlier[0] for earlier, later in pairwise(down)] == [30, 30]
+    assert desired([(60, 7.0 * QPS)], policy)[-1] == 10
+    on = desired([(1200, 3.0 * QPS)], policy)
+    assert on[: 15 * 6 - 1] == [10] * (15 * 6 - 1)
+    assert on[15 * 6 - 1 :] == [5] * (5 * 6 + 1)
 
 
-def test_the_last_minute_counts_and_nothing_before_it():
+@pytest.mark.parametrize(("load", "after"), [(6.4, 10), (6.2, 9)])
+def test_a_load_within_a_tenth_of_the_target_changes_nothing(load, after):
     policy = TargetTracking(scenario())
-    desired([(3600, 0.4 * QPS)], policy)
-    assert desired([(40, 1.0 * QPS)], policy) == [1, 2, 2, 2]  # (50 * 0.4 + 10) / 60 = 0.5, and a second one after that
-    on = desired([(600, 0.0)], policy)
-    assert on[:26] == [2] * 26  # it cools
-    assert on[-1] == 1
-    steady = TargetTracking(scenario())
-    desired([(3600, 3 * QPS)], steady)
-    assert desired([(50, QPS)], steady) == [6, 5, 5, 5, 5]  # 26.7 queries/s, 23.3, and then it cools
-    assert "10.0 queries/s" in steady.observe(10.0, QPS).reason
+    desired([(60, 7.0 * QPS)], policy)
+    assert desired([(3600, load * QPS)], policy)[-1] == after
 
 
-def test_a_late_observation_counts_for_its_whole_duration():
+def test_a_minute_at_the_target_starts_the_15_minutes_again():
     policy = TargetTracking(scenario())
-    assert policy.observe(600.0, 0.75 * QPS).instances == 2
-    assert policy.observe(600.0, 0.0).instances == 1
+    desired([(60, 7.0 * QPS)], policy)
+    assert desired([(14 * 60, QPS), (60, 6.9 * QPS), (14 * 60, QPS)], policy)[-1] == 10
+    assert desired([(60, QPS)], policy)[-1] == 2
+
+
+def test_a_falling_load_is_followed_once_in_a_cooldown_of_300_seconds():
+    policy = TargetTracking(scenario())
+    desired([(60, 700.0 * QPS)], policy)
+    minutes = desired([(60, 600.0 * 0.85**minute * QPS) for minute in range(40)], policy)[5::6]
+    changes = [minute for minute in range(1, 40) if minutes[minute] != minutes[minute - 1]]
+    assert changes[0] == 14  # 600 of 1,000 instances is below 630: the 15 minutes are 0 to 14
+    assert {later - earlier for earlier, later in pairwise(changes)} == {5}
+
+
+def test_a_late_observation_counts_for_the_minutes_that_it_has():
+    policy = TargetTracking(scenario())
+    assert policy.observe(seen(600.0, 2.0 * QPS)).total == 3
+    assert policy.observe(seen(899.0, 0.0)).total == 3
+    assert policy.observe(seen(60.0, 0.0)).total == 1
 
 
 def test_a_policy_resumes_with_running_instances():
     policy = TargetTracking(scenario())
-    policy.resume(4)
-    assert desired([(600, 2 * QPS)], policy) == [4] * 60
-    nothing = TargetTracking(scenario())
-    nothing.resume(0)
-    assert nothing.observe(10.0, 0.0).instances == 1
+    policy.resume(fleet(4))
+    assert desired([(600, 2.0 * QPS)], policy) == [4] * 60
+    policy.resume(fleet(0))
+    assert policy.observe(seen(10.0, 0.0)).total == 1
+
+
+def test_a_sagemaker_endpoint_is_half_loaded_and_scales_out_after_three_minutes_above():
+    policy = SageMaker(scenario())
+    assert policy.name in ALONE
+    assert desired([(300, 2.0 * QPS)], policy)[5::6] == [1, 1, 4, 4, 4]
+    assert desired([(120, 3.0 * QPS), (60, 2.0 * QPS), (120, 3.0 * QPS)], policy)[-1] == 4
+    assert desired([(60, 3.0 * QPS)], policy)[-1] == 6

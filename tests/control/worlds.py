@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from serfer.control.policy import Observation, fleet_of
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
 
 QPS = 10.0
@@ -81,6 +82,16 @@ def scenario(price_ratio=13.0, *, boot_s=LONG, qps=QPS, slo_ms=200.0, concurrenc
         LambdaTarget(price_ratio * usd_per_hour / 3600.0 / qps, 60.0, 600.0, concurrency, 1.0, 600.0),
         (InstanceType("gpu", usd_per_hour, 0.0, boot_s, 0.0, qps, ((1, 10.0), (8, 40.0), (32, 120.0))),),
     )
+
+
+def seen(elapsed_s, rate, now_s=0.0):
+    """Return an observation of a load alone."""
+    return Observation(now_s, elapsed_s, rate)
+
+
+def fleet(serving, kind=None):
+    """Return so many instances that serve."""
+    return fleet_of(kind or scenario().instance, 0, serving)
 
 
 def rows(most_rate, *, most_rows=10, most_s=900):
@@ -173,7 +184,7 @@ def _run(world, policy, load, step_s, make):
             units = min(max(rate - level * kind.qps, 0.0), kind.qps) * usd_per_query
             usd += instance.second(seconds, units)
         usd += max(rate - len(on) * kind.qps, 0.0) * usd_per_query * seconds
-        count = policy.observe(seconds, rate).instances
+        count = policy.observe(seen(seconds, rate)).total
         while len(on) > count:
             usd += on.pop().stopped_usd()
         while len(on) < count:

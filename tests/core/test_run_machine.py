@@ -22,7 +22,7 @@ from serfer.core.errors import (
     TaskFailedError,
     UnavailableError,
 )
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import (
     TRANSITIONS,
     Abort,

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated
 
 import pytest
@@ -142,3 +143,21 @@ def test_mappings_hold_values_of_one_kind_under_any_name():
     assert structure(Optional, {"needed": 1, "named": {"a": 1, "b": 2.5}}, "root").named == {"a": 1.0, "b": 2.5}
     with pytest.raises(PlanError, match=r"root\.named\.a should be a number, not str"):
         structure(Optional, {"needed": 1, "named": {"a": "x"}}, "root")
+
+
+class Colour(StrEnum):
+    RED = "red"
+    GREEN = "green"
+
+
+@dataclass(frozen=True)
+class Painted:
+    colour: Colour
+
+
+def test_an_enumeration_is_one_of_its_texts():
+    assert unstructure(Painted(Colour.RED)) == {"colour": "red"}
+    assert structure(Painted, {"colour": "green"}, "painted") == Painted(Colour.GREEN)
+    for wrong in ("blue", 3, None, []):
+        with pytest.raises(PlanError, match=r"painted\.colour should be red, green"):
+            structure(Painted, {"colour": wrong}, "painted")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serfer.core import wire
 from serfer.core.errors import InputError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import MOST_RESULT_TTL_S, ResultPlace, StoreCounts
 from serfer.core.wire import (
     Crop,
     Membership,
@@ -80,6 +80,13 @@ def plain_report(**changes):
         crop=st.none() | st.builds(Crop, st.sampled_from(["uint8", "float32"]), st.none() | st.binary(max_size=100)),
         inline=st.booleans(),
         parts=st.lists(st.none() | st.binary(max_size=100), max_size=20).map(tuple),
+        result=st.none()
+        | st.builds(
+            ResultPlace,
+            st.from_regex(r"[0-9a-f]{64}|local", fullmatch=True),
+            st.from_regex(r"[0-9a-f]{32}", fullmatch=True),
+            st.floats(1, MOST_RESULT_TTL_S),
+        ),
     )
 )
 def test_a_task_survives_the_trip(task):
@@ -124,6 +131,34 @@ def test_parts_travel_from_views_and_so_does_an_output():
     value = memoryview(bytes(range(100)))
     assert decode_task(sent(replace(TASK, parts=(value[3:7], None)))).parts == (bytes(range(3, 7)), None)
     assert decode_report(encode_report(replace(REPORT, output=value[:8]))).output == bytes(range(8))
+
+
+def test_a_task_without_a_result_is_as_it_was_before_there_were_any():
+    [plain] = json.loads(encode_task(TASK)).values()
+    assert len(msgpack.unpackb(base64.b64decode(plain))) == len(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ["local"],
+        ["local", "f" * 32, 60],
+        ["local", "f" * 32, 0.0],
+        ["local", "f" * 32, math.nan],
+        ["local", "f" * 32, 1e9],
+        ["local", "../" + "f" * 29, 60.0],
+        ["other:", "f" * 32, 60.0],
+        "local",
+    ],
+)
+def test_a_result_that_is_no_place_is_refused(result):
+    with pytest.raises(InputError, match="result"):
+        decode_task(packed("task", [*PLAIN, result]))
+
+
+def test_a_task_with_more_than_a_result_is_refused():
+    with pytest.raises(InputError, match="not a task"):
+        decode_task(packed("task", [*PLAIN, ["local", "f" * 32, 60.0], None]))
 
 
 def test_the_payload_bytes_of_a_task_are_counted():

@@ -23,8 +23,7 @@ from drivers.stepfunctions.asl import (
 )
 from drivers.stepfunctions.output import parse_output
 from serfer.core.errors import InputError, PlanError, UsageError
-from serfer.core.keys import query_id
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts, query_id
 from serfer.core.run_machine import (
     Failure,
     FailureKind,

@@ -5,7 +5,7 @@ import pytest
 
 from drivers.inprocess import InProcessInvoker
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import FailureKind
 from serfer.core.wire import Report, Task, TaskError
 
@@ -36,6 +36,20 @@ def test_a_task_runs_in_a_thread_and_returns_its_report():
     assert invoke(handler) == [REPORT]
     assert names[0].startswith("serfer-worker")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("serfer-worker")]
+
+
+def test_closing_ends_the_worker_after_its_last_task():
+    ended = []
+
+    async def main():
+        calling = InProcessInvoker(
+            lambda _: REPORT, 1, events=lambda _: ended.append("task"), close_worker=lambda: ended.append("worker")
+        )
+        await calling.start("f", TASK)
+        await calling.close()
+
+    asyncio.run(main())
+    assert ended == ["task", "worker"]
 
 
 def test_tasks_run_side_by_side():

@@ -17,7 +17,7 @@ from botocore.credentials import Credentials
 from drivers import lambda_http
 from drivers.lambda_http import LambdaInvoker
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.sigv4 import Access
 from serfer.core.wire import Crop, Report, Task, TaskError, decode_task, decode_tasks, encode_report, encode_reports

@@ -11,8 +11,7 @@ from drivers.push import PushDriver
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect
 from serfer.core.errors import StoreError, StoreUnavailableError, TaskFailedError
-from serfer.core.keys import output_key, reply_key
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts, output_key, reply_key
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError, pack_result
 from storage.memory import MemoryStore
@@ -192,7 +191,7 @@ class TestAWholeQuery:
         assert [(task.stage, task.tile) for task in events.tasks] == [
             (stage, tile) for stage, count in enumerate(TILES) for tile in range(count)
         ]
-        assert answer.outputs == [written(replace(events.tasks[-1], reply=None))]
+        assert answer.outputs == [(written(replace(events.tasks[-1], reply=None)),)]
         assert sum(report.counts.exists for stage in answer.stages for report in stage.reports) >= sum(TILES)
         assert store.keys == set()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drivers.clock import LOOP_CLOCK
-from drivers.driver import TTL_MARGIN_S
+from drivers.driver import TTL_MARGIN_S, RequestContext
 from drivers.push import PushDriver
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
@@ -19,8 +19,7 @@ from serfer.core.errors import (
     StoreUnavailableError,
     TaskFailedError,
 )
-from serfer.core.keys import input_key, output_key
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts, input_key, output_key
 from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.core.wire import Crop, Report
 from storage.memory import MemoryStore
@@ -142,7 +141,7 @@ def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, batch=1, clock=None
 def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     workers = Workers(store)
     answer = ask(workers, store)
-    assert answer.outputs == [written(workers.sent[-1])]
+    assert answer.outputs == [(written(workers.sent[-1]),)]
     assert sorted(workers.tasks[:4]) == [(0, tile) for tile in range(4)]
     assert sorted(workers.tasks[4:6]) == [(1, 0), (1, 1)]
     assert workers.tasks[6:] == [(2, 0)]
@@ -171,7 +170,7 @@ def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
 
     tiles = (2, 3)
     answer = ask(Workers(store, later_for_the_first, tiles), store, crops=CROPS[:2], tiles=tiles, clock=clock)
-    assert answer.outputs == [b"%32d" % tile for tile in range(3)]
+    assert answer.outputs == [(b"%32d" % tile,) for tile in range(3)]
     assert len(store.ever) == 2
     assert store.keys == set()
 
@@ -433,7 +432,7 @@ class TestInline:
     def test_the_store_sees_nothing_of_an_inline_stage(self, store):
         workers = Workers(store)
         answer = ask(workers, store, inline={0})
-        assert answer.outputs == [written(workers.sent[-1])]
+        assert answer.outputs == [(written(workers.sent[-1]),)]
         assert {key.rsplit(":", 2)[1] for key in store.ever} == {"1"}
         assert store.keys == set()
         assert [task.inline for task in workers.sent] == [True] * 4 + [False] * 2 + [True]
@@ -452,7 +451,7 @@ class TestInline:
 
         workers = Workers(Untouchable())
         answer = ask(workers, workers.store, inline={0, 1}, batch=3)
-        assert answer.outputs == [written(workers.sent[-1])]
+        assert answer.outputs == [(written(workers.sent[-1]),)]
         assert list(workers.sent[-1].parts) == [part for source in range(2) for part in read(workers.sent[-1], source)]
         assert answer.payload_bytes == [40, 3 * 2 * 4 * 12, 3 * 2 * 12]
 
@@ -476,12 +475,12 @@ class TestInline:
             workers = Workers(store)
             answer = ask(workers, store, inline={0, 1}, batch=batch)
             assert {key.rsplit(":", 2)[1] for key in store.ever} == stages
-            assert answer.outputs == [written(workers.sent[-1])]
+            assert answer.outputs == [(written(workers.sent[-1]),)]
             assert store.keys == set()
 
     def test_an_answer_that_is_too_large_is_read_from_the_store(self, store):
         answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
-        assert [len(output) for output in answer.outputs] == [32 * 32] * 3
+        assert [len(output) for (output,) in answer.outputs] == [32 * 32] * 3
         assert answer.overheads.counts == StoreCounts(bytes_get=3 * (32 * 32 + 4), gets=3)
         assert store.keys == set()
 
@@ -543,19 +542,19 @@ def test_many_queries_at_once_keep_apart(store):
         return None
 
     async def main():
-        pushing = driver(Workers(store, jitter), store, inline={0})
+        pushing = driver(Workers(store, jitter), store, inline={0}, hedge=False)  # a duplicate would save a retry
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(60)))
         await pushing.close()
         return answers
 
     answers = asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
     assert len({answer.query for answer in answers}) == 60
-    assert all(bytes(answer.outputs[0]).startswith(answer.query[:24].encode()) for answer in answers)
+    assert all(bytes(answer.outputs[0][0]).startswith(answer.query[:24].encode()) for answer in answers)
     assert {answer.overheads.retries for answer in answers} == {0, 3}
     assert store.keys == set()
 
 
-def order_of_ends(store, *, queries, **settings):
+def order_of_ends(store, *, queries, background=(), **settings):
     """Return in which order queries of a burst end that has far fewer slots than tasks."""
 
     async def main():
@@ -565,7 +564,7 @@ def order_of_ends(store, *, queries, **settings):
         pushing, ended = driver(Workers(store, a_turn), store, concurrency=2, **settings), []
 
         async def query(number):
-            await pushing.run(CROPS, 1, PATIENCE)
+            await pushing.run(CROPS, 1, PATIENCE, RequestContext(background=number in background))
             ended.append(number)
 
         await asyncio.wait_for(asyncio.gather(*(query(number) for number in range(queries))), PATIENCE)
@@ -577,6 +576,11 @@ def order_of_ends(store, *, queries, **settings):
 
 def test_queries_of_a_burst_end_in_the_order_in_which_they_came(store):
     assert order_of_ends(store, queries=40) == list(range(40))
+
+
+def test_queries_in_the_background_begin_when_no_other_waits(store):
+    ended = order_of_ends(store, queries=20, background=range(1, 10))
+    assert ended == [0, *range(10, 20), *range(1, 10)]
 
 
 def test_first_come_first_served_starves_queries_that_are_under_way(store):
@@ -686,7 +690,7 @@ class TestLostPieces:
     def test_a_query_with_missing_or_altered_values_restarts_under_a_new_id(self, store, error):
         workers = Workers(store, self.losing(2, error=error))
         answer = ask(workers, store)
-        assert answer.outputs == [written(workers.sent[-1])]
+        assert answer.outputs == [(written(workers.sent[-1]),)]
         assert (answer.overheads.restarts, answer.overheads.retries) == (2, 0)
         assert len({task.query for task in workers.sent}) == 3
         assert store.keys == set()
@@ -707,7 +711,7 @@ class TestLostPieces:
 
         workers = Workers(store, script)
         answer = ask(workers, store, batch=batch)
-        assert answer.outputs == [written(workers.sent[-1])]
+        assert answer.outputs == [(written(workers.sent[-1]),)]
         assert (len(altered), answer.overheads.restarts) == (1, 1)
         assert store.keys == set()
 
@@ -723,7 +727,7 @@ class TestLostPieces:
 
         store = Forgetful()
         answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
-        assert [len(output) for output in answer.outputs] == [32 * 32] * 3
+        assert [len(output) for (output,) in answer.outputs] == [32 * 32] * 3
         assert answer.overheads.restarts == 1
         assert store.keys == set()
 
@@ -776,7 +780,7 @@ class TestStoreThatComesBack:
     def test_the_answer_is_read_again(self):
         store = self.Shaky(3)
         answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
-        assert [len(output) for output in answer.outputs] == [32 * 32] * 3
+        assert [len(output) for (output,) in answer.outputs] == [32 * 32] * 3
         assert store.left < 0
 
     def test_keys_are_deleted_in_a_second_try(self):
@@ -806,5 +810,5 @@ def test_keys_of_small_queries_share_a_slot_of_a_cluster_and_those_of_large_ones
 def test_with_an_answer_limit_of_0_everything_goes_through_the_store(store):
     answer = ask(Workers(store), store, inline={0, 1}, answer_limit=0)
     assert len(store.ever) == sum(TILES)
-    assert [len(output) for output in answer.outputs] == [32]
+    assert [len(output) for (output,) in answer.outputs] == [32]
     assert store.keys == set()

@@ -73,7 +73,7 @@ def burst(workers, store, queries=40, **settings):
     answers = run(main())
     for answer in answers:
         (last,) = (task for task in workers.sent if (task.query, task.stage) == (answer.query, 2))
-        assert answer.outputs == [written(last)]
+        assert answer.outputs == [(written(last),)]
     assert store.keys == set()
     return answers
 
@@ -360,7 +360,7 @@ def test_every_query_ends_with_its_answer_or_an_error_and_releases_its_slots(
             assert isinstance(answer, SerferError | asyncio.CancelledError)
             continue
         last = next(task for task in workers.sent if (task.query, task.stage) == (answer.query, 2))
-        assert answer.outputs == [written(last)]
+        assert answer.outputs == [(written(last),)]
         assert last.batch == batch
     assert all(images <= most for images in workers.images)
     assert store.keys == set()

@@ -51,7 +51,7 @@ def test_a_stage_of_more_tiles_than_slots_takes_no_more_invocations_than_slots(s
     workers = Bundles(store)
     [answer] = ask(workers, store, (2, 1, 1))
     assert workers.together == [[(0, 0), (0, 1)], [(0, 2)], [(0, 3)], [(1, 0)], [(1, 1)], [(LAST, 0)]]
-    assert answer.outputs == [written(workers.sent[-1])]
+    assert answer.outputs == [(written(workers.sent[-1]),)]
     assert store.keys == set()
 
 

@@ -16,7 +16,7 @@ from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
 from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.backoff import Backoff
-from serfer.core.checksum import protect, verified
+from serfer.core.checksum import CHECKSUM_BYTES, protect, verified
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import (
     DeadlineError,
@@ -28,8 +28,7 @@ from serfer.core.errors import (
     UnavailableError,
     UsageError,
 )
-from serfer.core.keys import input_key, output_key
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts, input_key, output_key
 from serfer.core.run_machine import Failure, Retry
 from serfer.core.wire import Crop, Report, decode_clean_up, decode_task, encode_report
 from serfer.pipeline.report import make_report
@@ -42,6 +41,9 @@ from tests.drivers.plans import wide_plan
 PATIENCE = 10.0
 TILES = (4, 3, 2)
 PLAN = wide_plan(TILES, (1, 3, 1))
+_BYTES = PLAN.stages[-1].written(PLAN.stages[-1].tiles[0], 2) - CHECKSUM_BYTES
+WRITTEN = [bytes([tile]) * _BYTES for tile in range(max(TILES))]
+"""What the last stage's tiles write; those of other stages the same: nobody reads it."""
 CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
 ARN = "arn:aws:states:us-east-1:123456789012:stateMachine:serfer"
 KINDS = pytest.mark.parametrize("kind", ["standard", "express"])
@@ -107,7 +109,7 @@ class Service:
             key = input_key(task.query, task.tile)
             assert verified(self.store.get(key), key) == CROPS[task.tile].data
         key = output_key(task.query, task.stage, task.tile)
-        self.store.put(key, protect(b"%d" % task.tile, key), task.ttl)
+        self.store.put(key, protect(WRITTEN[task.tile], key), task.ttl)
         return encode_report(Report("e", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts(puts=1), None))
 
     def execute(self, text):
@@ -182,11 +184,13 @@ def ask(service, store, kind="standard", deadline_s=PATIENCE, clock=None):
 def test_a_query_is_answered_from_the_store_and_leaves_nothing(store, kind):
     service = Service(store)
     answer = ask(service, store, kind)
-    assert answer.outputs == [b"0", b"1"]
+    assert answer.outputs == [(WRITTEN[0],), (WRITTEN[1],)]
     assert answer.query == service.queries[0]
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
     assert answer.payload_bytes == [0, 0, 0]
-    assert answer.overheads.counts == StoreCounts(bytes_put=40 + 4 * 4, bytes_get=2 + 2 * 4, puts=4, gets=2)
+    assert answer.overheads.counts == StoreCounts(
+        bytes_put=40 + 4 * 4, bytes_get=2 * (_BYTES + CHECKSUM_BYTES), puts=4, gets=2
+    )
     assert (answer.overheads.retries, answer.overheads.hedges, answer.overheads.restarts) == (0, 0, 0)
     assert len(store.ever) == 4 + sum(TILES)
     assert store.keys == set()
@@ -253,7 +257,7 @@ def test_a_failure_of_the_only_tile_of_a_stage_names_it_too(store, kind):
 def test_a_query_whose_pieces_are_lost_restarts_under_another_name(store, kind):
     service = Service(store, {(1, 0): ["MissingKeyError"], (2, 1): [None, "MissingKeyError"]})
     answer = ask(service, store, kind)
-    assert answer.outputs == [b"0", b"1"]
+    assert answer.outputs == [(WRITTEN[0],), (WRITTEN[1],)]
     assert answer.overheads.restarts == 1
     assert answer.overheads.counts.puts == 8
     assert len(set(service.queries)) == 2
@@ -458,7 +462,7 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(kind):
     service = Service(store)
     service.store = MemoryStore()
     service.store._values = store._values  # the workers reach it all the time
-    assert ask(service, store, kind).outputs == [b"0", b"1"]
+    assert ask(service, store, kind).outputs == [(WRITTEN[0],), (WRITTEN[1],)]
     assert store.keys == set()
 
 

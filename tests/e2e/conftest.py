@@ -163,7 +163,7 @@ class Command:
         assert self.processes() == [], err
         assert [path for place in self.places for path in place.iterdir()] == []
         places = {path.name for path in self.cache.iterdir()}
-        assert places <= {"plans", "functions", "dependencies", "runtime", "weights"}
+        assert places <= {"plans", "functions", "dependencies", "runtime", "weights", "results"}
         assert [path for path in self.cache.glob("*/.*")] == []  # noqa: C416 - reads best in a failure
         return result
 

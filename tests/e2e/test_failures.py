@@ -208,7 +208,7 @@ class TestPlans:
         serfer_here("verify", tmp_path / "out", "--images", picture).complains(3, "how an image becomes its input")
 
     def test_a_network_whose_answers_are_not_finite(self, serfer_here, copy, picture):
-        words = "the network's output 0 for image 0 is nan, which is not a finite number"
+        words = "for image 0 is nan at [0], which is not a finite number"
         give_nan(copy)
         serfer_here("classify", "--plan", copy, picture, "--workers", "inprocess").complains(1, words)
         lines = serfer_here("classify", "--plan", copy, picture, "--workers", "inprocess", "--json")

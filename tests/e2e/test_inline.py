@@ -13,8 +13,7 @@ import serfer
 from lambdas.worker import Worker
 from serfer.core.exactness import difference
 from serfer.core.inline import inline_stages
-from serfer.core.keys import stage_of
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts, stage_of
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from storage.file.store import FileStore

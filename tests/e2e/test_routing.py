@@ -238,3 +238,31 @@ def test_an_invalid_scenario_is_named_with_file_and_key(serfer_here, tmp_path):
     path.write_text(SCENARIO.replace("slo_ms = 2000", ""))
     arguments = ("serve", "--route", "auto", "--instances", "local", "--scenario", path)
     serfer_here(*arguments).complains(3, str(path), "slo_ms")
+
+
+@pytest.mark.slow
+def test_a_service_is_recorded_shadowed_and_goes_on_from_what_it_learnt(serve, serfer_here, scenario, tmp_path):
+    record, state, past = tmp_path / "r.jsonl", tmp_path / "state", tmp_path / "past.csv"
+    past.write_text("t_seconds,rps\n0,0\n600,300\n900,0\n1500,300\n1800,0\n")
+    options = ("--store", "memory://", "--policy-state", state, "--record", record, "--shadow", "instances")
+    shadow = 'serfer_shadow_instances{policy="instances"}'
+    for more in (("--history", past), ()):
+        command, url = serve(*options, *more)
+        with Burst(url) as burst:
+            burst.answered("gpu")
+            eventually(lambda url=url: metric(url, shadow) >= 1, "the shadow wants an instance")
+            burst.end()
+        assert metric(url, 'serfer_shadow_usd_total{policy="break-even",target="serverless"}') > 0
+        assert metric(url, 'serfer_pool_troubles_total{of="state"}') == 0
+        command.interrupt(signal.SIGTERM)
+        result = command.end()
+        assert result.code == 0
+        assert "refused" not in result.err
+        assert "not saved" not in result.err
+    assert [path.name for path in state.iterdir()] == ["small.break-even.json"]
+    for file in (record, tmp_path / "r.1.jsonl"):
+        assert json.loads(file.read_text().splitlines()[0])["fresh"] is False
+        report = json.loads(serfer_here("simulate", "--replay", file, "--scenario", scenario, "--json").out)
+        assert report["decisions"] == report["same"] > 0
+    replay = ("simulate", "--replay", record, "--scenario", scenario, "--policy", "serverless", "--json")
+    assert json.loads(serfer_here(*replay).out)["replayed"]["most_instances"] == 0

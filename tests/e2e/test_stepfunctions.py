@@ -81,9 +81,8 @@ class Stack:
                 await driver.close()
 
         answer = self.loop.wait(main())
-        return np.concatenate(
-            [np.frombuffer(output, "<f4").reshape(len(images), -1) for output in answer.outputs], axis=1
-        ), answer
+        scores = [np.frombuffer(part, "<f4").reshape(len(images), -1) for [part] in answer.outputs]
+        return np.concatenate(scores, axis=1), answer
 
     def push(self, store):
         async def connected():

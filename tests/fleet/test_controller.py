@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from serfer.control.policies import make_policy
-from serfer.control.policy import DesiredReplicas
+from serfer.control.policy import on_demand, paid_for
 from serfer.control.router import Router
+from serfer.control.saved.recording import Decided, read_recording
+from serfer.control.saved.replay import replay
 from serfer.core.errors import StoreUnavailableError, UnavailableError
+from serfer.fleet.beside.decider import Decider
+from serfer.fleet.beside.recorder import Recorder
 from serfer.fleet.controller import Controller, Timing, _Paid
 from serfer.fleet.pool import Pool
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry, PoolView
@@ -31,12 +35,12 @@ class Steps:
         self.rates = []
         self.resumed = []
 
-    def observe(self, elapsed_s, rate):
-        self.rates.append((elapsed_s, rate))
-        return DesiredReplicas(self.wanted, f"{self.wanted} because the test says so")
+    def observe(self, seen):
+        self.rates.append((seen.elapsed_s, seen.rate))
+        return on_demand(scenario().instance, self.wanted, f"{self.wanted} because the test says so")
 
-    def resume(self, instances):
-        self.resumed.append(instances)
+    def resume(self, fleet):
+        self.resumed.append(paid_for(fleet))
 
 
 class FailingCoordination(InterceptedCoordination):
@@ -345,9 +349,9 @@ def test_queries_go_on_while_the_policy_thinks():
     class Slow(Steps):
         """A policy whose decision takes until the event loop has done something else."""
 
-        def observe(self, elapsed_s, rate):
+        def observe(self, seen):
             assert served.wait(60), "the event loop was blocked by the policy"
-            return super().observe(elapsed_s, rate)
+            return super().observe(seen)
 
     served = threading.Event()
 
@@ -444,8 +448,8 @@ def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
 
 def test_the_loop_survives_unexpected_errors():
     class Mad(Steps):
-        def observe(self, elapsed_s, rate):
-            super().observe(elapsed_s, rate)
+        def observe(self, seen):
+            super().observe(seen)
             raise ZeroDivisionError
 
     async def scene():
@@ -484,3 +488,36 @@ def test_a_real_policy_starts_an_instance_for_a_load_that_lasts_and_stops_it_aft
         assert one.status.on == 0
 
     run(scene)
+
+
+def test_what_a_controller_recorded_is_replayed_to_the_same_decisions(tmp_path):
+    async def scene():
+        made, known = Drivers(), scenario()
+        other = made.add("other")
+        made.want(1)
+        await made.step(15)  # an instance is on when the recorded driver comes
+        router = Router(known, make_policy("break-even", known))
+        recorder = Recorder(tmp_path / "r.jsonl")
+        made.policies["a"] = Steps()
+        pool = Pool(router, made.net.connect, made.clock)
+        registry = PoolRegistry(made.coordination, "p", "a", made.clock)
+        timing = Timing(made.clock, asyncio.sleep, lambda: made.clock() + 1.7e9)
+        made.running["a"] = Controller(
+            pool, registry, made.provisioner, made.net.connect, timing=timing, decider=Decider(router, recorder)
+        )
+
+        async def ask():
+            for _ in range(150):
+                await other.pool.run(ONE, 30)
+
+        await made.step(60, ask)
+        await made.step(60)
+        await made.running["a"].close()
+
+    run(scene)
+    header, events = read_recording(tmp_path / "r.jsonl")
+    events = [*events]
+    assert any(event.seen.now_s > 1.7e9 and event.seen.fleet for event in events if isinstance(event, Decided))
+    report = replay(header, events, scenario(), make_policy("break-even", scenario()))
+    assert (report.decisions, report.same) == (120, 120)
+    assert report.recorded.most_instances == 2

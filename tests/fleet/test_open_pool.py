@@ -7,6 +7,7 @@ import pytest
 
 from serfer.control.scenario import parse_scenario
 from serfer.core.errors import InputError, UsageError
+from serfer.fleet.beside.options import BesideOptions
 from serfer.fleet.open_pool import choose_routing, routing_of
 from serfer.settings import Settings
 from tests.fleet.fakes import SCENARIO
@@ -50,6 +51,7 @@ def test_by_default_there_is_no_pool():
         ("gpu", "instances", False),
         ("instances", "instances", True),
         ("target-tracking", "target-tracking", True),
+        ("sagemaker", "sagemaker", False),
         ("ski-rental", "ski-rental", True),
     ],
 )
@@ -82,6 +84,19 @@ def test_options_that_contradict_are_named(choices, words):
         choose_routing(*choices)
 
 
+def test_a_route_is_a_policy_of_the_users_own(file):
+    route = "serfer.control.policies.fixed:Instances"
+    assert choose_routing(route, "local", file, None).router().policy.name == route
+
+
+@pytest.mark.parametrize(
+    "route", ["nowhere:Mine", "serfer.control.scenario:S_PER_HOUR", "serfer.control.policy:Policy"]
+)
+def test_a_route_that_is_no_policy_is_refused_at_the_start(file, route):
+    with pytest.raises(UsageError, match=route):
+        choose_routing(route, "local", file, None)
+
+
 def test_an_unreadable_scenario_is_named_by_file(tmp_path):
     with pytest.raises(InputError, match=r"none\.toml"):
         choose_routing("auto", "local", tmp_path / "none.toml", None)
@@ -93,3 +108,49 @@ def test_options_come_before_settings(file):
     assert routing_of(settings, route="gpu", max_usd_per_hour=4.0).max_usd_per_hour == 4.0
     assert routing_of(settings, instances="static:http://a:1").instances == "static:http://a:1"
     assert routing_of(settings, route="serverless") is None
+
+
+@pytest.mark.parametrize(
+    ("shadows", "words"),
+    [
+        (("break-even",), "besides break-even"),
+        (("serverless", "serverless"), "given once"),
+        (("quick",), "there is no policy 'quick'"),
+    ],
+)
+def test_a_shadow_is_another_policy_given_once(file, shadows, words):
+    with pytest.raises(UsageError, match=words):
+        choose_routing("auto", "local", file, None, BesideOptions(shadows=shadows))
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        BesideOptions(Path("r")),
+        BesideOptions(shadows=("serverless",)),
+        BesideOptions(state="s"),
+        BesideOptions(history=Path("h")),
+    ],
+)
+def test_what_goes_beside_a_policy_needs_one(beside):
+    (option,) = beside.given()
+    with pytest.raises(UsageError, match=f"{option} is about a pool"):
+        choose_routing("serverless", None, None, None, beside)
+
+
+def test_the_setting_says_where_what_was_learnt_is_kept(file, tmp_path):
+    settings = Settings(route="auto", instances="local", scenario_file=file, policy_state="s3://bucket/state")
+    assert routing_of(settings).beside.state == "s3://bucket/state"
+    assert routing_of(settings, beside=BesideOptions(state=str(tmp_path))).beside.state == str(tmp_path)
+    assert routing_of(settings, route="serverless") is None
+    with pytest.raises(UsageError, match="--policy-state"):
+        routing_of(settings, beside=BesideOptions(state="ftp://a/b"))
+
+
+def test_a_history_is_read_before_anything_starts(file, tmp_path):
+    trace = tmp_path / "past.csv"
+    trace.write_text("t_seconds,rps\n0,5\n600,80\n")
+    assert choose_routing("auto", "local", file, None, BesideOptions(history=trace)).history.seconds == 1200
+    trace.write_text("no trace\n")
+    with pytest.raises(InputError, match=r"past\.csv, line 1"):
+        choose_routing("auto", "local", file, None, BesideOptions(history=trace))

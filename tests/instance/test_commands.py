@@ -11,7 +11,9 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from serfer.core.exactness import difference
+from tests.e2e.dense import split_dense
 from tests.e2e.small import CLASSES, batch
+from tests.fleet.test_open_pool import TEXT as SCENARIO
 from tests.instance.conftest import PATIENCE, pixels
 
 
@@ -134,3 +136,14 @@ def test_usage_errors_are_one_line(serfer_here, directory, arguments, code, word
 def test_an_invalid_plan_is_reported_in_one_line(serfer_here, tmp_path):
     serfer_here("instance", "--plan", tmp_path).complains(3, "plan.json")
     serfer_here("instance", "--plan", tmp_path, "--model", "alexnet").complains(2, "--plan or --model")
+
+
+@pytest.mark.parametrize(
+    "command", [["instance", "--port", "0"], ["tune", "--slo-ms", "100"], ["serve", "--port", "0"]]
+)
+def test_a_plan_that_does_not_classify_is_refused_at_the_start(serfer_here, tmp_path, command):
+    dense = split_dense(tmp_path / "dense", ["classes"])
+    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    pool = ["--route", "gpu", "--instances", "static:http://127.0.0.1:1", "--scenario", tmp_path / "scenario.toml"]
+    result = serfer_here(*command, "--plan", dense, *(pool if command[0] == "serve" else ()))
+    result.complains(3, "score for each class", "classes [34, 34]", "--route serverless")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambdas import sessions, weights
+from lambdas import model_stream, weights
 from lambdas.artefacts import artefact_directory, functions_to_fetch
 from lambdas.model_stream import streamed
 from lambdas.sessions import SessionCache
@@ -259,9 +259,11 @@ def test_weights_too_large_for_a_stream_give_the_same_bits(any_fetched, monkeypa
     directory, at = any_fetched
     plan = load_plan(directory)
     streams, answers = [], []
-    monkeypatch.setattr(sessions, "streamed", lambda *given, **named: streams.append(1) or streamed(*given, **named))
+    monkeypatch.setattr(
+        model_stream, "streamed", lambda *given, **named: streams.append(1) or streamed(*given, **named)
+    )
     for most in (1 << 30, 1):
-        monkeypatch.setattr(sessions, "MOST_BYTES", most)
+        monkeypatch.setattr(model_stream, "MOST_BYTES", most)
         worker = Worker(plan, directory, MemoryStore(), "here", 1, 5.0, WeightSource(FileRanges(at)))
         answers.append(bytes(run_all(worker, plan, batch(2))[-1].output))
         assert worker._sessions._fetched == {}

@@ -17,7 +17,7 @@ from lambdas.sessions import SessionCache
 from lambdas.worker import Worker
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, StoreUnavailableError
-from serfer.core.keys import input_key, output_key, reply_key
+from serfer.core.keys import ResultPlace, StoreCounts, input_key, output_key, reply_key
 from serfer.core.plan import dump_plan, sealed
 from serfer.core.wire import (
     Crop,
@@ -632,6 +632,45 @@ except errors.{error}:
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert (run.returncode, run.stdout) == (0, "\n"), run.stderr
 
+    def test_a_start_imports_no_more_than_its_first_task_takes(self, directory):
+        """Each module is processor time in every cold start: one that a task may need is imported by that task."""
+        code = (
+            "import sys, lambdas.bootstrap as started; stage = started._PLAN.stages[0]; "
+            "started._WORKER._sessions.get(stage, stage.tiles[0]); "
+            "print(*(name for name in sys.modules if name.partition('.')[0] in "
+            "{'lambdas', 'storage', 'redis', 'aws_lambda_powertools', 'botocore', 'asyncio', 'ssl', 'uuid'} "
+            "or name.startswith(('serfer.core', 'concurrent'))))"
+        )
+        run = self.start(directory, code, SERFER_STORE="redis://127.0.0.1:1/0")
+        assert run.returncode == 0, run.stderr
+        assert {*run.stdout.split()} <= STARTED_WITH
+
+    def test_a_start_leaves_numpy_without_threads(self, directory):
+        code = "import os, lambdas.bootstrap; print(len(os.listdir('/proc/self/task')))"
+        run = self.start(directory, code, SERFER_STORE="memory://")
+        assert (run.returncode, run.stdout) == (0, "1\n"), run.stderr
+
+
+STARTED_WITH = {
+    *("lambdas", "lambdas.artefacts", "lambdas.bootstrap", "lambdas.cells", "lambdas.log", "lambdas.sessions"),
+    *("lambdas.worker", "redis", "redis.exceptions", "serfer.core", "serfer.core.backoff", "serfer.core.checksum"),
+    *("serfer.core.costs", "serfer.core.costs.sessions", "serfer.core.costs.vcpus", "serfer.core.errors"),
+    *("serfer.core.geometry", "serfer.core.keys", "serfer.core.plan", "serfer.core.plan.codec"),
+    *("serfer.core.plan.layout", "serfer.core.plan.model", "serfer.core.plan.pixels", "serfer.core.plan.preprocess"),
+    *("serfer.core.plan.validation", "serfer.core.plan.windows", "serfer.core.structure", "serfer.core.units"),
+    *(
+        "serfer.core.wire",
+        "storage",
+        "storage.coordination",
+        "storage.deferred_init",
+        "storage.exchange",
+        "storage.redis",
+    ),
+    *("storage.redis.connection", "storage.redis.errors", "storage.redis.node", "storage.redis.resp"),
+    *("storage.redis.store", "storage.redis.url", "storage.routed", "storage.store", "storage.wrapping"),
+}
+"""What a worker imports of these packages until its first session, with a store on Redis."""
+
 
 def as_step(one):
     names = ("plan", "query", "stage", "tile", "batch", "ttl")
@@ -776,3 +815,45 @@ class TestArtefacts:
             change()
             with pytest.raises(PlanError, match=f"the plan {plan.digest[:12]}: package and deploy"):
                 artefact_directory(plan, tmp_path / "package", [str(tmp_path)])
+
+
+class TestResults:
+    PLACE = ResultPlace("ab" * 32, "0" * 32, 60.0)
+
+    def test_the_last_stage_writes_its_result_to_the_store_of_results_and_nowhere_else(self, plan, directory):
+        store, results = MemoryStore(), MemoryStore()
+        worker = Worker(plan, directory, store, "e", 1, 0.0, results=results)
+        answer = run_all(worker, plan, batch(2))[-1].output
+        before = set(store._values)
+        for _ in range(2):
+            report = worker.run(replace(task(plan, 2, 0), batch=2, inline=False, result=self.PLACE))
+            assert report.output is None
+            written = results.get(self.PLACE.key(0))
+            assert report.counts - StoreCounts(bytes_put=len(written), puts=1) == StoreCounts(
+                bytes_get=report.counts.bytes_get, gets=report.counts.gets
+            )
+            assert verified(written, self.PLACE.key(0)) == verified(answer, output_key(QUERY, 2, 0))
+        assert set(store._values) == before
+        assert set(results._values) == {self.PLACE.key(0)}
+
+    def test_tasks_of_one_invocation_write_each_to_its_own_place(self, plan, directory):
+        store, results = MemoryStore(), MemoryStore()
+        worker = Worker(plan, directory, store, "e", 1, 0.0, results=results)
+        run_all(worker, plan, batch(1))
+        places = [replace(self.PLACE, id=digit * 32) for digit in "12"]
+        tasks = [replace(task(plan, 2, 0), inline=False, result=place) for place in places]
+        carried, *kept = worker.run_shared([task(plan, 2, 0), *tasks])
+        assert [report.output for report in kept] == [None, None]
+        values = [verified(results.get(place.key(0)), place.key(0)) for place in places]
+        assert values == [verified(carried.output, output_key(QUERY, 2, 0))] * 2
+
+    def test_a_worker_without_a_store_of_results_says_so(self, plan, directory, store):
+        worker = Worker(plan, directory, store, "e", 1, 0.0)
+        run_all(worker, plan, batch(1))
+        with pytest.raises(PlanError, match="SERFER_RESULTS is not set"):
+            worker.run(replace(task(plan, 2, 0), result=self.PLACE))
+
+    def test_what_is_no_answer_is_no_result(self, plan, directory, store):
+        worker = Worker(plan, directory, store, "e", 1, 0.0, results=store)
+        with pytest.raises(InputError, match="last stage"):
+            worker.run(replace(task(plan, 0, 0, batch(1)), result=self.PLACE))

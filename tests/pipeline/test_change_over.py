@@ -11,8 +11,7 @@ from drivers.dispatching.prewarming import Prewarming
 from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.push import PushDriver
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.keys import output_key
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts, output_key
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Crop, Report, Warmed
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms

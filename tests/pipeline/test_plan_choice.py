@@ -11,7 +11,7 @@ from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cold_starts import cold_seconds
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, Warmed, WarmUp
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms

@@ -7,8 +7,9 @@ import pytest
 
 from drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import Gang
-from serfer.core.report import ImageAnswer, Prediction, StoreCounts
+from serfer.core.report import ImageAnswer, Prediction
 from serfer.core.run_machine import (
     Attempt,
     Failure,

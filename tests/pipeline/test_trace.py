@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.core.errors import InputError, UsageError
+from serfer.core.keys import StoreCounts
 from serfer.core.plan import Gang
-from serfer.core.report import StoreCounts
 from serfer.core.run_machine import (
     Attempt,
     Failure,

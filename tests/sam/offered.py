@@ -30,6 +30,7 @@ IN_IMAGES = ("function", "valkey", "push")
 IN_DRIVER = ("function", "s3", "push")
 POOL = GpuPool("g6.xlarge", 4, 2)
 POOLED = ("fleet", "s3", "push")
+KEEPING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "redis", "poll"))  # results
 PINGED = ("function", "s3express", "push")
 
 
@@ -82,6 +83,8 @@ def every_template():
     yield POOLED, _template(*POOLED, gpu=POOL, places=FETCHED)
     yield IN_IMAGES, _template(*IN_IMAGES, places=("image",))
     yield IN_DRIVER, _in_driver()
+    yield from ((chosen, _template(*chosen, results_days=2)) for chosen in KEEPING)
+    yield KEEPING[1], _template(*KEEPING[1], results_days=2, places=FETCHED)
     yield PINGED, _template(*PINGED, pings=Pings(5))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 import serfer
@@ -26,7 +27,8 @@ from serfer.plan_directory import COLD_DIRECTORY, load_plan
 from serfer.settings import load_settings
 from splitter.split import split
 from tests.api.conftest import png
-from tests.e2e.small import put_weights_in, split_small
+from tests.e2e.dense import split_dense
+from tests.e2e.small import batch, put_weights_in, split_small
 from tests.sam.built import SAM
 from tests.sam.conftest import OPTIONS
 from tests.sam.ministack import Ministack
@@ -35,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 PHOTOGRAPH = ROOT / "examples" / "images" / "chelsea.png"
 PATIENCE_S = 300.0  # several cold starts on a busy machine
 GRIDS = ([(1, 2), (1, 1)], [(2, 1), (1, 1)])
+MAPS = ("scores", "classes", "head/depth")
 pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
 
 
@@ -329,6 +332,49 @@ def test_a_stack_whose_functions_fetch_their_weights_leaves_nothing(fetching):
     stack.make("destroy")
     assert stack.functions == set()
     assert not [each for each in stack.account.client("s3").list_buckets()["Buckets"] if "weights" in each["Name"]]
+
+
+@pytest.fixture(scope="module")
+def keeping(account, tmp_path_factory):
+    """A stack that keeps results, of a network with maps, and that plan."""
+    root = tmp_path_factory.mktemp("keeping")
+    directory = split_dense(root, MAPS, grids=["2x2", "1x2"], cuts=["relu1"])
+    stack = Deployed(account, root / "build", "keeping")
+    stack.package(directory, "--results-days", "1")
+    stack.make("deploy")
+    yield stack, directory
+    shutil.rmtree(stack.build)
+
+
+def test_results_lie_in_the_stacks_bucket_and_are_read_by_links(keeping, tmp_path):
+    stack, directory = keeping
+    with serfer.open(directory, workers="inprocess") as pipeline:
+        expected = pipeline.run(batch(2))
+    bucket, _, prefix = stack.outputs["Results"].removeprefix("s3://").partition("/")
+    store = stack.account.client("s3")
+    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
+        result = client.infer(batch(2), model="dense", result="link", deadline_ms=28_000)
+        for name, array in expected.items():
+            assert np.allclose(np.load(result.download(name, tmp_path / "output.npy")), array, atol=1e-4)
+        listed = store.list_objects_v2(Bucket=bucket)["Contents"]
+        assert len(listed) == 3  # a part of each tile, and the manifest
+        assert all(each["Key"].startswith(f"{prefix}/") for each in listed)
+        place = f"{stack.url}/v2/results/{result.id}/parts/scores"
+        parts = httpx.get(place, headers={"x-api-key": stack.key}, timeout=PATIENCE_S).json()["parts"]
+        for part in parts:
+            got = httpx.get(part["url"], headers={"Range": f"bytes={part['offset']}-{part['offset'] + 7}"})
+            assert (got.status_code, len(got.content)) == (httpx.codes.PARTIAL_CONTENT, 8), got.text
+        result.delete()
+    assert store.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+
+
+def test_a_stack_that_keeps_results_leaves_nothing(keeping):
+    stack, _ = keeping
+    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
+        client.infer(batch(1), model="dense", result="link", deadline_ms=28_000)
+    stack.make("destroy")
+    assert stack.functions == set()
+    assert not [each for each in stack.account.client("s3").list_buckets()["Buckets"] if "keeping" in each["Name"]]
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ class TestRule:
 
     def test_memory_holds_what_the_driver_decodes_with_and_sessions(self):
         assert decide(one_function(128), options(), FACTS).memory_mb == DRIVER_MB
-        assert decide(heavy(one_function(128, "fetched")), options(), FACTS).memory_mb == 920 + 1620
+        assert decide(heavy(one_function(128, "fetched")), options(), FACTS).memory_mb == 920 + 1320
 
     def test_cold_queries_fetch_weights_in_the_driver(self):
         own = Deployed(heavy(one_function(weights_in="fetched")), options(), FACTS, 3538, driver_runs=True)

@@ -20,7 +20,7 @@ from storage.exchange import START, Message
 from storage.s3.http import S3Http
 from storage.s3.multipart import Limits
 from storage.s3.store import S3Store
-from tests.sam.offered import POOL, POOLED, every_template, of_type, plans, template
+from tests.sam.offered import KEEPING, POOL, POOLED, every_template, of_type, plans, template
 
 LOG = "Lambda, or the agent, writes the log with the role's credentials"
 NETWORK = "Lambda puts the function into the network with the role's credentials"
@@ -49,7 +49,7 @@ ALLOWED = {
         "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD; user-data.sh: keys.json",
         "s3:PutObject": "storage/s3: put, compare_and_set, and the parts of large values",
         "s3:AbortMultipartUpload": "storage/s3/multipart.py: a large value that fails is taken back",
-        "s3:DeleteObject": "storage/s3/store.py: delete, when a query ends",
+        "s3:DeleteObject": "storage/s3/store.py: delete, when a query ends; results",
         "s3:ListBucket": "storage/s3/objects.py: what is missing is 403 without it; and _look_at_bucket",
         "s3express:CreateSession": "storage/s3/express.py",
         "elasticache:Connect": "storage/redis/iam.py",
@@ -98,6 +98,7 @@ ALLOWED = {
 # What may stand behind something named.
 NAMED = (
     r"\$\{StoreBucket\.Arn\}/serfer/\*",  # the store's prefix in the store's bucket
+    r"\$\{ResultsBucket\.Arn\}/results/\*",  # results that are kept for their owners
     r"\$\{WeightsBucket\.Arn\}/weights/\*",  # the objects of the bucket of weights
     r"arn:.*:execution:\$\{Machine[0-9a-f]{12}\.Name\}:\*",  # executions of one state machine
     # One group, in whose ARN Auto Scaling puts an id of its own.
@@ -126,6 +127,7 @@ WIDE_ELSEWHERE = {
     ("EndpointS3", "s3:::al2023-repos-${AWS::Region}-de612dc2/*"): "Amazon Linux's packages, which anybody may read",
     ("EndpointS3", "s3:::*/snapshots/${AWS::AccountId}/*"): "Lambda does not tell where layers lie; by signed links",
     ("EndpointS3", "${StoreBucket.Arn}/serfer/*"): "the store's prefix in the store's bucket",
+    ("EndpointS3", "${ResultsBucket.Arn}/results/*"): "results that are kept for their owners",
     ("EndpointS3", "${WeightsBucket.Arn}/weights/*"): "the objects of the bucket of weights",
 }
 
@@ -437,3 +439,22 @@ def test_only_the_applications_user_may_log_in():
     members = source["Resources"]["CacheUsers"]["Properties"]["UserIds"]
     assert members == [{"Ref": "CacheUser"}, {"Ref": "NobodyUser"}]
     assert template("fleet", "valkey", "push")["Resources"]["CacheUsers"]["Properties"]["UserIds"] == members[:1]
+
+
+@pytest.mark.parametrize("chosen", KEEPING, ids="-".join)
+def test_functions_write_results_and_drivers_alone_read_them(chosen):
+    def granted(role):
+        return {
+            action: one["Sid"]
+            for one in statements(source["Resources"][role]["Properties"])
+            for action in listed(one["Action"])
+            if "ResultsBucket" in written(listed(one["Resource"])[0])
+        }
+
+    source = template(*chosen, results_days=2)
+    write = {"s3:PutObject", "s3:AbortMultipartUpload"}
+    assert granted("WorkerRole").keys() == write
+    assert granted("DriverRole").keys() == write | {"s3:GetObject", "s3:DeleteObject", "s3:ListBucket"}
+    without = json.dumps(template(*chosen))
+    assert "ResultsBucket" not in without
+    assert "SERFER_RESULTS" not in without

@@ -78,8 +78,11 @@ def test_security_groups_allow_only_listed_egress():
             for rule in of_type(source, "AWS::EC2::SecurityGroupEgress").values()
         ]
         wide = [rule for rule in outward if rule[3] not in {None, "127.0.0.1/32"}]
-        there = {"DriversGroup": chosen[0] == "fleet", "GpuSecurityGroup": "GpuSecurityGroup" in source["Resources"]}
-        there["WorkersGroup"] = "WorkersGroup" in source["Resources"] and "WeightsBucket" in source["Resources"]
+        keeps = "ResultsBucket" in source["Resources"]
+        driver = chosen[0] == "fleet" or (keeps and "DriversGroup" in source["Resources"])
+        there = {"DriversGroup": driver, "GpuSecurityGroup": "GpuSecurityGroup" in source["Resources"]}
+        fetches = keeps or "WeightsBucket" in source["Resources"]
+        there["WorkersGroup"] = "WorkersGroup" in source["Resources"] and fetches
         to_s3 = {(name, "tcp", 443, EVERYWHERE) for name, reaches in there.items() if reaches}
         assert set(wide) == to_s3
         assert not to_s3 or "EndpointS3" in source["Resources"]

@@ -20,7 +20,7 @@ from sam.samconfig import stack_of
 from sam.smoke import Budget, Order
 from serfer.core.costs.aws import parse_aws, shipped_aws
 from serfer.core.errors import QueryError, TaskFailedError, UsageError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from serfer.core.wire import Report
 from serfer.settings import Settings, load_settings
 from tests.e2e.small import split_small

@@ -24,6 +24,7 @@ from tests.drivers.plans import wide_plan
 from tests.sam.offered import (
     FETCHING,
     FEW,
+    KEEPING,
     every_template,
     findings,
     lint,
@@ -178,6 +179,41 @@ def test_large_weights_are_one_upload_in_pieces(monkeypatch):
 def test_cfn_lint_finds_nothing_where_weights_are_fetched(chosen, monkeypatch):
     monkeypatch.setattr(weights, "PIECE_BYTES", 4)
     assert lint(make_template(options(*chosen), [placed(plan, "fetched") for plan in plans()])) == []
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("chosen", KEEPING, ids="-".join)
+@pytest.mark.parametrize("place", ["zip", "fetched"])
+def test_cfn_lint_finds_nothing_where_results_are_kept(chosen, place):
+    kept = options(*chosen, results_days=7)
+    assert lint(make_template(kept, [placed(plan, place) for plan in plans()])) == []
+
+
+@pytest.mark.parametrize("chosen", KEEPING, ids="-".join)
+def test_results_are_kept_for_as_many_days_in_a_bucket_of_their_own(chosen):
+    source = template(*chosen, results_days=2)
+    [rule] = source["Resources"]["ResultsBucket"]["Properties"]["LifecycleConfiguration"]["Rules"]
+    assert (rule["ExpirationInDays"], rule["Status"]) == (2, "Enabled")
+    place = {"Fn::Sub": "s3://${ResultsBucket}/results"}
+    assert source["Outputs"]["Results"]["Value"] == place
+    driver, _ = environment(source, "current")
+    assert (driver["SERFER_RESULTS"], driver["SERFER_RESULTS_TTL_S"]) == (place, "172800")
+    for name, function in of_type(source, SERVERLESS).items():
+        if name.startswith("Function"):
+            variables = function["Properties"]["Environment"]["Variables"]
+            assert variables["SERFER_RESULTS"] == place
+            assert "SERFER_RESULTS_TTL_S" not in variables  # the driver says how long
+
+
+@pytest.mark.parametrize("days", [-1, 0, 31])
+def test_results_are_kept_for_a_month_at_most(days):
+    with pytest.raises(UsageError, match=f"--results-days is 1 to 30, or 0 for none, not {days}"):
+        make_template(options(results_days=days), plans())
+
+
+def test_state_machines_keep_no_results():
+    with pytest.raises(UsageError, match="--results-days goes with --driver push or poll: stepfunctions-express keeps"):
+        make_template(options(engine="stepfunctions-express", results_days=1), plans())
 
 
 def environment(source, serving):

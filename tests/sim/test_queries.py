@@ -1,20 +1,26 @@
 """Query by query: no query is lost, batches and boots take their time, and Lambda's environments stay warm."""
 
+import tomllib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.policies import make_policy
+from serfer.control.policy import InstanceCount, ProvisioningPlan
 from serfer.control.router import Router
+from serfer.control.scenario import Market, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.sim import queries
+from serfer.sim.fleet import Purchase, SpotLosses
 from serfer.sim.hours import Window, windows_of
 from serfer.sim.queries import QueriesRun
 from serfer.sim.rates import steps_of
 from serfer.sim.service_times import Quantiles, ServiceTimes, scenario_times
 from serfer.sim.traces import Trace
+from tests.control.worlds import TWO_TYPES
 from tests.sim.worlds import Scripted, scenario
 
 FIXED = ServiceTimes(Quantiles.always(0.12), Quantiles.always(0.8), "a test")
@@ -24,9 +30,10 @@ def trace(durations, rates):
     return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
 
 
-def ran(load, world, policy, *, launched=(), window=None, seed=0, **options):
+def ran(load, world, policy, *, launched=(), window=None, seed=0, losses=None, **options):
     window = window or Window("whole", 0.0, load.seconds)
-    run = QueriesRun(world, Router(world, policy, **options), FIXED, launched, seed)
+    launches = [(time, Purchase(world.instance, Market.ON_DEMAND)) for time in launched]
+    run = QueriesRun(world, Router(world, policy, **options), FIXED, launches, seed, losses)
     return run.over(steps_of(load, 5), 0.0, window)
 
 
@@ -157,3 +164,26 @@ def test_the_scenarios_times_have_its_mean_and_the_published_tail():
     draws = times.warm_s.samples(np.random.default_rng(0))
     assert np.mean([next(draws) for _ in range(20_000)]) == pytest.approx(0.12, rel=0.01)
     assert "aws.toml" in times.source
+
+
+def test_queries_that_wait_at_a_lost_instance_are_answered_by_lambda():
+    world = scenario(boot_s=5.0)
+    result = ran(trace([600], [40]), world, Scripted([2]), losses=SpotLosses(120.0, 3, on_demand=True))
+    assert result.launches > 4
+    assert result.refused == result.throttled == 0
+    assert len(result.latencies_s) == result.queries
+
+
+def test_queries_go_to_the_type_that_answers_first():
+    world = parse_scenario(tomllib.loads(TWO_TYPES))
+    both = (InstanceCount("g4dn.xlarge", Market.ON_DEMAND, 1), InstanceCount("g5.xlarge", Market.SPOT, 1))
+
+    class Both(Scripted):
+        def observe(self, seen):
+            super().observe(seen)
+            return ProvisioningPlan(both, "both")
+
+    policy = Both([0])
+    result = ran(trace([1200], [200]), world, policy, window=Window("all", 600.0, 1200.0))
+    assert result.on_instances > 0.95 * result.queries  # the first type alone sustains 60 queries/s
+    assert {(group.kind, group.market) for group in policy.fleets[-1]} == {(one.kind, one.market) for one in both}

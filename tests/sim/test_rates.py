@@ -1,6 +1,7 @@
 """Policies at the level of rates: costs add up, boots cost, ceilings hold, and no policy beats the optimum."""
 
 import math
+import tomllib
 
 import numpy as np
 import pytest
@@ -9,9 +10,13 @@ from hypothesis import strategies as st
 
 from serfer.control.optimum import optimum_usd
 from serfer.control.policies import POLICIES, make_policy
+from serfer.control.policy import InstanceCount, ProvisioningPlan
+from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UsageError
+from serfer.sim.fleet import SpotLosses
 from serfer.sim.rates import run_rates, steps_of
 from serfer.sim.traces import Trace
+from tests.control.worlds import TWO_TYPES, seen
 from tests.sim.worlds import Scripted, scenario
 
 SECOND = 0.526 / 3600
@@ -125,7 +130,7 @@ def plain_usd(load, world, policy):
                 serving = sum(launch + kind.boot_s <= time + 1e-9 for launch in on)
                 usd += 0.5 * (max(rate - serving * kind.qps, 0) * 4e-5 + len(on) * kind.usd_per_s)
             now, left = now + step, left - step
-            count = policy.observe(step, rate).instances
+            count = policy.observe(seen(step, rate)).total
             on = on[:count] + [now] * (count - len(on))
     return usd
 
@@ -156,3 +161,61 @@ def test_routers_are_snapshotted_at_the_marks():
     result = run_rates(trace([50], [1]), scenario(), policy, marks=(0, 22, 22, 50))
     assert [len(router.policy.seen) for router in result.routers] == [0, 4, 4, 10]
     assert len(policy.seen) == 10
+
+
+@pytest.mark.parametrize("ceiling", [math.inf, 1e6])
+def test_a_policy_sees_instances_that_boot_and_then_serve(ceiling):
+    policy, world = Scripted([2, 2, 2, 1, 1]), scenario(boot_s=10.0)
+    run_rates(trace([25], [1]), world, policy, max_usd_per_hour=ceiling)
+    states = [[(str(group.state), group.count) for group in fleet] for fleet in policy.fleets]
+    assert states == [[], [("booting", 2)], [("serving", 2)], [("serving", 2)], [("serving", 1)]]
+
+
+class Bought(Scripted):
+    """A policy that wants the same instances for ever."""
+
+    def __init__(self, *wanted):
+        super().__init__([0])
+        self.wanted = wanted
+        self.interruptions = []
+
+    def observe(self, seen):
+        self.interruptions += seen.interruptions
+        return ProvisioningPlan(self.wanted, "bought")
+
+
+TYPES = parse_scenario(tomllib.loads(TWO_TYPES))
+
+
+def test_each_type_and_market_serves_and_costs_its_own():
+    policy = Bought(InstanceCount("g4dn.xlarge", Market.ON_DEMAND, 1), InstanceCount("g5.xlarge", Market.SPOT, 2))
+    result = run_rates(trace([3605], [1000]), TYPES, policy)
+    assert result.instances_usd == pytest.approx(0.526 + 2 * 0.40)
+    served = 60 * (3600 - 120) + 2 * 200 * (3600 - 180)
+    assert result.on_instances == pytest.approx(served)
+    assert result.timeline.instances_usd_per_s.max() * 3600 == pytest.approx(0.526 + 2 * 0.40)
+
+
+def test_lost_spot_instances_are_seen_paid_for_until_then_and_replaced():
+    policy = Bought(InstanceCount("g4dn.xlarge", Market.ON_DEMAND, 2), InstanceCount("g5.xlarge", Market.SPOT, 3))
+    result = run_rates(trace([36_000], [500]), TYPES, policy, losses=SpotLosses(2.0, 1))
+    lost = int(result.fleet.lost.sum())
+    assert 30 < lost < 90  # 3 instances of ten hours, twice an hour
+    assert sum(one.count for one in policy.interruptions) == lost
+    assert {one.kind for one in policy.interruptions} == {"g5.xlarge"}
+    assert result.launches == 5 + lost
+    assert result.fleet.on_at(np.array([35_999.0])) == 5
+    again = run_rates(trace([36_000], [500]), TYPES, Bought(*policy.wanted), losses=SpotLosses(2.0, 1))
+    assert again.cost_usd == result.cost_usd
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=LOADS, per_hour=st.floats(0, 50), seed=st.integers(0, 99))
+def test_queries_and_dollars_add_up_whatever_is_lost(rows, per_hour, seed):
+    policy = Bought(InstanceCount("g4dn.xlarge", Market.SPOT, 2), InstanceCount("g5.xlarge", Market.ON_DEMAND, 1))
+    load = of(rows)
+    result = run_rates(load, TYPES, policy, losses=SpotLosses(per_hour, seed))
+    spans = np.diff(result.timeline.times_s)
+    assert result.on_instances + result.serverless_usd / 4e-5 == pytest.approx(load.queries)
+    unbilled = result.instances_usd - result.min_billing_usd
+    assert float(spans @ result.timeline.instances_usd_per_s) == pytest.approx(unbilled, abs=1e-9)

@@ -10,8 +10,12 @@ from typer.testing import CliRunner
 
 from bench.policies.policies import results
 from serfer.cli.main import app
+from serfer.control.policies import POLICIES, make_policy
+from serfer.control.policy import Observation, on_demand
+from serfer.control.saved.plain_json import write_json
+from serfer.control.saved.recording import Decided, event_fields, header_fields
 from serfer.control.scenario_files import read_scenario
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import InputError, UsageError, WrongAnswerError
 from serfer.sim.calibration import write_calibration
 from serfer.sim.generators import GENERATORS
 from serfer.sim.simulate import RunOptions, prepare, run_policies
@@ -57,6 +61,117 @@ def test_json_has_the_agreed_fields_for_each_policy(scenario):
         assert one["latency_ms"].keys() == {"p50", "p95", "p99"}
         assert (one["scenario"], one["trace"], one["scale"]) == ("two-types", f"{LOAD},seed=0", "S")
         assert [window["name"] for window in one["windows"]] == ["busiest", "median"]
+
+
+def test_dollars_query_by_query_stand_beside_those_of_the_level_of_rates(scenario):
+    arguments = ("poisson:rate=40,hours=0.5", "--scenario", scenario, "--window-s", "1e4", "--policy")
+    one = outcomes(*arguments, "serverless")[0]
+    [window] = one["windows"]
+    assert (window["name"], window["rates_usd"]) == ("whole", pytest.approx(one["cost_usd"]))
+    assert window["window_usd"] == one["window_usd"] == pytest.approx(one["cost_usd"], rel=0.02)
+    assert one["window_ratio"] == pytest.approx(one["window_usd"] / one["cost_usd"])
+    assert (window["slo_met"], window["latency_ms"]) == (one["slo_met"], one["latency_ms"])
+    assert one["notes"] == []
+    scenario.write_text(TOML.replace("qps = 60", "qps = 30"))  # an instance takes more: nothing is left
+    packed = outcomes("poisson:rate=32,hours=0.5", *arguments[1:], "ski-rental")[0]
+    assert packed["window_usd"] < packed["windows"][0]["rates_usd"]
+    assert "instances take more than qps" in packed["notes"][0]
+
+
+def test_windows_are_not_priced_at_the_level_of_rates(scenario):
+    one = outcomes(LOAD, "--scenario", scenario, "--level", "rates")[0]
+    assert (one["window_usd"], one["window_ratio"], one["windows"], one["notes"]) == (None, None, [], [])
+
+
+def test_all_recommends_the_least_that_meets_the_slo(scenario):
+    arguments = ("poisson:rate=50,hours=0.2,row_s=5", "--scenario", scenario, "--policy", "all")
+    rows = outcomes(*arguments, "--seeds", 2)
+    kinds = ("g4dn.xlarge", "g5.xlarge")
+    names = {(policy, kind) for policy in POLICIES for kind in kinds if policy != "serverless"} | {("serverless", None)}
+    assert {(one["policy"], one["instance"]) for one in rows} == names
+    assert [one["recommended"] for one in rows] == [True] + [False] * (len(rows) - 1)
+    met = [one["cost_usd"]["mean"] for one in rows if one["meets_slo"]]
+    assert met == sorted(met)
+    assert rows[0]["meets_slo"]
+    for one in rows:
+        assert one["seeds"] == 2
+        assert one["cost_usd"]["min"] <= one["cost_usd"]["mean"] <= one["cost_usd"]["max"]
+        assert one["meets_slo"] == (one["slo_met"]["min"] >= 0.99)
+        assert one["window_ratio"]["mean"] > 0
+    assert rows[0]["policy"] in rows[0]["reason"]
+    shown = called(*arguments)
+    assert "recommended: " in shown
+    assert shown.count("* ") == 1
+
+
+def test_seeds_of_a_generator_and_of_the_arrivals_in_a_file(scenario, tmp_path):
+    (tmp_path / "load.csv").write_text("minute,requests\n" + "".join(f"{n},{200 + n}\n" for n in range(60)))
+    arguments = ("--scenario", scenario, "--policy", "ski-rental", "--policy", "serverless", "--seeds", 3)
+    drawn, recorded = (
+        {one["policy"]: one for one in outcomes(load, *arguments)}
+        for load in ("mmpp:hours=0.3,row_s=5", tmp_path / "load.csv")
+    )
+    single = [outcomes("mmpp:hours=0.3,row_s=5", *arguments[:4], "--seed", seed)[0] for seed in range(3)]
+    costs = [one["cost_usd"] for one in single]
+    expected = {"mean": pytest.approx(sum(costs) / 3), "min": min(costs), "max": max(costs)}
+    assert drawn["ski-rental"]["cost_usd"] == expected
+    assert recorded["serverless"]["cost_usd"]["min"] == recorded["serverless"]["cost_usd"]["max"]
+    assert recorded["serverless"]["window_usd"]["min"] < recorded["serverless"]["window_usd"]["max"]
+
+
+def test_what_refuses_queries_is_not_recommended(scenario):
+    load = "poisson:rate=100,hours=0.5,row_s=5"
+    arguments = (load, "--scenario", scenario, "--policy", "all", "--level", "rates")
+    rows = outcomes(*arguments, "--max-usd-per-hour", 0.6)
+    assert not any(one["recommended"] for one in rows)
+    assert "recommended: none" in called(*arguments, "--max-usd-per-hour", 0.6)
+
+
+def test_where_nothing_meets_the_slo_the_cheapest_of_the_closest_is_recommended(scenario):
+    load = ("bursts:hours=0.2,queries=2000,every_s=60", "--scenario", scenario)
+    rows = outcomes(*load, "--policy", "all", "--slo-share", "0.9999")
+    assert not any(one["meets_slo"] for one in rows)
+    closest = max(one["slo_met"]["min"] for one in rows)
+    close = [one for one in rows if one["slo_met"]["min"] >= closest - 0.005]
+    assert rows[0]["cost_usd"]["mean"] == min(one["cost_usd"]["mean"] for one in close)
+    assert "No candidate reaches 99.99%" in rows[0]["reason"]
+
+
+def test_memories_of_a_plan_are_compared_at_the_cost_models_prices(scenario, tmp_path):
+    plan = split_small(tmp_path)
+    arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", plan)
+    rows = {one["memory_mb"]: one for one in outcomes(*arguments, "--memory", 512, "--memory", 2048)}
+    assert rows.keys() == {512, 2048}
+    for memory_mb, one in rows.items():
+        prices = json.loads(CliRunner().invoke(app, ["cost", str(plan), "--memory", str(memory_mb), "--json"]).stdout)
+        usd = prices["query"]["cost_usd"]
+        assert one["cost_usd"]["mean"] == pytest.approx(usd * one["queries"]["mean"])
+        assert one["ratio"] is None  # the optimum is at the scenario's price
+    with pytest.raises(UsageError, match="give --plan"):
+        called(*arguments[:-2], "--memory", 512)
+
+
+@pytest.mark.parametrize("policies", [("ski-rental", "serverless"), ("all",)])
+def test_series_are_written_as_csv(scenario, tmp_path, policies):
+    file = tmp_path / "out.csv"
+    chosen = [part for name in policies for part in ("--policy", name)]
+    rows = outcomes(LOAD, "--scenario", scenario, *chosen, "--level", "rates", "--scale", "S", "--csv", file)
+    lines = [line.split(",") for line in file.read_text().splitlines()]
+    assert lines[0] == ["policy", "t_seconds", "load_qps", "instances_on", "instances_serving", "lambda_qps", "usd"]
+    last = {line[0]: float(line[-1]) for line in lines[1:]}
+    assert last.keys() == {one["policy"] for one in rows}
+    if len(policies) > 1:
+        assert last == {one["policy"]: pytest.approx(one["cost_usd"]) for one in rows}
+
+
+def test_an_access_log_is_a_load_cut_by_dates(scenario, tmp_path):
+    log = tmp_path / "access.log"
+    line = '1.1.1.1 - - [25/Nov/2026:{hour:02}:{minute:02}:00 +0100] "POST / HTTP/1.1" 200 1\n'
+    log.write_text("".join(line.format(hour=n // 60, minute=n % 60) for n in range(180)))
+    arguments = (log, "--scenario", scenario, "--policy", "serverless", "--level", "rates")
+    whole = outcomes(*arguments)[0]
+    part = outcomes(*arguments, "--from", "2026-11-25T00:00Z", "--until", "2026-11-25T01:00:00+00:00")[0]
+    assert (whole["queries"], part["queries"], whole["trace"]) == (180, 60, "access")
 
 
 def test_the_default_policy_is_used_where_none_is_named(scenario):
@@ -185,6 +300,10 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, tmp_path):
         ((LOAD, "--window-s", "1e-320"), UsageError, "--window-s"),
         ((LOAD, "--scale", "1e9"), UsageError, "peak of .* a smaller --scale"),
         ((LOAD, "--from", "1e7"), UsageError, "--from"),
+        ((LOAD, "--from", "noon"), UsageError, "--from is seconds, or a date"),
+        ((LOAD, "--until", "-1"), UsageError, "--until is seconds, or a date"),
+        ((LOAD, "--csv", "nowhere/out.csv"), InputError, "nowhere"),
+        ((LOAD, "--policy", "all", "--seeds", "1000", "--instance", "p2"), UsageError, "--instance p2"),
         ((LOAD, "--instance", "p2"), UsageError, "--instance p2"),
         ((LOAD, "--instance", "g5.xlarge", "--spot"), UsageError, "no spot price"),
         ((LOAD, "--plot", "out.txt"), UsageError, "out.txt"),
@@ -237,11 +356,11 @@ def test_the_help_lists_generators_and_policies():
 def test_bench_policies_runs_every_trace_and_scenario(tmp_path):
     (tmp_path / "twitter_small.csv").write_text("minute,requests\n" + "".join(f"{n},{n % 7}\n" for n in range(60)))
     arguments = ("--traces", tmp_path, "--scenarios", tmp_path, "--load", "twitter", "--window-s", "120")
-    some = ("--policy", "ski-rental", "--policy", "target-tracking")
+    some = ("--policy", "ski-rental", "--policy", "target-tracking-stepwise")
     lines = CliRunner().invoke(app, ["bench", "policies", *map(str, (*arguments, *some)), "--json"]).stdout.splitlines()
     rows = [json.loads(line) for line in lines]
     assert [(one["trace"], one["scale"], one["policy"]) for one in rows] == [
-        ("twitter_small", scale, policy) for scale in "SM" for policy in ("ski-rental", "target-tracking")
+        ("twitter_small", scale, policy) for scale in "SM" for policy in ("ski-rental", "target-tracking-stepwise")
     ]
     assert all(one["slo_met"] is not None for one in rows)
 
@@ -249,7 +368,9 @@ def test_bench_policies_runs_every_trace_and_scenario(tmp_path):
 def test_the_table_compares_with_target_tracking_and_sums_up(scenario):
     world = read_scenario(scenario)
     load = Trace("nasa", np.full(100, 60.0), np.linspace(0, 50, 100))
-    rows = run_policies(prepare(load, "two-types", world, "M"), ("ski-rental", "target-tracking"), RunOptions())
+    rows = run_policies(
+        prepare(load, "two-types", world, "M"), ("ski-rental", "target-tracking-stepwise"), RunOptions()
+    )
     rows = [each.outcome for each in rows]
     saved = f"{1 - rows[0].cost_usd / rows[1].cost_usd:.0%}"
     lines = results(rows).markdown().splitlines()
@@ -265,3 +386,36 @@ def test_bench_policies_refuses_empty_folders(tmp_path):
     )
     assert isinstance(result.exception, InputError)
     assert "--scenarios" in str(result.exception)
+
+
+def recorded(path, scenario, decided=0):
+    """Write a recording of the policy that wants no instances, which wanted `decided`."""
+    world = read_scenario(scenario)
+    plan = on_demand(world.instance, decided, "everything on lambda")
+    events = [Decided(Observation(float(at), 1.0, 20.0), plan) for at in range(1, 101)]
+    lines = [header_fields(make_policy("serverless", world), world, fresh=True), *map(event_fields, events)]
+    path.write_bytes(b"".join(write_json(line) + b"\n" for line in lines))
+    return path
+
+
+def test_a_recording_is_replayed_by_its_own_policy_and_by_another(scenario, tmp_path):
+    file = recorded(tmp_path / "r.jsonl", scenario)
+    text = called("--replay", file, "--scenario", scenario)
+    assert "100 decisions in 0.03 h, 100 of them the same" in text
+    (report,) = outcomes("--replay", file, "--scenario", scenario, "--policy", "instances")
+    assert (report["same"], report["first"]["at"], report["recorded"]["policy"]) == (0, 1, "serverless")
+    assert report["replayed"]["most_instances"] == 1
+
+
+def test_a_replay_that_differs_is_an_error_that_names_the_first_difference(scenario, tmp_path):
+    file = recorded(tmp_path / "r.jsonl", scenario, decided=2)
+    with pytest.raises(WrongAnswerError, match=r"observation 1 .*recorded 2 .* replayed no instances") as raised:
+        called("--replay", file, "--scenario", scenario)
+    assert raised.value.exit_code == 1
+
+
+@pytest.mark.parametrize("more", [(LOAD,), ("--policy", "serverless", "--policy", "instances")])
+def test_a_replay_has_no_load_and_one_policy(scenario, tmp_path, more):
+    file = recorded(tmp_path / "r.jsonl", scenario)
+    with pytest.raises(UsageError, match="to replay give"):
+        called(*more, "--replay", file, "--scenario", scenario)

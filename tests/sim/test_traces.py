@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import InputError, UsageError
 from serfer.sim import traces
-from serfer.sim.traces import Trace, read_trace, scale_factor
+from serfer.sim.loads import reading
+from serfer.sim.loads.reading import read_load
+from serfer.sim.rates import silent
+from serfer.sim.traces import Trace, scale_factor
 from tests.sim.worlds import scenario
 
 
@@ -17,6 +20,10 @@ def written(tmp_path, text):
     path = tmp_path / "load.csv"
     path.write_text(text)
     return path
+
+
+def read_trace(path):
+    return read_load(path, silent)
 
 
 def trace(durations, rates):
@@ -65,7 +72,7 @@ def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
     [
         ("", "has no rows"),
         ("t_seconds,rps\n", "no rows"),
-        ("seconds,rps\n0,1\n", "line 1: the columns are t_seconds,rps or minute,requests"),
+        ("seconds,rps\n0,1\n", "line 1: a load is the columns t_seconds,rps or minute,requests"),
         ("t_seconds,rps\n0,1\n1,x\n", "line 3: two numbers are a row, not '1,x'"),
         ("t_seconds,rps\n0,1,2\n", "line 2: two numbers"),
         ("t_seconds,rps\n0,nan\n", "line 2: numbers are 0 to"),
@@ -87,10 +94,11 @@ def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr(traces, "MAX_ROWS", 2)
     with pytest.raises(InputError, match="more than 2 rows"):
         read_trace(path)
-    monkeypatch.setattr(traces, "MAX_BYTES", 10)
-    with pytest.raises(InputError, match="more than 10 bytes"):
+    monkeypatch.setattr(reading, "MAX_BYTES", 20)
+    with pytest.raises(InputError, match="more than 20 bytes"):
         read_trace(path)
-    (tmp_path / "load.csv").write_bytes(b"\xff\xfe")
+    (tmp_path / "load.csv").write_bytes(b"minute,requests\n0,1\n\xff\xfe")
+    monkeypatch.undo()
     with pytest.raises(InputError, match="not UTF-8"):
         read_trace(path)
     with pytest.raises(InputError, match="cannot be read"):

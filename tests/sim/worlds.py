@@ -1,6 +1,6 @@
 """Scenarios and loads for the simulator's tests."""
 
-from serfer.control.policy import DesiredReplicas
+from serfer.control.policy import on_demand
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
 from serfer.sim.calibration import FORMAT, Calibration
 from tests.control.worlds import TWO_TYPES
@@ -46,10 +46,13 @@ class Scripted:
     def __init__(self, wanted):
         self._wanted = list(wanted)
         self.seen = []
+        self.fleets = []
 
-    def observe(self, elapsed_s, rate):
-        self.seen.append((elapsed_s, rate))
-        return DesiredReplicas(self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0], "as scripted")
+    def observe(self, seen):
+        self.seen.append((seen.elapsed_s, seen.rate))
+        self.fleets.append(seen.fleet)
+        wanted = self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0]
+        return on_demand(scenario().instance, wanted, "as scripted")
 
-    def resume(self, instances):
+    def resume(self, fleet):
         pass

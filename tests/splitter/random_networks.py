@@ -4,20 +4,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from tests.splitter.models import Net
 
 SMALLEST = 3
 LARGEST = 40
+CLASSES = 5
+PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric")
 UNARY = ("Relu", "Sigmoid", "HardSwish", "LeakyRelu", "Tanh", "Gelu", "Mish", "Softplus")
 
 
 class Drawn(Net):
     """A network that grows operator by operator; `name` and `shape` are the current map's."""
 
-    def __init__(self, draw):
+    def __init__(self, draw, largest=21):
         self.draw = draw
-        super().__init__(self.number(1, 4), self.number(9, 21), self.number(9, 21), self.number(0, 999))
+        super().__init__(self.number(1, 4), self.number(9, largest), self.number(9, largest), self.number(0, 999))
         self.name, self.shape, self.story = "x", self.size, []
 
     def number(self, low, high):
@@ -200,19 +203,40 @@ class Drawn(Net):
         self.note("spatial gate")
 
     def step_resample(self):
-        channels, rows, cols = self.shape
-        if 2 * max(rows, cols) > LARGEST:
+        _, rows, cols = self.shape
+        if self.flip() and 2 * max(rows, cols) <= LARGEST:
+            self.resample(2 * rows, 2 * cols)
+        else:
+            self.resample(*(self.number(SMALLEST, LARGEST) for _ in "hw"))
+
+    def resample(self, rows, cols):
+        """Append what makes a map of this size: a Resize, a transposed convolution, or pixels made of channels."""
+        grows = rows >= self.shape[1] and cols >= self.shape[2]
+        how = self.draw(st.sampled_from(["nearest", "linear", "cubic", "transposed", "pixels"]))
+        if how == "transposed" and grows:
+            self.transposed(rows, cols)
             return
-        how = self.draw(st.sampled_from(["nearest", "linear", "depth to space", "transposed"]))
-        larger = (channels, 2 * rows, 2 * cols)
-        if how in ("nearest", "linear"):
-            self.then("Resize", "", self.constant(np.array([1, 1, 2, 2], np.float32)), shape=larger, mode=how)
-        elif how == "transposed":
-            weight = self.constant(self.floats(channels, 2, 4, 4) / np.float32(4))
-            self.then("ConvTranspose", weight, shape=(2, *larger[1:]), strides=[2, 2], pads=[1, 1, 1, 1])
-        elif channels % 4 == 0:
-            self.then("DepthToSpace", shape=(channels // 4, *larger[1:]), blocksize=2)
-        self.note(how)
+        if how == "pixels" and self.shape[0] % 4 == 0:
+            shape = (self.shape[0] // 4, 2 * self.shape[1], 2 * self.shape[2])
+            self.then("DepthToSpace", shape=shape, blocksize=2, mode=self.draw(st.sampled_from(["CRD", "DCR"])))
+            self.note("pixels")
+        if self.shape[1:] != (rows, cols):
+            mode, where = how if how in {"nearest", "cubic"} else "linear", self.draw(st.sampled_from(PLACES))
+            attributes = {"mode": mode, "coordinate_transformation_mode": where, "axes": [2, 3]}
+            self.then("Resize", "", "", self.ints(rows, cols), shape=(self.shape[0], rows, cols), **attributes)
+            self.note("resize", mode, where)
+
+    def transposed(self, rows, cols):
+        channels = self.shape[0]
+        strides = [-(-size // before) for size, before in zip((rows, cols), self.shape[1:], strict=True)]
+        kernel, dilations = [self.number(1, 4) for _ in "hw"], [self.number(1, 2) for _ in "hw"]
+        group = channels if self.flip() else 1
+        weight = self.constant(self.floats(channels, 4 // group or 1, *kernel) / np.float32(np.sqrt(channels)))
+        window = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "group": group}
+        shape = (group * (4 // group or 1), rows, cols)
+        pads = {"auto_pad": self.draw(st.sampled_from(["NOTSET", "SAME_UPPER"])), "output_shape": [rows, cols]}
+        self.then("ConvTranspose", weight, shape=shape, **window, **pads)
+        self.note("transposed", window, pads)
 
     def step_constant_map(self):
         shape = self.draw(st.sampled_from([self.shape, (1, *self.shape[1:]), self.shape[1:], (self.shape[0], 1, 1)]))
@@ -232,10 +256,47 @@ class Drawn(Net):
 
     def step_in_one_piece(self):
         if self.number(0, 2) == 0:  # a barrier for every grid: not too often
-            channels = self.shape[0]
-            values = [self.constant(self.floats(channels)) for _ in "sb"]
+            self.then("CumSum", self.constant(np.array(2)))
+            self.then("Mul", self.constant(np.float32(0.1)))
+            self.note("sums of rows")
+
+    def step_instance_norm(self):
+        channels = self.shape[0]
+        if self.flip():
+            self.then("InstanceNormalization", *(self.constant(self.floats(channels)) for _ in "sb"), epsilon=0.1)
+        else:
+            groups, shape = self.draw(st.sampled_from([n for n in (1, 2, channels) if channels % n == 0])), self.shape
+            self.then("Reshape", self.ints(0, groups, -1))
+            values = (self.constant(np.full(groups, value, np.float32)) for value in (1, 0))
             self.then("InstanceNormalization", *values, epsilon=0.1)
-            self.note("instance norm")
+            self.then("Reshape", self.ints(0, *shape), shape=shape)
+        self.note("instance norm")
+
+    def merge(self, skip, shape):
+        """Join an earlier map of the same size to the current one: as more channels, or added."""
+        if self.flip():
+            self.name, self.shape = self.op("Concat", skip, self.name, axis=1), (shape[0] + self.shape[0], *shape[1:])
+            self.note("joined")
+        else:
+            self.name = self.op("Add", self.conv(self.name, self.shape[0], shape[0], [1, 1]), skip)
+            self.shape = shape
+            self.note("added")
+        self.thin()
+
+    def scores(self):
+        """Append scores of CLASSES, perhaps as probabilities, and the best class; return the output's name.
+
+        It has the axes (N, CLASSES + 1, H, W), the class last.
+        """
+        self.name, self.shape = self.conv(self.name, self.shape[0], CLASSES, [1, 1]), (CLASSES, *self.shape[1:])
+        kind = self.draw(st.sampled_from(["Softmax", "LogSoftmax", "Identity"]))
+        scores = self.name if kind == "Identity" else self.op(kind, self.name, axis=1)
+        best = self.op("ArgMax", scores, axis=1, keepdims=self.number(0, 1))
+        best = self.op("Cast", best, to=TensorProto.FLOAT)
+        if helper.get_node_attr_value(self.nodes[-2], "keepdims") == 0:
+            best = self.op("Unsqueeze", best, self.ints(1))
+        self.note(kind)
+        return self.op("Concat", scores, best, axis=1)
 
     def head(self):
         """Append what makes a vector of the map, and perhaps fully connected layers; return the output's name."""
@@ -270,6 +331,7 @@ class Wanted:
     trunk: str | None
     grids: list[str]
     seed: int
+    dims: tuple[str, ...] = ("N", "K")
     story: list[str] = field(default_factory=list)
 
     def __repr__(self):
@@ -293,5 +355,37 @@ def wanted(draw):
         cuts=[draw(st.integers(0, 99)) for _ in range(net.number(0, 4))],
         trunk=trunk if draw(st.integers(0, 5)) else None,
         grids=draw(st.lists(st.sampled_from(GRIDS), min_size=5, max_size=5)),
+        seed=draw(st.sampled_from([0, 1, 2, 3])),
+    )
+
+
+DENSE_GRIDS = ["4x4", "2x2", "3x4", "1x3", "4x1", "2x3"]
+ENCODER = ["conv", "activation", "batch_norm", "residual", "pad", "instance_norm", "constant_map", "conv"]
+
+
+@st.composite
+def wanted_dense(draw):
+    """An encoder and a decoder with skip connections, whose answer is a map."""
+    net = Drawn(draw, LARGEST)
+    skips = []
+    for _ in range(net.number(1, 3)):
+        for step in draw(st.lists(st.sampled_from(ENCODER), min_size=1, max_size=2)):
+            getattr(net, f"step_{step}")()
+            net.thin()
+        skips.append((net.name, net.shape))
+        draw(st.sampled_from([net.step_conv, net.step_pool]))()
+    net.step_conv()
+    for skip, shape in reversed(skips):
+        net.resample(*shape[1:])
+        net.merge(skip, shape)
+    trunk, is_map = net.scores(), net.flip()
+    return Wanted(
+        net=net,
+        output=trunk if is_map else net.flat(trunk),
+        dims=("N", "C", "H", "W") if is_map else ("N", "K"),
+        optimise=False,
+        cuts=[draw(st.integers(0, 99)) for _ in range(net.number(0, 3))],
+        trunk=trunk,
+        grids=draw(st.lists(st.sampled_from(DENSE_GRIDS), min_size=4, max_size=4)),
         seed=draw(st.sampled_from([0, 1, 2, 3])),
     )

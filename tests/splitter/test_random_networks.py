@@ -30,7 +30,7 @@ from splitter.tiling.grids import ONE, parse_grid
 from splitter.tiling.parts import tile_rects
 from storage.memory import MemoryStore
 from tests.splitter.models import BUDGET, Net, unsplit, worst_error
-from tests.splitter.random_networks import wanted
+from tests.splitter.random_networks import CLASSES, wanted, wanted_dense
 
 EXACT = 1e-5
 PATIENCE_S = 30.0
@@ -48,7 +48,7 @@ USUAL = settings(
 
 def read(wish):
     """Return the network's graph; ONNX's optimizer takes most of an example's time, so most go without."""
-    model = wish.net.model(wish.output)
+    model = wish.net.model(wish.output, dims=wish.dims)
     if wish.optimise:
         return model, from_onnx(model, *wish.net.size[1:])
     with patch("onnxscript.optimizer.optimize_ir"):
@@ -146,6 +146,11 @@ def answers(directory, batch, *, gangs=False):
 
 
 def check(wish):
+    compare(*both_answers(wish))
+
+
+def both_answers(wish):
+    """Return a split network's answer and the unsplit one's."""
     model, graph = read(wish)
     decision = some_gangs(decide(wish, graph), wish.seed)
     note(repr(wish))
@@ -158,7 +163,11 @@ def check(wish):
         answer = answers(Path(directory), batch)
         if decision.gangs:
             assert answers(Path(directory), batch, gangs=True).tobytes() == answer.tobytes()
-        deviation = difference(answer, expected)
+    return answer, expected
+
+
+def compare(answer, expected):
+    deviation = difference(answer, expected)
     assert deviation.same_top
     if np.ptp(expected) > 1e-3 * np.abs(expected).max():  # otherwise its range is all rounding
         assert deviation.error <= EXACT
@@ -175,6 +184,29 @@ def test_any_split_network_equals_the_unsplit_one(wish):
 @given(wanted())
 def test_thousands_of_split_networks_equal_the_unsplit_ones(wish):
     check(wish)
+
+
+def check_dense(wish):
+    """Compare scores, and the best class wherever the best two differ by more than is allowed."""
+    answer, expected = (each.reshape(len(each), CLASSES + 1, -1) for each in both_answers(wish))
+    scores = expected[:, :CLASSES]
+    compare(answer[:, :CLASSES].reshape(len(answer), -1), scores.reshape(len(answer), -1))
+    second, best = np.sort(scores, axis=1)[:, -2:].swapaxes(0, 1)
+    clear = best - second > EXACT * max(np.ptp(scores), 1e-3 * np.abs(scores).max())
+    assert (answer[:, CLASSES] == expected[:, CLASSES])[clear].all()
+
+
+@settings(USUAL, max_examples=30)
+@given(wanted_dense())
+def test_any_split_dense_network_equals_the_unsplit_one(wish):
+    check_dense(wish)
+
+
+@pytest.mark.slow
+@settings(USUAL, max_examples=1000)
+@given(wanted_dense())
+def test_a_thousand_split_dense_networks_equal_the_unsplit_ones(wish):
+    check_dense(wish)
 
 
 def test_a_map_too_small_for_the_grid_is_refused_or_left_in_one_tile(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import MissingKeyError
-from serfer.core.report import StoreCounts
+from serfer.core.keys import StoreCounts
 from storage import Range
 from storage.counting import CountingStore
 from storage.exchange import START, Message

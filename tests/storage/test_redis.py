@@ -58,12 +58,30 @@ class TestRedis(StoreContract, CoordinationContract):
     def test_one_connection_serves_calls_in_turn(self, store, key):
         for _ in range(10):
             store.put(key, b"x", 1)
-        assert len(store._node._pool._connections) == 1
+        assert len(store._node._pool.connections) == 1
 
     def test_threads_wait_for_a_free_connection(self, server, key):
         with open_store(server.url + "?max_connections=1") as store:
             StoreContract().test_readers_see_whole_values_while_writers_overwrite(store, key)
-            assert len(store._node._pool._connections) == 1
+            assert len(store._node._pool.connections) == 1
+
+    def test_a_connection_in_use_while_the_store_closes_answers_and_is_closed_then(self, store):
+        with store._node.sent([("PING",)]) as read:
+            [connection] = store._node._pool.connections
+            store.close()
+            assert read() == [b"PONG"]
+        assert connection._socket is None
+        assert store._node._pool.connections == []
+        assert store.exists(["k"]) == [False]
+
+    def test_a_forked_process_leaves_its_parents_connections_alone(self, store, monkeypatch):
+        store.exists(["k"])
+        [connection] = store._node._pool.connections
+        monkeypatch.setattr("storage.redis.connection.os.getpid", lambda: 0)
+        store.exists(["k"])
+        assert connection not in store._node._pool.connections
+        assert connection._socket is not None
+        connection.disconnect()
 
     def test_value_beyond_the_limit(self, store, key):
         with (
@@ -144,7 +162,7 @@ class TestRedisExchange(ExchangeContract):
         for _ in range(3):
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(exchange.receive, key, START, 0.01).result()
-        assert len(exchange._waiting._pool._available_connections) == 1
+        assert len(exchange._waiting._pool.idle) == 1
 
     def test_closing_gives_connections_back(self, key):
         with RedisServer() as server, open_store(server.url) as watch, open_store(server.url) as store:

@@ -73,7 +73,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         for key in keys:
             store.put(key, key.encode(), 60)
         assert store.get_many([Range(key) for key in keys]) == [key.encode() for key in keys]
-        connected = [node for node in store._cluster._nodes.values() if node._pool._connections]
+        connected = [node for node in store._cluster._nodes.values() if node._pool.connections]
         assert len(connected) <= 2  # and one to ask who owns the slot
 
     def test_keys_of_all_nodes_in_one_call_keep_their_order(self, store):
@@ -86,7 +86,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             store.get_many([Range(key) for key in keys])
         store.delete(keys)
         assert store.exists(keys) == [False] * 30
-        assert all(len(node._pool._connections) == 1 for node in store._cluster._nodes.values())
+        assert all(len(node._pool.connections) == 1 for node in store._cluster._nodes.values())
 
     def test_few_connections_for_many_threads_do_not_wait_in_a_ring(self, cluster):
         keys = [key_on(number % 3) for number in range(6)]

@@ -45,7 +45,7 @@ def aws(monkeypatch, tmp_path):
 
 
 def login(store):
-    return store._node._pool.connection_kwargs["credential_provider"].get_credentials()
+    return store._options["login"]()
 
 
 def signature(cache, parameters, region):
@@ -146,7 +146,7 @@ def test_waits_for_messages_log_in_by_it_too(clock, monkeypatch, tmp_path):
 def test_a_cluster_takes_it_too():
     url = "rediss+cluster://worker@one.example:6379,two.example?iam=my-cache&iam_region=eu-west-1"
     with open_store(url) as store:
-        assert "credential_provider" in store._options
+        assert store._options["login"].__self__._user == "worker"
         assert store._seeds == [("one.example", 6379), ("two.example", 6379)]
 
 

@@ -40,6 +40,7 @@ from serfer.settings import DriverSettings, Settings, load_driver_settings, load
 
 _log = logging.getLogger("serfer.api")
 _LONGEST_MS = 28_000
+_MOST_ANSWER_BYTES = 4_400_000  # a response has 6 MB, in base64
 _THROTTLED_ATTEMPTS = 5  # in about half a second: a waiting driver takes the room that its own stages need
 _TEXT = (*DEFAULT_TEXT_MIME_TYPES, MEDIA_TYPE, "application/openmetrics-text")
 
@@ -89,6 +90,7 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
         "api_in_flight": 1,
         "api_queue": 0,
         "api_decoders": 1,
+        "api_max_answer_bytes": min(settings.api_max_answer_bytes, _MOST_ANSWER_BYTES),
         "api_deadline_ms": min(settings.api_deadline_ms, _LONGEST_MS),
         "throttled_attempts": min(settings.throttled_attempts, _THROTTLED_ATTEMPTS),
         "function_memory_mb": driver.lambda_memory_mb,
@@ -101,7 +103,7 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     service, telemetry = make_service(pipelines, settings)
     opened.callback(service.decoders.end)
-    app = make_app(service, settings, keys, telemetry)
+    app = make_app(service, settings, keys, telemetry, streams=False)
     app.state.pipelines = [*pipelines.values()]
     app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside RequestMiddleware
     return app

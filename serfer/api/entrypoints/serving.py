@@ -13,13 +13,14 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
-from serfer.api.observability.pool_metrics import PoolMetrics
+from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.service import Service
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
+from storage import open_store
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,14 @@ def make_service(pipelines: Mapping[str, Pipeline], settings: Settings) -> tuple
     for pipeline in pipelines.values():
         if isinstance(pipeline.target, RunningPool):
             telemetry.metrics.registry.register(PoolMetrics(pipeline.target))
+            if pipeline.target.controller.decider.courses():
+                telemetry.metrics.registry.register(ShadowMetrics(pipeline.target.controller.decider.courses))
     admission = Admission(settings.api_in_flight, settings.api_queue)
     bounds = decode_limits(
         settings, processes=settings.api_decoders, waiting=settings.api_in_flight + settings.api_queue
     )
-    service = Service(pipelines, admission, telemetry, Decoders(bounds))
+    results = open_store(settings.results) if settings.results else None
+    service = Service(pipelines, admission, telemetry, Decoders(bounds), results=results)
     service.decoders.launch()
     return service, telemetry
 

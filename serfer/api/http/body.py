@@ -16,14 +16,17 @@ from serfer.api.http.problems import Problem
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """Limits of one request: bytes of its body, images in it, seconds until all of it has arrived.
+    """Limits of one request: bytes of its body, images in it, seconds until all of it has arrived, bytes of an answer.
 
+    `max_result_bytes` are those of an answer that is kept instead, 0 where none are.
     How many pixels an image may have is checked where it is decoded (`serfer.images.ImageLimits`).
     """
 
     max_body_bytes: int = 20 * 1024 * 1024
     max_images: int = 16
     body_timeout_s: float = 10.0
+    max_answer_bytes: int = 64 * 1024 * 1024
+    max_result_bytes: int = 0
 
 
 async def read_body(

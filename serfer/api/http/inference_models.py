@@ -12,8 +12,9 @@ from serfer.api.http.validation import MAX_DEADLINE_MS, Body, shown
 
 _SHARED_MEMORY: Final = "shared_memory"
 _MAX_ID = 4096  # characters
+MOST_OUTPUTS: Final = 16
 _MAX_BYTES = (1 << 63) - 1  # an int64, as the protocol says
-_DATATYPES: Final[JsonDict] = {"enum": ["FP32", "UINT8", "BYTES"]}
+_DATATYPES: Final[JsonDict] = {"enum": ["FP32", "INT64", "INT32", "UINT8", "BOOL", "BYTES"]}
 _Scalar = str | bool | int | float
 
 
@@ -42,9 +43,14 @@ class Parameters(BaseModel):
 
 
 class RequestParameters(Parameters):
-    """Parameters of a request; `timeout` is Triton's, in microseconds, where 0 stands for the default deadline."""
+    """Parameters of a request; `timeout` is Triton's, in microseconds, where 0 stands for the default deadline.
+
+    `result` says whether the outputs are in the answer, "inline", or are kept by the service, "link"; without it they
+    are in the answer, unless that would be too large and the service keeps results.
+    """
 
     binary_data_output: bool = False
+    result: Literal["inline", "link"] | None = None
     deadline_ms: int | None = Field(default=None, ge=1, le=MAX_DEADLINE_MS)
     timeout: int | None = Field(default=None, ge=0)
 
@@ -56,7 +62,7 @@ class InputParameters(Parameters):
 
 
 class OutputParameters(Parameters):
-    """Parameters of the output; `classification` asks for so many of the highest logits as text."""
+    """Parameters of an output; `classification` asks for so many of the highest scores as text."""
 
     binary_data: bool | None = None
     classification: int = Field(default=0, ge=0)
@@ -75,21 +81,21 @@ class RequestTensor(Body):
 
 
 class RequestOutput(Body):
-    """The output that is asked for."""
+    """An output that is asked for."""
 
-    name: str = Field(json_schema_extra={"enum": ["logits"]})
+    name: str
     parameters: OutputParameters | None = None
 
 
 class InferenceRequest(Body):
-    """One tensor, and how the answer should look."""
+    """One tensor, and how the answer should look: all outputs, unless some are named."""
 
     id: str | None = Field(default=None, max_length=_MAX_ID)
     model_name: SkipValidation[str] | None = None
     model_version: SkipValidation[str] | None = None
     parameters: RequestParameters | None = None
     inputs: list[RequestTensor] = Field(min_length=1, max_length=1, fail_fast=True)
-    outputs: list[RequestOutput] | None = Field(default=None, max_length=1, fail_fast=True)
+    outputs: list[RequestOutput] | None = Field(default=None, max_length=MOST_OUTPUTS, fail_fast=True)
 
 
 class IndexRequest(BaseModel):
@@ -100,30 +106,39 @@ class IndexRequest(BaseModel):
     ready: bool = False
 
 
-class BatchParameters(BaseModel):
-    """How many images an instance ran together, and for how long."""
+class AnswerParameters(BaseModel):
+    """How many images an instance ran together, and for how long; or the id of a result that is kept.
 
-    batch: int
-    computed_ms: float
+    `result_location` is the result's path, `result_expires` the end of its lifetime in seconds since 1970.
+    """
+
+    batch: int | None = None
+    computed_ms: float | None = None
+    result: str | None = None
+    result_location: str | None = None
+    result_expires: int | None = None
 
 
 class ResponseTensor(BaseModel):
-    """The output tensor."""
+    """An output tensor; one of a result that is kept has no data, and in `parameters` where it can be had.
+
+    `result_link` is the path of a .npy file of `result_bytes` bytes, `result_parts` that of a list of its parts.
+    """
 
     name: str
     datatype: str = Field(json_schema_extra=_DATATYPES)
     shape: list[int]
-    parameters: dict[str, int] | None = None
+    parameters: dict[str, int | str] | None = None
     data: list[Any] | None = Field(default=None, description="Left out where binary data follows the JSON.")
 
 
 class InferenceResponse(BaseModel):
-    """The logits, or the highest of them."""
+    """The outputs, in the order in which they were asked for, or of scores the highest."""
 
     model_name: str
     model_version: str
     id: str | None = None
-    parameters: BatchParameters | None = None
+    parameters: AnswerParameters | None = None
     outputs: list[ResponseTensor]
 
 
@@ -186,3 +201,32 @@ class ModelReady(BaseModel):
 
     name: str
     ready: bool
+
+
+class ListedPart(BaseModel):
+    """A part of an output, the rectangle of `shape` from `start` in its layout, at a URL: `bytes` from `offset`.
+
+    These are float32 values, little-endian, in C order, whatever the output's type; the four bytes after them are their
+    CRC-32 (RFC 1952), begun with `seed`.
+    """
+
+    url: str
+    offset: int
+    bytes: int
+    seed: int
+    start: list[int]
+    shape: list[int]
+
+
+class ListedParts(BaseModel):
+    """An output's parts, whose URLs need no credentials and end at `expires`, in seconds since 1970.
+
+    `layout` is the shape of the array that they are parts of, which has the output's values in the same order.
+    """
+
+    name: str
+    datatype: str = Field(json_schema_extra=_DATATYPES)
+    shape: list[int]
+    layout: list[int]
+    expires: int
+    parts: list[ListedPart]

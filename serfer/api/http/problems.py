@@ -23,6 +23,7 @@ from serfer.core.errors import (
     NotFiniteError,
     OverloadedError,
     PlanError,
+    ResultGoneError,
     SerferError,
     TaskFailedError,
     UsageError,
@@ -46,6 +47,7 @@ _RETRY_S = "1"  # after something was unavailable: it may be back soon, and aski
 _OUTSIDE = (
     (ImageTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (ImageError, HTTPStatus.BAD_REQUEST),
+    (ResultGoneError, HTTPStatus.NOT_FOUND),
     (PlanError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (InputError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (UsageError, HTTPStatus.UNPROCESSABLE_ENTITY),

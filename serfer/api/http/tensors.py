@@ -3,8 +3,10 @@
     {"inputs": [{"name", "shape", "datatype", "data": [...]}]}                          JSON alone
     {"inputs": [{..., "parameters": {"binary_data_size": N}}]} and N bytes after it     binary (Triton's extension)
 
-A model here takes one tensor, in one of several forms, and gives one. Nothing is decoded before its name, datatype,
-shape and length are known to be right; what is wrong with a request is a Problem 400 in one line.
+A model here takes one tensor, in one of several forms, and gives one or several. Nothing is decoded before its name,
+datatype, shape and length are known to be right; what is wrong with a request is a Problem 400 in one line. An answer
+that would be too large is kept for its client to fetch where the service keeps results, else refused with 422 before
+anything is computed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -35,7 +38,16 @@ from serfer.api.http.validation import first_fault, shown
 from serfer.core.errors import NotFiniteError
 
 Array = NDArray[Any]
-_DTYPES: Final[dict[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "FP32": np.dtype("<f4"),
+    "INT64": np.dtype("<i8"),
+    "INT32": np.dtype("<i4"),
+    "UINT8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+DATATYPES: Final = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "uint8": "UINT8", "bool": "BOOL"}
+"""What the protocol calls numpy's types."""
+_MOST_DIGITS: Final = {"FP32": 26, "INT64": 22, "INT32": 13, "UINT8": 5, "BOOL": 7}  # of a value in JSON, with ", "
 _NUMBERS: Final[dict[str, set[type]]] = {"FP32": {float, int}, "UINT8": {int}}  # of JSON's; a bool is neither
 _MOST_BESIDES = 1024  # commas and brackets of a request beside those of its tensor
 _SHOWN = 40  # characters of what a client sent
@@ -55,6 +67,11 @@ class TensorForm:
         return math.prod(self.shape)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of one image's values."""
+        return self.elements * _DTYPES[self.datatype].itemsize
+
+    @property
     def lists(self) -> int:
         """Lists that one image's values are nested in, in JSON."""
         return sum(math.prod(self.shape[:depth]) for depth in range(len(self.shape)))
@@ -65,31 +82,54 @@ class TensorForm:
 
 
 @dataclass(frozen=True)
-class Inference:
-    """A request: the array of `form`, and how its answer should look.
+class WantedOutput:
+    """An output that a request wants, as binary data or in JSON.
 
-    `classes`, where it is not 0, is how many of the highest logits are wanted, as text, in place of all of them.
+    `classes`, where it is not 0, is how many of the highest scores are wanted, as text, in place of all of them.
     """
+
+    form: TensorForm
+    binary: bool
+    classes: int = 0
+
+    def most_bytes(self, images: int) -> int:
+        """Return how many bytes of an answer it takes at most, apart from classes, which are few."""
+        datatype = self.form.datatype
+        each = _DTYPES[datatype].itemsize if self.binary else _MOST_DIGITS[datatype]
+        return 0 if self.classes else images * self.form.elements * each
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A request: the array of `form`, and the outputs that its answer has, in order, or that are `kept`."""
 
     id: str | None
     form: TensorForm
     array: Array
-    binary: bool
-    classes: int
+    wanted: Sequence[WantedOutput]
     parameters: RequestParameters
+    kept: bool = False
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A model's inputs, of which a request has one, for 1 to `most` images, and its output."""
+    """A model's inputs, of which a request has one, for 1 to `most` images, and its outputs.
+
+    An answer has at most about `most_bytes`, a result that is kept at most `most_kept_bytes`: 0 where none are.
+    """
 
     takes: Sequence[TensorForm]
-    gives: TensorForm
+    gives: Sequence[TensorForm]
     most: int
+    most_bytes: int = sys.maxsize
+    most_kept_bytes: int = 0
 
 
 def decode_request(body: bytes, header: int | None, signature: Signature) -> Inference:
-    """Read a request whose JSON is the first `header` bytes of its body, or all of it; raises Problem 400."""
+    """Read a request whose JSON is the first `header` bytes of its body, or all of it.
+
+    Raises Problem: 400, and 422 for an answer that would be too large.
+    """
     if header is not None and not 0 < header <= len(body):
         raise _bad(f"Inference-Header-Content-Length is {header}, of a body of {len(body):,} bytes")
     try:
@@ -97,39 +137,47 @@ def decode_request(body: bytes, header: int | None, signature: Signature) -> Inf
     except ValidationError as error:
         raise _bad(first_fault(error)) from None
     parameters = request.parameters or RequestParameters()
-    binary, classes = _wanted(request, signature.gives, parameters)
+    wanted = _wanted(request, signature.gives, parameters)
     tensor = request.inputs[0]
     form = _form(tensor.name, signature)
     array = _array(tensor, form, signature.most, memoryview(body)[header:] if header else None)
-    return Inference(request.id, form, array, binary, classes, parameters)
+    kept = _is_kept(wanted, len(array), signature, parameters.result)
+    return Inference(request.id, form, array, wanted, parameters, kept)
 
 
 def encode_answer(
-    inference: Inference, logits: Array, named: Mapping[str, Any], form: TensorForm, labels: Sequence[str]
+    inference: Inference, outputs: Mapping[str, Array], named: Mapping[str, Any], labels: Sequence[str]
 ) -> tuple[bytes, int | None]:
     """Return the answer to a request, and how many of its bytes are JSON where binary data follows.
 
-    `logits` is (N, K) float32, `named` what comes before them: the model's name and version, and parameters where there
-    are any. Raises NotFiniteError for logits that are NaN or infinite, which binary data alone can say: a driver that
-    asks an instance for that checks them itself, so that a network of NaN is not a broken instance.
+    `outputs` are arrays (N, ...) by name, `named` what comes before them: the model's name and version, and parameters
+    where there are any. Raises NotFiniteError for values that are NaN or infinite, which binary data alone can say: a
+    driver that asks an instance for that checks them itself, so that a network of NaN is not a broken instance.
     """
-    if (inference.classes or not inference.binary) and not np.isfinite(logits).all():
+    encoded = [_encoded(wanted, outputs[wanted.form.name], labels) for wanted in inference.wanted]
+    identifier = {} if inference.id is None else {"id": inference.id}
+    document = {**named, **identifier, "outputs": [tensor for tensor, _ in encoded]}
+    head = json.dumps(document, allow_nan=False).encode()
+    binary = any(wanted.binary for wanted in inference.wanted)
+    return b"".join([head, *(raw for _, raw in encoded)]), len(head) if binary else None
+
+
+def _encoded(wanted: WantedOutput, values: Array, labels: Sequence[str]) -> tuple[dict[str, Any], bytes]:
+    """Return an output's entry in the answer's JSON, and its binary data."""
+    form = wanted.form
+    if (wanted.classes or not wanted.binary) and not np.isfinite(values).all():
         raise NotFiniteError("the network's outputs for this input are not all finite numbers")
-    if inference.classes:
-        rows = [_best(row, inference.classes, labels) for row in logits]
+    if wanted.classes:
+        rows = [_best(row, wanted.classes, labels) for row in values]
         output: dict[str, Any] = {"name": form.name, "datatype": "BYTES", "shape": [len(rows), len(rows[0])]}
         data: list[Any] = list(chain.from_iterable(rows))
-        raw = (
-            b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, data)) if inference.binary else b""
-        )
+        texts = (struct.pack("<I", len(text)) + text for text in map(str.encode, data))
+        raw = b"".join(texts) if wanted.binary else b""
     else:
-        output = {"name": form.name, "datatype": form.datatype, "shape": list(logits.shape)}
-        raw = logits.astype("<f4", copy=False).tobytes() if inference.binary else b""
-        data = [] if inference.binary else logits.ravel().tolist()
-    output |= {"parameters": {"binary_data_size": len(raw)}} if inference.binary else {"data": data}
-    identifier = {} if inference.id is None else {"id": inference.id}
-    head = json.dumps({**named, **identifier, "outputs": [output]}, allow_nan=False).encode()
-    return (head + raw, len(head)) if inference.binary else (head, None)
+        output = {"name": form.name, "datatype": form.datatype, "shape": list(values.shape)}
+        raw = values.astype(_DTYPES[form.datatype], copy=False).tobytes() if wanted.binary else b""
+        data = [] if wanted.binary else values.ravel().tolist()
+    return output | ({"parameters": {"binary_data_size": len(raw)}} if wanted.binary else {"data": data}), raw
 
 
 def _best(row: Array, classes: int, labels: Sequence[str]) -> list[str]:
@@ -230,16 +278,64 @@ def _flat(data: object, shape: tuple[int, ...]) -> list[Any] | None:
     return values
 
 
-def _wanted(request: InferenceRequest, gives: TensorForm, parameters: RequestParameters) -> tuple[bool, int]:
-    """Return whether the output is wanted as binary data, and how many classes of it, 0 for all its numbers."""
+def _wanted(
+    request: InferenceRequest, gives: Sequence[TensorForm], parameters: RequestParameters
+) -> tuple[WantedOutput, ...]:
+    """Return the outputs that are wanted, in order: those that a request names, or all."""
+    forms = {form.name: form for form in gives}
     if not request.outputs:
-        return parameters.binary_data_output, 0
-    output = request.outputs[0]
-    if output.name != gives.name:
-        raise _bad(f"outputs[0] is {shown(output.name)}: this model gives {gives.name!r}")
-    own = output.parameters or OutputParameters()
-    binary = parameters.binary_data_output if own.binary_data is None else own.binary_data
-    return binary, min(own.classification, gives.elements)
+        return tuple(WantedOutput(form, parameters.binary_data_output) for form in gives)
+    wanted: dict[str, WantedOutput] = {}
+    for number, output in enumerate(request.outputs):
+        if output.name in wanted or output.name not in forms:
+            known = " and ".join(map(repr, forms))
+            why = "it is asked for twice" if output.name in wanted else f"this model gives {known}"
+            raise _bad(f"outputs[{number}] is {shown(output.name)}: {why}")
+        own = output.parameters or OutputParameters()
+        form = forms[output.name]
+        if own.classification and (len(form.shape) != 1 or form.datatype != "FP32"):
+            raise _bad(f"output {form.name!r} is not a score for each class: it has no classification")
+        binary = parameters.binary_data_output if own.binary_data is None else own.binary_data
+        wanted[form.name] = WantedOutput(form, binary, min(own.classification, form.elements))
+    return tuple(wanted.values())
+
+
+def _is_kept(wanted: Sequence[WantedOutput], images: int, signature: Signature, result: str | None) -> bool:
+    """Return whether outputs are kept instead of sent: if that is asked for, or the answer would be too large.
+
+    What it takes follows from the outputs' shapes: one that can be neither sent nor kept is never computed.
+    """
+    if result != "link":
+        sizes = {output.form.name: output.most_bytes(images) for output in wanted}
+        if sum(sizes.values()) <= signature.most_bytes:
+            return False
+        if result == "inline" or not signature.most_kept_bytes or any(output.classes for output in wanted):
+            raise _too_large("the answer", sizes, f"are sent: {_advice(result, signature)}", signature.most_bytes)
+    if not signature.most_kept_bytes:
+        raise _unprocessable("this service keeps no results (SERFER_RESULTS): leave the parameter result out")
+    if any(output.classes for output in wanted):
+        raise _bad("an output with classification is text, which is not kept: leave the parameter result out")
+    sizes = {form.name: images * form.nbytes for form in signature.gives}  # all of them are kept
+    if sum(sizes.values()) > signature.most_kept_bytes:
+        what = "are kept (SERFER_API_MAX_RESULT_BYTES): ask for fewer images"
+        raise _too_large("the result", sizes, what, signature.most_kept_bytes)
+    return True
+
+
+def _advice(result: str | None, signature: Signature) -> str:
+    less = "ask for fewer images, for some of the outputs, or for binary data"
+    if not signature.most_kept_bytes:
+        return f"{less}; a service that keeps results (SERFER_RESULTS) answers with links to them"
+    return f"{less}, or, with the parameter result, for a link" if result == "inline" else less
+
+
+def _too_large(what: str, sizes: Mapping[str, int], why: str, most: int) -> Problem:
+    each = ", ".join(f"{name!r} {size:,}" for name, size in sizes.items())
+    return _unprocessable(f"{what} would have up to {sum(sizes.values()):,} bytes ({each}), and at most {most:,} {why}")
+
+
+def _unprocessable(detail: str) -> Problem:
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
 
 
 def _bad(detail: str) -> Problem:

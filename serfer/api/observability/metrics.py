@@ -61,6 +61,8 @@ class Metrics:
             "serfer_http_request_seconds", "Seconds from a request's head to its last byte.", ["route"]
         )
         self._bytes = make.counter("serfer_http_request_bytes", "Bytes of bodies received.", ["route"])
+        self._kept = Counter("serfer_results_kept", "Results kept for their owners to fetch.", registry=self.registry)
+        self._result_bytes = make.counter("serfer_result_bytes", "Bytes of results kept and sent.", ["direction"])
         build = Gauge(
             "serfer_build_info",
             "Version, model and plan digest; always 1.",
@@ -85,6 +87,15 @@ class Metrics:
         self._seconds[(place,)].observe(seconds)
         if bytes_in:
             self._bytes[(place,)].inc(bytes_in)
+
+    def result_kept(self, size: int) -> None:
+        """Count a result that was kept, of so many bytes."""
+        self._kept.inc()
+        self._result_bytes[("kept",)].inc(size)
+
+    def result_sent(self, size: int) -> None:
+        """Count bytes of a result that were sent."""
+        self._result_bytes[("sent",)].inc(size)
 
     def refused(self, problem: Problem) -> None:
         """Count a request that came over its key's quota; what had no room, the admission counts."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from drivers.instance.client import FaultKind
 from serfer.control.router import Reason
+from serfer.fleet.beside.shadows import Course
 from serfer.fleet.open_pool import RunningPool
 
 _CHANGES = ("started", "stopped")
-_TROUBLES = ("store", "provisioner", "controller")
+_TROUBLES = ("store", "provisioner", "controller", "state")
 
 
 class PoolMetrics(Collector):
@@ -43,10 +45,38 @@ class PoolMetrics(Collector):
         )
         changes = {name: self._controller.changes[name] for name in _CHANGES}
         yield _counters("serfer_pool_changes", "Instances that this driver started and stopped.", "change", changes)
-        troubles = {name: self._controller.troubles[name] for name in _TROUBLES}
+        counted = Counter(self._controller.troubles) + Counter(self._controller.decider.troubles)
+        troubles = {name: counted[name] for name in _TROUBLES}
         yield _counters(
             "serfer_pool_troubles", "Errors that the pool's loop survived, by their source.", "of", troubles
         )
+
+
+class ShadowMetrics(Collector):
+    """The policies that decide beside the live one of a driver, and that one itself, all by one account."""
+
+    def __init__(self, courses: Callable[[], Sequence[Course]]) -> None:
+        self._courses = courses
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield everything as it is now."""
+        wanted = GaugeMetricFamily(
+            "serfer_shadow_instances", "Instances that a policy wants, live or shadow.", labels=["policy"]
+        )
+        usd = CounterMetricFamily(
+            "serfer_shadow_usd",
+            "Dollars that a policy would have cost since the start, at the level of rates, live or shadow.",
+            labels=["policy", "target"],
+        )
+        troubles = CounterMetricFamily(
+            "serfer_shadow_troubles", "Observations that a shadow failed on, or had no time for.", labels=["policy"]
+        )
+        for course in self._courses():
+            wanted.add_metric([course.policy], course.wanted)
+            usd.add_metric([course.policy, "serverless"], course.serverless_usd)
+            usd.add_metric([course.policy, "gpu"], course.instances_usd)
+            troubles.add_metric([course.policy], course.troubles)
+        yield from (wanted, usd, troubles)
 
 
 def _gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:

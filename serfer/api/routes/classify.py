@@ -27,6 +27,7 @@ from serfer.api.requests import (
     check_parameters,
     digest_of,
     idempotency_header,
+    owner_of,
     query_of,
     unless_gone,
     wants_async,
@@ -70,13 +71,7 @@ class _ClassifyRequest:
             return None
         parameters = f"{self.query.model} {self.top_k} {self.explain}".encode()
         parts = [part for image in images for part in (image.name.encode(errors="surrogatepass"), image.data)]
-        return IdempotencyKey(owner(self.request), self.key, digest_of([parameters, *parts]))
-
-
-def owner(request: Request) -> str:
-    """Return the name of the API key that a request came with, empty where none is needed."""
-    client = getattr(request.state, "client", None)
-    return "" if client is None else str(client.name)
+        return IdempotencyKey(owner_of(self.request), self.key, digest_of([parameters, *parts]))
 
 
 def classify_router(routes: Classifying) -> APIRouter:
@@ -123,7 +118,7 @@ def classify_router(routes: Classifying) -> APIRouter:
     async def result(request: Request, result_id: str) -> Response:
         """Return the status of a query sent with `Prefer: respond-async`, and its result when it is done."""
         check_parameters(request, ())
-        state = await results.find(_checked(result_id), owner(request))
+        state = await results.find(_checked(result_id), owner_of(request))
         waiting = state["status"] in ("queued", "running")
         return JSONResponse(state, headers={"Retry-After": "1"} if waiting else {})
 
@@ -133,7 +128,7 @@ def classify_router(routes: Classifying) -> APIRouter:
     async def delete(request: Request, result_id: str) -> None:
         """Forget a result, and stop its query if it still runs."""
         check_parameters(request, ())
-        await results.cancel(_checked(result_id), owner(request))
+        await results.cancel(_checked(result_id), owner_of(request))
 
     return router
 
@@ -142,8 +137,20 @@ def _parse(
     routes: Classifying, request: Request, *, top_k: int, model: str | None, deadline_ms: int | None, explain: bool
 ) -> _ClassifyRequest:
     name = routes.service.name(model)
+    _check_classifies(routes.service, name)
     query = query_of(request, name, (deadline_ms or routes.deadline_ms) / _MS_PER_S)
     return _ClassifyRequest(request, query, top_k, explain, idempotency_header(request))
+
+
+def _check_classifies(service: Service, name: str) -> None:
+    """Refuse a model whose outputs are not classes, with what to use; raises Problem 422."""
+    plan = service.pipelines[name].plan
+    if not plan.classifies:
+        outputs = ", ".join(f"{tensor.name} {list(tensor.dims)} {tensor.dtype}" for tensor in plan.output_tensors)
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"{name} has no score for each class; an image's outputs are {outputs}: POST /v2/models/{name}/infer",
+        )
 
 
 async def _now(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:
@@ -176,7 +183,7 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
     query, idempotency_key = parsed.query, parsed.idempotency_key(images)
     if idempotency_key is not None:
         await routes.idempotency.check(idempotency_key)
-    job = new_job(owner(parsed.request), query.model, idempotency_key, time.time() + query.left_s)
+    job = new_job(owner_of(parsed.request), query.model, idempotency_key, time.time() + query.left_s)
     place = routes.service.admission.reserve(query.left_s)  # what is promised is not refused afterwards
     body: BodyReservation = parsed.request.state.body_reservation
 

@@ -1,14 +1,15 @@
 """The Open Inference Protocol, version 2, over HTTP: what KServe's and Triton's clients speak.
 
 Every model has one version, "1". It takes exactly one of two tensors: "input", float32 as the network reads it, or,
-where the plan says how an image becomes that, "image", the pixels of images of the network's size. It gives "logits".
-Triton's extensions for binary data and classification are there. Its statistics, settings, traces and shared memory are
-not: there are no such routes.
+where the plan says how an image becomes that, "image", the pixels of images of the network's size. It gives "logits",
+or the outputs that its network has. Triton's extensions for binary data and classification are there. Its statistics,
+settings, traces and shared memory are not: there are no such routes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -32,9 +33,11 @@ from serfer.api.http.inference_models import (
     ServerReady,
 )
 from serfer.api.http.problems import Problem
-from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
+from serfer.api.http.tensors import DATATYPES, Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.api.http.validation import first_fault
 from serfer.api.requests import TimelyResponse, query_of, unless_gone
+from serfer.api.results.document import owner_id, place_of
+from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.core.plan import Plan
@@ -53,7 +56,7 @@ _INFER: Final = {"requestBody": request_body({"application/json": InferenceReque
 
 @dataclass(frozen=True)
 class Inferring:
-    """Shared by the routes: the service, its limits, and the default deadline.
+    """Shared by the routes: the service, its limits, the default deadline, and what is kept.
 
     `decoding` is held while a large request is decoded: decoded, it takes several times its bytes.
     """
@@ -61,16 +64,18 @@ class Inferring:
     service: Service
     limits: ApiLimits
     deadline_ms: int
+    keeping: Keeping
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
-def signature_of(plan: Plan, most: int) -> Signature:
-    """Return what a plan's model takes and gives, `most` images at a time."""
+def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
+    """Return what a plan's model takes and gives."""
     shape = plan.input
     takes = [TensorForm("input", "FP32", (shape.channels, shape.height, shape.width))]
     if plan.preprocess is not None:
         takes.append(TensorForm("image", "UINT8", (shape.height, shape.width, shape.channels)))
-    return Signature(takes, TensorForm("logits", "FP32", (plan.output.elements,)), most)
+    gives = [TensorForm(each.name, DATATYPES[each.dtype], each.dims) for each in plan.output_tensors]
+    return Signature(takes, gives, limits.max_images, limits.max_answer_bytes, limits.max_result_bytes)
 
 
 def protocol_health_router(service: Service) -> APIRouter:
@@ -100,7 +105,7 @@ def inference_router(routes: Inferring) -> APIRouter:
     @router.get("", responses={200: {"description": "The server."}, **inference_errors(401, 403)})
     async def server() -> ServerMetadata:
         """Return the server's name and version, and its extensions of the protocol."""
-        extensions = ["binary_tensor_data", "classification"]
+        extensions = ["binary_tensor_data", "classification", *(["result_links"] if routes.keeping.kept else [])]
         return ServerMetadata(name="serfer", version=__version__, extensions=extensions)
 
     @router.post(
@@ -123,13 +128,13 @@ def inference_router(routes: Inferring) -> APIRouter:
     async def metadata(request: Request) -> ModelMetadata:
         """Return a model's inputs and outputs: one of its inputs, not all of them, makes a request."""
         name = _model(request, service)
-        signature = signature_of(service.pipelines[name].plan, routes.limits.max_images)
+        signature = signature_of(service.pipelines[name].plan, routes.limits)
         return ModelMetadata(
             name=name,
             versions=[VERSION],
             platform="serfer_plan",
             inputs=[form.metadata() for form in signature.takes],
-            outputs=[signature.gives.metadata()],
+            outputs=[form.metadata() for form in signature.gives],
         )
 
     async def model_ready(request: Request, response: Response) -> ModelReady:
@@ -172,8 +177,8 @@ def inference_router(routes: Inferring) -> APIRouter:
             methods=["POST"],
             response_model=InferenceResponse,
             responses={
-                200: {"description": "The logits, or the highest of them.", "content": {BINARY: {"schema": FILE}}},
-                **inference_errors(400, 401, 403, 404, 408, 413, 415, 429, 503, 504),
+                200: {"description": "The outputs, or the highest scores.", "content": {BINARY: {"schema": FILE}}},
+                **inference_errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504),
             },
             openapi_extra=parameters | _INFER,
         )
@@ -210,14 +215,30 @@ async def _infer(routes: Inferring, request: Request) -> Response:
     service = routes.service
     name = _model(request, service)
     plan = service.pipelines[name].plan
-    signature = signature_of(plan, routes.limits.max_images)
+    signature = signature_of(plan, routes.limits)
     service.admission.check(MAX_DEADLINE_S)  # before the body is read: its deadline is in there
     inference = await _read(routes, request, signature)
     query = query_of(request, name, _deadline_s(routes, inference.parameters))
+    if inference.kept:
+        return await _keep(routes.keeping, request, query, inference, service)
     answered = await unless_gone(request, service.run(query, inference.array))
     request.state.answered = answered
     async with query.in_time("the answer was written"):
         return await asyncio.to_thread(_answer, request, query, inference, plan, answered)
+
+
+async def _keep(
+    keeping: Keeping, request: Request, query: ServiceQuery, inference: Inference, service: Service
+) -> Response:
+    """Have a query's outputs kept, and return what is said of them."""
+    names = [wanted.form.name for wanted in inference.wanted]
+    work = service.keep(query, inference.array, owner_id(request))
+    answered, stored = await unless_gone(request, work)
+    request.state.answered = answered
+    said = await asyncio.to_thread(keeping.said, stored, names)
+    identifier = {} if inference.id is None else {"id": inference.id}
+    body = json.dumps({**said, **identifier}, allow_nan=False).encode()
+    return TimelyResponse(query, body, "application/json", {"Content-Location": place_of(stored)})
 
 
 async def _read(routes: Inferring, request: Request, signature: Signature) -> Inference:
@@ -262,8 +283,7 @@ def _answer(
     named: dict[str, Any] = {"model_name": query.model, "model_version": VERSION}
     if served := answered.result.served:
         named["parameters"] = {"batch": served.batch, "computed_ms": round(served.computed_ms, 3)}
-    form = signature_of(plan, 1).gives
-    body, header = encode_answer(inference, answered.result.logits, named, form, plan.labels)
+    body, header = encode_answer(inference, answered.result.outputs, named, plan.labels)
     headers = {"Vary": "Accept-Encoding"}
     if header is not None:
         headers[_HEADER] = str(header)

@@ -16,7 +16,7 @@ from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.core.plan import Operator, Plan
-from serfer.core.served import ModelInput, ServedModel
+from serfer.core.served import ModelInput, ModelOutput, ServedModel
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
 
@@ -129,7 +129,7 @@ class ModelAnatomy(ListedModel):
     """A model and its plan in full; predictions are of a warm query, with a store of the kind `predicted_for`.
 
     `unsplit` are whole networks in one function, the fastest first; `competitors` all that the planner had to choose
-    from. Both are empty where the plan does not say.
+    from. Both are empty where the plan does not say. `classes` is 0 where the network does not classify.
     """
 
     classes: int
@@ -174,6 +174,7 @@ def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
         "plan": plan.digest,
         "input": ModelInput(plan.input.height, plan.input.width, plan.input.channels),
         "default": default,
+        "outputs": tuple(ModelOutput(each.name, each.dtype, each.dims) for each in plan.output_tensors),
         "weights": plan.weights,
         "untrained": plan.untrained,
         "grids": tuple(str(stage.grid) for stage in plan.stages),
@@ -186,7 +187,7 @@ def _anatomy(name: str, service: Service) -> ModelAnatomy:
     known = choices(plan) if plan.alternatives else ()
     return ModelAnatomy(
         **_listed(name, plan, default=name == service.default),
-        classes=plan.output.elements,
+        classes=plan.output.elements if plan.classifies else 0,
         fit=Fit(plan.preprocess.resize, plan.preprocess.interpolation) if plan.preprocess else None,
         predicted_for=plan.store,
         predicted_ms=round(sum(plan.predicted_ms), 3),

@@ -13,8 +13,8 @@ import typer
 
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.terminal import complain, err, uninterrupted
-from serfer.core.errors import UsageError
-from serfer.settings import load_settings
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
@@ -64,8 +64,17 @@ DriverOption = Annotated[
 ProfilesOption = Annotated[
     Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/explanation/cost.md).")
 ]
+KeptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--results",
+        metavar="URL",
+        help="The store of results: file:///, redis://, s3://; by default SERFER_RESULTS, or a folder of the cache.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
+_PRIVATE = 0o700
 _DEFAULT_MODEL = "efficientnet-lite0"
 
 
@@ -117,6 +126,7 @@ def opened(
     object_store: str | None = None,
     cache_s: float = 0.0,
     stack: str | None = None,
+    results: str | None = None,
 ) -> Iterator[Pipeline]:
     """Open a plan directory for a command, and close it however the command ends; workers of None are the stack's."""
     from serfer.wiring.open_pipeline import open_pipeline  # noqa: PLC0415 - the command line starts fast
@@ -131,12 +141,28 @@ def opened(
             object_store=object_store,
             cache_s=cache_s,
             stack=stack,
+            results=results,
         )
     try:
         yield pipeline
     finally:
         with uninterrupted():  # cleaning up takes no time; a second Ctrl-C must not leave it half done
             pipeline.close()
+
+
+def kept_url(url: str | None, settings: Settings) -> str:
+    """Return the URL of the store of results: the one that was given, or of the settings, or this user's own."""
+    return url or settings.results or own_results(settings)
+
+
+def own_results(settings: Settings) -> str:
+    """Return the URL of the directory of this user's results; what has expired there is removed as others come."""
+    directory = settings.cache_dir / "results"
+    try:
+        directory.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(f"{directory} cannot be made: {error.strerror}: give --results") from error
+    return directory.as_uri()
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value

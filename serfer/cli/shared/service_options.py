@@ -15,9 +15,12 @@ from serfer.core.plan import Plan
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
+from storage import check_known
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
 """The variable with the last arguments of a driver of `serfer up`, a list in JSON; they hold passwords."""
+NO_RESULTS = "none"
+"""What --results is where no results are kept."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -47,7 +50,7 @@ RouteOption = Annotated[
     str | None,
     typer.Option(
         help="Where queries of the first model run: serverless (the plan's functions), auto (bursts there, load that "
-        "lasts on instances), gpu (instances alone), or a policy by name (docs/how-to/routing.md).",
+        "lasts on instances), gpu (instances alone), or a policy by name or as MODULE:Class (docs/how-to/routing.md).",
         show_default="serverless",
     ),
 ]
@@ -62,6 +65,46 @@ InstancesOption = Annotated[
 ScenarioOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE.toml", help="Prices and speeds that routing uses (docs/explanation/policies.md)."),
+]
+RecordOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --route: write what the policy sees and decides, for serfer simulate --replay; at most 256 MiB.",
+    ),
+]
+ShadowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shadow",
+        metavar="POLICY",
+        help="With --route: another policy decides beside it without spending, and what it would cost is counted; may "
+        "be repeated.",
+    ),
+]
+PolicyStateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE",
+        help="With --route: keep what the policy has learnt there, for the next start: a directory, or a prefix of a "
+        "versioned bucket, s3://BUCKET/PREFIX.",
+    ),
+]
+HistoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.csv",
+        help="With --route: a load of the past that the policy begins with, as serfer simulate reads it, unless "
+        "--policy-state has what it learnt.",
+    ),
+]
+ResultsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--results",
+        metavar="URL",
+        help="A store for results that are too large for an answer (docs/how-to/dense-outputs.md); none keeps none.",
+    ),
 ]
 CeilingOption = Annotated[
     float | None,
@@ -114,6 +157,16 @@ def least_concurrency(directories: Iterable[Path], settings: Settings) -> int:
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
     """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is not a host."""
     return settings_with(settings, {"allow_hosts": tuple(allowed)}, "--allow-host") if allowed else settings
+
+
+def with_results(settings: Settings, url: str | None) -> Settings:
+    """Return settings with the store of --results, if it was given; raises UsageError for one that cannot be."""
+    if url is None:
+        return settings
+    chosen = None if url == NO_RESULTS else url
+    if chosen is not None:
+        check_known("--results", chosen)
+    return settings.model_copy(update={"results": chosen})
 
 
 def check_logs(level: str, form: str) -> None:

@@ -7,8 +7,11 @@ from typing import Final
 
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
+from serfer.control.policies.mark.policy import Mark
+from serfer.control.policies.plugged_in import find_policy, plugged_in_names
 from serfer.control.policies.ski_rental import SkiRental
-from serfer.control.policies.target_tracking import TargetTracking
+from serfer.control.policies.target_tracking import SageMaker, TargetTracking
+from serfer.control.policies.target_tracking_stepwise import StepwiseTargetTracking
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.core.errors import UsageError
@@ -20,11 +23,21 @@ POLICIES: Final[dict[str, Callable[[Scenario], Policy]]] = {
     "serverless": Serverless,
     "instances": Instances,
     "target-tracking": TargetTracking,
+    "target-tracking-stepwise": StepwiseTargetTracking,
+    "sagemaker": SageMaker,
+    "mark": Mark,
 }
+ALONE: Final = frozenset({"sagemaker"})
+"""The policies whose instances serve alone: what they cannot take is late or refused, and never on Lambda."""
 
 
 def make_policy(name: str, scenario: Scenario) -> Policy:
-    """Return a policy by its name; raises UsageError that lists the names."""
-    if name not in POLICIES:
-        raise UsageError(f"there is no policy {name!r}: there are {', '.join(POLICIES)}")
-    return POLICIES[name](scenario)
+    """Return a policy: built in, plugged in by the entry point group `serfer.policies`, or MODULE:Class.
+
+    Raises UsageError: no policy has that name, or what the user named is none.
+    """
+    make = POLICIES.get(name) or find_policy(name)
+    if make is None:
+        known = ", ".join(dict.fromkeys([*POLICIES, *plugged_in_names()]))
+        raise UsageError(f"there is no policy {name!r:.80}: there are {known}, and MODULE:Class")
+    return make(scenario)

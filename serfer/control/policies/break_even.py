@@ -12,18 +12,21 @@ apart: see robustness_budget.py, and docs/explanation/policies.md for the proof.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from serfer.control.policies.capacity_levels import Bools, Floats, lambda_units, levels_of
+from serfer.control.policies.capacity_levels import MAX_LEVELS, Bools, Floats, lambda_units, levels_of
 from serfer.control.policies.expert_rules import PLAIN, SIZES, ExpertRules
 from serfer.control.policies.keep_alive_predictor import BOOT_TICKS, KeepAlivePredictor
 from serfer.control.policies.robustness_budget import RobustnessBudget
-from serfer.control.policy import DesiredReplicas
+from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
+from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
 
 _FADING_S: Final = 2 * 86_400.0  # in which what a rule cost loses all but 1/e of its weight
+_LAYOUT: Final = 1  # of snapshots: another number for other fields
 _LEARNT: Final = len(SIZES)  # the keep-alive predictor's number among the rules
 
 
@@ -42,8 +45,9 @@ class BreakEven:
         self._followed = np.zeros(0, np.int64)
         self._seconds = self._queries = 0.0  # of the tick that has begun
 
-    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
+    def observe(self, seen: Observation) -> ProvisioningPlan:
         """Account for what the last seconds cost each rule, and follow the cheapest."""
+        elapsed_s, rate = seen.elapsed_s, seen.rate
         self._grow(levels_of(self._scenario, rate))
         units = lambda_units(self._scenario, rate, len(self._predictors))
         fading = math.exp(-elapsed_s / _FADING_S)
@@ -55,15 +59,43 @@ class BreakEven:
         predicted = self._predicted()
         on = self._budget.choose(predicted, elapsed_s)
         instances = int(np.count_nonzero(on))
-        return DesiredReplicas(
-            instances, f"{rate:.1f} queries/s: {self._reason(instances, followed=np.array_equal(on, predicted))}"
-        )
+        reason = self._reason(instances, followed=np.array_equal(on, predicted))
+        return on_demand(self._scenario.instance, instances, f"{rate:.1f} queries/s: {reason}")
 
-    def resume(self, instances: int) -> None:
-        """Take so many levels for on and serving."""
+    def resume(self, fleet: Sequence[InstanceGroup]) -> None:
+        """Take as many levels for on and serving as there are instances."""
+        instances = paid_for(fleet)
         self._grow(instances)
         self._budget.resume(instances)
         self._rules.resume(instances)
+
+    def snapshot(self) -> Snapshot:
+        """Return all that was learnt, as plain JSON values."""
+        return {
+            "version": _LAYOUT,
+            "budget": self._budget.snapshot(),
+            "rules": self._rules.snapshot(),
+            "predictors": [predictor.snapshot() for predictor in self._predictors],
+            "learnt_cost": self._learnt_cost.tolist(),
+            "followed": self._followed.tolist(),
+            "seconds": self._seconds,
+            "queries": self._queries,
+        }
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
+        saved = SavedFields.of(snapshot, self.name)
+        saved.check_version(_LAYOUT)
+        levels = saved.length("predictors", MAX_LEVELS)
+        self._budget.restore(saved.part("budget"), levels)
+        self._rules.restore(saved.part("rules"), levels)
+        self._predictors = [KeepAlivePredictor() for _ in range(levels)]
+        for predictor, part in zip(self._predictors, saved.parts("predictors", levels), strict=True):
+            predictor.restore(part)
+        self._learnt_cost = saved.numbers("learnt_cost", (levels,), 0.0)
+        self._followed = saved.wholes("followed", levels, 0, _LEARNT)
+        self._seconds = saved.number("seconds", 0.0, self._tick_s)
+        self._queries = saved.number("queries", 0.0)
 
     def _grow(self, levels: int) -> None:
         more = levels - len(self._predictors)

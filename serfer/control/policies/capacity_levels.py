@@ -16,12 +16,12 @@ from serfer.control.scenario import Scenario
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-_MAX_LEVELS: Final = 1000  # instances: no pool has more
+MAX_LEVELS: Final = 1000  # instances: no pool has more
 
 
 def levels_of(scenario: Scenario, rate: float) -> int:
     """Return how many levels a load of `rate` queries/s reaches, a thousand at most."""
-    return min(math.ceil(rate / scenario.instance.qps), _MAX_LEVELS)
+    return min(math.ceil(rate / scenario.instance.qps), MAX_LEVELS)
 
 
 def level_loads(scenario: Scenario, rate: float, levels: int) -> Floats:

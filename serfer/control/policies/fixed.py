@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
-from serfer.control.policy import DesiredReplicas
+from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
 from serfer.control.scenario import S_PER_HOUR, Scenario
 
 _ROUNDING: Final = 1e-9  # instances
@@ -20,12 +21,12 @@ class Serverless:
     def __init__(self, scenario: Scenario) -> None:
         del scenario
 
-    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
+    def observe(self, seen: Observation) -> ProvisioningPlan:
         """Want none."""
-        del elapsed_s, rate
-        return DesiredReplicas(0, "everything on lambda")
+        del seen
+        return ProvisioningPlan((), "everything on lambda")
 
-    def resume(self, instances: int) -> None:
+    def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Instances that are on are stopped with the next decision."""
 
 
@@ -35,23 +36,23 @@ class Instances:
     name = "instances"
 
     def __init__(self, scenario: Scenario) -> None:
-        self._qps = scenario.instance.qps
+        self._kind = scenario.instance
         self._now = 0.0
         self._peaks: deque[tuple[float, float]] = deque()  # (when, rate): later and smaller ones behind
 
-    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
+    def observe(self, seen: Observation) -> ProvisioningPlan:
         """Want as many as the highest load of the last hour took."""
-        self._now += elapsed_s
-        self._note(rate)
+        self._now += seen.elapsed_s
+        self._note(seen.rate)
         while self._peaks[0][0] < self._now - S_PER_HOUR:
             self._peaks.popleft()
-        wanted = max(1, math.ceil(self._peaks[0][1] / self._qps - _ROUNDING))
-        return DesiredReplicas(wanted, f"{self._peaks[0][1]:.1f} queries/s in the last hour")
+        wanted = max(1, math.ceil(self._peaks[0][1] / self._kind.qps - _ROUNDING))
+        return on_demand(self._kind, wanted, f"{self._peaks[0][1]:.1f} queries/s in the last hour")
 
-    def resume(self, instances: int) -> None:
+    def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Keep them for an hour."""
-        if instances:
-            self._note(instances * self._qps)
+        if instances := paid_for(fleet):
+            self._note(instances * self._kind.qps)
 
     def _note(self, rate: float) -> None:
         while self._peaks and self._peaks[-1][1] <= rate:

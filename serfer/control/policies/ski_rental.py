@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from serfer.control.policies.capacity_levels import levels_of
+from collections.abc import Sequence
+from typing import Final
+
+from serfer.control.policies.capacity_levels import MAX_LEVELS, levels_of
 from serfer.control.policies.work_function import WorkFunction
-from serfer.control.policy import DesiredReplicas
+from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
+from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+
+_LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
 class SkiRental:
@@ -17,18 +23,28 @@ class SkiRental:
         self._scenario = scenario
         self._work_function = WorkFunction(scenario.instance.start_usd)
 
-    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
+    def observe(self, seen: Observation) -> ProvisioningPlan:
         """Add what the last seconds cost on either target, and start or stop levels."""
-        work_function = self._work_function
+        work_function, rate = self._work_function, seen.rate
         work_function.grow(levels_of(self._scenario, rate))
         qps, usd_per_s = self._scenario.instance.qps, self._scenario.instance.usd_per_s
         usd_per_query = self._scenario.serverless.usd_per_query
         work_function.advance(
-            (usd_per_s - min(max(rate - level * qps, 0.0), qps) * usd_per_query) * elapsed_s
+            (usd_per_s - min(max(rate - level * qps, 0.0), qps) * usd_per_query) * seen.elapsed_s
             for level in range(len(work_function.on))
         )
-        return DesiredReplicas(sum(work_function.on), f"{rate:.1f} queries/s")
+        return on_demand(self._scenario.instance, sum(work_function.on), f"{rate:.1f} queries/s")
 
-    def resume(self, instances: int) -> None:
+    def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Take so many levels for started just now."""
-        self._work_function.resume(instances)
+        self._work_function.resume(paid_for(fleet))
+
+    def snapshot(self) -> Snapshot:
+        """Return the gaps of all levels, in dollars, as plain JSON values."""
+        return {"version": _LAYOUT, **self._work_function.snapshot()}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
+        saved = SavedFields.of(snapshot, self.name)
+        saved.check_version(_LAYOUT)
+        self._work_function.restore(saved, saved.length("gap", MAX_LEVELS))

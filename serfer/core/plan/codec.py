@@ -12,12 +12,16 @@ from serfer.core.plan.model import ZIP, Plan
 from serfer.core.plan.validation import check_sound
 from serfer.core.structure import structure, unstructure
 
-FORMAT = 7
+FORMAT = 9
+_WITHOUT_WINDOWS = 8
+"""The format of a plan of whole images: the same JSON without `windows`."""
+_OF_SCORES = 7
+"""The format of a plan whose network classifies: the same JSON without `outputs`."""
 _ALL_IN_ZIPS = 6
 """The format of a plan whose functions all have their weights in zips: the same JSON without `weights_in`."""
 _WITHOUT_GANGS = 5
 """The format of such a plan that has no gangs either: the same JSON without `gangs`."""
-_FORMATS = (_WITHOUT_GANGS, _ALL_IN_ZIPS, FORMAT)
+_FORMATS = (_WITHOUT_GANGS, _ALL_IN_ZIPS, _OF_SCORES, _WITHOUT_WINDOWS, FORMAT)
 _SHOWN = 40  # characters of what should have been a number
 
 
@@ -33,6 +37,12 @@ def _plain(plan: Plan) -> dict[str, Any]:
     if number == _WITHOUT_GANGS:
         del plain["gangs"]
     if number < FORMAT:
+        del plain["windows"]
+    elif plan.windows and plan.windows.exact and plan.windows.difference is None:
+        del plain["windows"]["difference"]
+    if number < _WITHOUT_WINDOWS:
+        del plain["outputs"]
+    if number < _OF_SCORES:
         for stage in plain["stages"]:
             del stage["weights_in"]
     return plain
@@ -40,8 +50,12 @@ def _plain(plan: Plan) -> dict[str, Any]:
 
 def _format(plan: Plan) -> int:
     """Return the oldest format that has all that a plan says."""
-    if any(stage.weights_in != ZIP for stage in plan.stages):
+    if plan.windows:
         return FORMAT
+    if not plan.classifies:
+        return _WITHOUT_WINDOWS
+    if any(stage.weights_in != ZIP for stage in plan.stages):
+        return _OF_SCORES
     return _ALL_IN_ZIPS if plan.gangs else _WITHOUT_GANGS
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.geometry import Grid, Rect
 from serfer.core.plan.preprocess import Preprocess
+from serfer.core.plan.windows import Windows
 from serfer.core.units import FLOAT_BYTES
 
 IMAGE = -1
@@ -18,6 +19,10 @@ CACHE, INLINE, OBJECTS = PATHS
 WEIGHT_PLACES = ("zip", "fetched", "image")
 ZIP, FETCHED, CONTAINER = WEIGHT_PLACES
 """Where a function has its weights: in its zip package, in the deployment's bucket, or in its container image."""
+OUTPUT_TYPES = ("float32", "int64", "int32", "uint8", "bool")
+"""The numpy types of a network's outputs; between stages, all are float32, which holds them exactly up to 2^24."""
+SCORES = "logits"
+"""What the one output of a network that classifies is called."""
 _UNTRAINED = "random"  # how the zoo says that weights are
 
 
@@ -67,6 +72,15 @@ class Shape:
     def __str__(self) -> str:
         """Write the shape as people do: 64x55x55, or 4096."""
         return str(self.width) if self.flat else f"{self.channels}x{self.height}x{self.width}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES."""
+
+    name: str
+    dims: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +160,7 @@ class Tile:
 
     It runs `graph` in function `function` of its stage. `inputs` and `padding` have one entry for each of the stage's
     inputs, `outputs` one for each of its outputs; `cells` cut the outputs in the order in which they are written (in
-    the last stage, the one output whole); `macs` counts the halo's work too. `serial_ms` and `parallel_ms` are its
+    the last stage, each output whole); `macs` counts the halo's work too. `serial_ms` and `parallel_ms` are its
     predicted compute on one vCPU: what more vCPUs do not speed up, and what they do.
     """
 
@@ -337,7 +351,10 @@ class Plan:
     too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
     (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
     (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
-    fastest first. `gangs` are disjoint and in order.
+    fastest first. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
+    are empty for a network that classifies, whose one output is (N, K) float32; `output` is the first one's shape.
+    `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
+    and `outputs` have the largest window's size.
     """
 
     format: int
@@ -360,6 +377,18 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     digest: str
     gangs: tuple[Gang, ...] = ()
+    outputs: tuple[OutputTensor, ...] = ()
+    windows: Windows | None = None
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the one output is a score for each class, (N, K) float32."""
+        return not self.outputs
+
+    @property
+    def output_tensors(self) -> tuple[OutputTensor, ...]:
+        """The outputs, described."""
+        return self.outputs or (OutputTensor(SCORES, (self.output.width,), OUTPUT_TYPES[0]),)
 
     @property
     def artefacts(self) -> list[Artefact]:

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.plan.preprocess import Preprocess
 
+_BYTE_SCALE = 255.0  # what the scale of a preprocessing is meant for
 
-def normalise(pixels: NDArray[np.uint8], preprocess: Preprocess) -> NDArray[np.float32]:
-    """Return pixels, (N, H, W, C) uint8, as a network's input, (N, C, H, W) float32: x * (scale / std) - mean / std."""
+
+def full_scale(dtype: str) -> float:
+    """Return the value of a type that counts as 255 does in a picture of 8 bits."""
+    kind = np.dtype(dtype)
+    return 1.0 if kind.kind == "f" else float(np.iinfo(kind).max)
+
+
+def scaled_to(preprocess: Preprocess, full: float) -> Preprocess:
+    """Return the preprocessing of pixels in which `full` counts as 255 does in a picture of 8 bits."""
+    return replace(preprocess, scale=preprocess.scale * _BYTE_SCALE / full)
+
+
+def normalise(pixels: NDArray[Any], preprocess: Preprocess) -> NDArray[np.float32]:
+    """Return pixels, (N, H, W, C), as a network's input, (N, C, H, W) float32: x * (scale / std) - mean / std.
+
+    Pixels are uint8, or of another type for which `scale` is meant.
+    """
     mean, std = np.array(preprocess.mean, dtype=np.float32), np.array(preprocess.std, dtype=np.float32)
     factor = np.float32(preprocess.scale) / std
     planes = pixels.transpose(0, 3, 1, 2)

@@ -6,11 +6,25 @@ The JSON itself, its keys and types, is checked by codec.py before.
 from __future__ import annotations
 
 import math
+from math import prod
 
 from serfer.core.errors import PlanError
 from serfer.core.plan.layout import ORIGINAL, UNSPLIT, is_graph, stage_directory, weights_file
-from serfer.core.plan.model import ACTIVATIONS, IMAGE, PATHS, WEIGHT_PLACES, Cell, Input, Piece, Plan, Stage
+from serfer.core.plan.model import (
+    ACTIVATIONS,
+    IMAGE,
+    OUTPUT_TYPES,
+    PATHS,
+    WEIGHT_PLACES,
+    Cell,
+    Input,
+    Piece,
+    Plan,
+    Stage,
+)
 
+MAX_RANK = 8
+"""The most axes of an output, the batch's apart."""
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
 
@@ -44,12 +58,11 @@ def check_sound(plan: Plan) -> None:
         raise PlanError("plan.json has a shape with a side of no or too many values")
     if max(shape.elements for shape in shapes) > MAX_ELEMENTS:
         raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
-    if not plan.stages or plan.stages[-1].outputs != (plan.output,):
-        raise PlanError("plan.json's stages do not lead to its output")
+    _check_outputs(plan)
     if plan.unsplit.path != UNSPLIT or [file.path for file in plan.original] not in ([], list(ORIGINAL)):
         raise PlanError("plan.json's unsplit network has another name")
-    if plan.activation not in ACTIVATIONS or len(plan.labels) not in (0, plan.output.elements):
-        raise PlanError("plan.json's activation is unknown, or its labels are not one for each output")
+    if plan.activation not in ACTIVATIONS or not labels_fit(plan):
+        raise PlanError("plan.json's activation is unknown, or its labels are not one for each class")
     if not (0 <= plan.limit.dependencies <= plan.limit.package and 1 <= plan.memory_per_vcpu < math.inf):
         raise PlanError(
             "plan.json has a limit of packages that is less than its dependencies, or than nothing; or impossible MB "
@@ -60,9 +73,35 @@ def check_sound(plan: Plan) -> None:
         _check_files(number, stage)
         _check_tiles(plan, number, stage)
     _check_gangs(plan)
+    if plan.windows:
+        from serfer.core.plan.windows_validation import check_windows  # noqa: PLC0415 - a worker's start imports no more
+
+        check_windows(plan, plan.windows)
     last = plan.stages[-1]
-    if not last.inline or any(tile.cells != (Cell(0, tile.outputs[0]),) for tile in last.tiles):
+    whole = [tuple(Cell(number, rect) for number, rect in enumerate(tile.outputs)) for tile in last.tiles]
+    if not last.inline or [tile.cells for tile in last.tiles] != whole:
         raise PlanError("plan.json's last stage does not answer with its output")
+
+
+def labels_fit(plan: Plan) -> bool:
+    """Return whether labels are one for each class: of scores, or of a map's channels; a mask may have any number."""
+    if not plan.labels or plan.output_tensors[0].dtype != OUTPUT_TYPES[0]:
+        return True
+    return len(plan.labels) == (plan.output.elements if plan.output.flat else plan.output.channels)
+
+
+def _check_outputs(plan: Plan) -> None:
+    """Refuse outputs that the last stage does not write."""
+    last = plan.stages[-1].outputs if plan.stages else ()
+    if not last or last[0] != plan.output or (plan.classifies and (len(last) != 1 or not plan.output.flat)):
+        raise PlanError("plan.json's stages do not lead to its output")
+    tensors = plan.output_tensors
+    if len(tensors) != len(last) or len({tensor.name for tensor in tensors}) != len(tensors):
+        raise PlanError("plan.json's outputs are not those of its last stage, each with a name of its own")
+    for tensor, shape in zip(tensors, last, strict=True):
+        sound = len(tensor.dims) <= MAX_RANK and all(0 < size <= MAX_ELEMENTS for size in tensor.dims)
+        if not sound or prod(tensor.dims) != shape.elements or tensor.dtype not in OUTPUT_TYPES:
+            raise PlanError(f"plan.json's output {tensor.name!r:.40} has another shape or type than the last stage's")
 
 
 def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:

@@ -311,17 +311,22 @@ def test_a_slice_that_keeps_all_images_is_removed():
     assert [node.kind for node in graph.nodes] == ["Conv", "Relu", "Flatten"]
 
 
-def test_an_integer_output_is_refused():
+def test_an_output_of_a_type_that_no_plan_holds_is_refused():
     net, x = network()
-    flat = net.op("Cast", net.flat(x), to=TensorProto.INT64)
+    flat = net.op("Cast", net.flat(x), to=TensorProto.DOUBLE)
     body = helper.make_graph(
         net.nodes,
         "net",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, *SIZE])],
-        [helper.make_tensor_value_info(flat, TensorProto.INT64, ("N", "K"))],
+        [helper.make_tensor_value_info(flat, TensorProto.DOUBLE, ("N", "K"))],
         net.weights,
     )
-    refused(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), None, "float32")
+    refused(
+        helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
+        None,
+        "is DOUBLE",
+        "float32",
+    )
 
 
 def test_every_stage_ends_in_float32_tensors(tmp_path):

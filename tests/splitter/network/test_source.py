@@ -68,10 +68,24 @@ class Wrapped(Model):
         return self.wrap(super().forward(x))
 
 
-@pytest.mark.parametrize("wrap", [lambda y: (y,), lambda y: {"scores": y}, lambda y: [y, y]])
-def test_an_output_that_is_not_a_tensor_is_refused(wrap):
-    kind = type(wrap(0)).__name__
-    assert f"forward() returns a {kind}: return the (N, K) tensor of scores alone" in message(Wrapped(wrap))
+@pytest.mark.parametrize(
+    ("wrap", "names"),
+    [
+        (lambda y: (y,), ["output0"]),
+        (lambda y: {"scores": y, "none": None}, ["scores"]),
+        (lambda y: [y, {"a": y, "b": (y, -y)}], ["output0", "output1.a", "output1.b.output0", "output1.b.output1"]),
+    ],
+)
+def test_outputs_have_the_names_of_their_places_in_what_a_module_returns(wrap, names):
+    source, _ = load(Wrapped(wrap), EXAMPLE)
+    assert list(source.outputs) == names
+    answer = source.run(EXAMPLE)
+    assert list(answer) == names if len(names) > 1 else answer.shape[0] == 1
+
+
+@pytest.mark.parametrize(("wrap", "kind"), [(lambda y: (y, 3), "int"), (lambda y: {"a": y, "b": "text"}, "str")])
+def test_an_output_that_is_not_a_tensor_is_refused(wrap, kind):
+    assert f"the module's forward() returns a {kind} as " in message(Wrapped(wrap))
 
 
 class TwoInputs(Model):

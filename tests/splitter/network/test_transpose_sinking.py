@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from serfer.core.errors import ModelError
 from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.tiling import operators
@@ -117,3 +118,30 @@ def test_top_k_values_are_picked_where_indices_are_unused(largest, tmp_path):
     net.nodes[-1].output.append("where")
     model = net.model(net.flat(net.op("Relu", "top")))
     assert worst_error(model, net.batch_of(2), tmp_path, ["1"]) <= EXACT
+
+
+def grid_of(rows, cols):
+    return np.stack(np.meshgrid(rows, cols, indexing="ij"), axis=-1)
+
+
+@pytest.mark.parametrize("to_front", [[2, 3, 0, 1], [3, 2, 1, 0]])
+def test_a_grid_of_rows_and_columns_is_two_gathers_and_is_spread(to_front, tmp_path):
+    """What torch's exporter makes of interpolation with "nearest-exact"."""
+    net, x = network()
+    grid = grid_of([0, 0, 3, 8, -1], [1, 2, 2, 7, 7, 8])
+    x = net.op("GatherND", net.op("Transpose", x, perm=to_front), net.constant(grid))
+    x = net.conv(net.op("Transpose", x, perm=np.argsort(to_front).tolist()), 6, 4, [3, 3], pads=[1, 1, 1, 1])
+    model = net.model(net.flat(x))
+    graph = with_tile_pools(from_onnx(model, *SIZE))
+    assert [node.kind for node in graph.nodes] == ["Conv", "Gather", "Gather", "Conv", "Flatten"]
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+
+
+def test_places_that_are_no_grid_are_refused():
+    net, x = network()
+    places = grid_of([0, 1, 2], [3, 4, 5])
+    places[1, 1] = (8, 8)
+    x = net.op("GatherND", net.op("Transpose", x, perm=[2, 3, 0, 1]), net.constant(places))
+    x = net.op("Transpose", x, perm=[2, 3, 0, 1])
+    with pytest.raises(ModelError, match=r"\(Transpose\).*images of a batch"):
+        from_onnx(net.model(net.flat(x)), *SIZE)

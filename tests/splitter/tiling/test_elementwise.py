@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from splitter.network.ingest import from_onnx
 from splitter.tiling import operators
@@ -243,3 +244,44 @@ def test_quantised_weights(tmp_path):
     scale = net.constant(np.abs(net.floats(4)) / 100)
     weight = net.op("DequantizeLinear", weight, scale, net.constant(np.zeros(4, np.int8)), axis=0)
     assert spread(net, net.op("Conv", x, weight, kernel_shape=[3, 3]), tmp_path) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("form", [{"axis": 1}, {"axis": -3, "keepdims": 0}, {"axis": 1, "select_last_index": 1}])
+def test_the_index_of_the_largest_channel(tmp_path, kind, form):
+    net, x = network()
+    x = net.op("Cast", net.op(kind, net.op("Round", x), **form), to=TensorProto.FLOAT)
+    assert spread(net, x, tmp_path, "3x2") == 0
+
+
+def test_the_largest_channels_without_their_indices(tmp_path):
+    net, x = network()
+    x = net.op("TopK", x, net.constant(np.array([2])), axis=1)
+    net.nodes[-1].output.append("indices")
+    assert spread(net, net.op("Relu", x), tmp_path) <= EXACT
+
+
+def test_the_index_of_the_largest_row_is_found_in_one_piece(tmp_path):
+    net, x = network()
+    x = net.op("Cast", net.op("ArgMax", x, axis=2), to=TensorProto.FLOAT)
+    model = net.model(net.flat(x))
+    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") == 0
+
+
+def probabilities(net, x):
+    return net.op("Transpose", net.op("Softmax", x, axis=1), perm=[0, 2, 3, 1])
+
+
+def one_channel_without_its_axis(net, x):
+    return net.op("Squeeze", net.op("ReduceMax", x, net.constant(np.array([1]))), net.constant(np.array([1])))
+
+
+def one_channel_with_an_axis_again(net, x):
+    least = net.op("ReduceMin", x, net.constant(np.array([1])), keepdims=0)
+    return net.op("Concat", x, net.op("Unsqueeze", least, net.constant(np.array([1]))), axis=1)
+
+
+@pytest.mark.parametrize("form", [probabilities, one_channel_without_its_axis, one_channel_with_an_axis_again])
+def test_what_dense_networks_end_in(tmp_path, form):
+    net, x = network()
+    assert spread(net, net.op("Exp", form(net, x)), tmp_path, "3x2") <= EXACT

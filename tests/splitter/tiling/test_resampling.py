@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from splitter.network.ingest import from_onnx
 from tests.splitter.models import Net
 from tests.splitter.tiling.test_elementwise import EXACT, network, spread
 
@@ -99,6 +100,14 @@ def test_space_to_depth(tmp_path):
         {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},
         {"kernel_shape": [3, 2], "strides": [1, 1], "pads": [0, 1, 2, 0]},
         {"kernel_shape": [3, 3], "strides": [3, 2], "dilations": [2, 1], "group": 2},
+        {"kernel_shape": [2, 1], "strides": [3, 3], "output_padding": [2, 0]},
+        {"kernel_shape": [1, 2], "strides": [4, 3], "pads": [0, 1, 0, 0]},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+        {"kernel_shape": [4, 3], "strides": [3, 2], "auto_pad": "SAME_LOWER", "dilations": [1, 2], "group": 3},
+        {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"},
+        {"kernel_shape": [3, 4], "strides": [2, 2], "output_shape": [17, 20]},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "output_shape": [18, 22], "auto_pad": "SAME_UPPER"},
+        {"kernel_shape": [2, 2], "strides": [2, 3], "output_shape": [19, 34], "output_padding": [1, 1]},
     ],
 )
 def test_transposed_convolution(tmp_path, window, grid):
@@ -106,3 +115,38 @@ def test_transposed_convolution(tmp_path, window, grid):
     weight = net.constant(net.floats(6, 2, *window["kernel_shape"]))
     bias = net.constant(net.floats(2 * window.get("group", 1)))
     assert spread(net, net.op("ConvTranspose", x, weight, bias, **window), tmp_path, grid) <= EXACT
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    ("unfolded", "perm", "folded"),
+    [
+        ((2, 2, 2, 9, 11), [0, 1, 4, 2, 5, 3], (2, 18, 22)),
+        ((2, 2, 2, 9, 11), [0, 3, 4, 1, 5, 2], (2, 18, 22)),
+        ((8, 3, 3, 11, 1), [0, 1, 3, 5, 2, 4], None),
+    ],
+    ids=["CRD", "DCR", "other"],
+)
+def test_pixel_shuffle_as_exporters_write_it(tmp_path, unfolded, perm, folded, grid):
+    net, x = network(channels=8)
+    x = net.op("Reshape", x, net.constant(np.array([0, *unfolded])))
+    x = net.op("Transpose", x, perm=perm)
+    folded = folded or (8, 33, 3)
+    x = net.op("Reshape", x, net.constant(np.array([0, *folded])))
+    x = net.conv(x, folded[0], 3, [3, 3])
+    kinds = [node.kind for node in from_onnx(net.model(net.flat(x)), 9, 11).nodes]
+    if folded == (2, 18, 22):
+        assert kinds == ["Conv", "DepthToSpace", "Conv", "Flatten"]
+        assert spread(net, x, tmp_path, grid) <= EXACT
+    else:
+        assert "DepthToSpace" not in kinds
+
+
+@pytest.mark.parametrize("perm", [[0, 1, 3, 5, 2, 4], [0, 3, 5, 1, 2, 4]], ids=["torch", "ONNX"])
+def test_pixel_unshuffle_as_exporters_write_it(tmp_path, perm):
+    net = Net(3, 12, 14)
+    x = net.conv("x", 3, 2, [3, 3], pads=[1, 1, 1, 1])
+    x = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 2, 6, 2, 7, 2]))), perm=perm)
+    x = net.conv(net.op("Reshape", x, net.constant(np.array([0, 8, 6, 7]))), 8, 3, [3, 3])
+    assert "SpaceToDepth" in [node.kind for node in from_onnx(net.model(net.flat(x)), 12, 14).nodes]
+    assert spread(net, x, tmp_path) <= EXACT

@@ -64,7 +64,7 @@ async function chooseModel() {
   model = found;
   const { input, weights, plan, stages, tasks } = model;
   byId("model-note").replaceChildren(`${input.width}×${input.height} pixels, ${plural(stages.length, "stage")}, ${plural(tasks, "task")}. Weights: ${weights}. Plan `, html("code", { title: plan }, plan.slice(0, 12)));
-  byId("top-k").max = Math.min(20, model.classes);
+  byId("top-k").max = Math.max(1, Math.min(20, model.classes));
   tiles.setModel(model);
   forgetAnswer();
 }
@@ -109,6 +109,10 @@ async function run() {
   }
   if (!model) await loadModels();
   if (!model) return;
+  if (!model.classes) {
+    const outputs = model.outputs.map((one) => `${one.name} ${one.shape.join("×")}`).join(", ");
+    return complain(new Problem({ title: "No classes", detail: `This network has no score for each class. Its outputs are ${outputs}: use serfer run, or POST /v2/models/${model.name}/infer.` }));
+  }
   running = new AbortController();
   busy(true);
   forgetAnswer();

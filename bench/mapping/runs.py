@@ -1,0 +1,105 @@
+"""One `serfer map` as a process: its report, its wall time, and the peaks of memory of it and of all below it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from psutil import wait_procs
+
+from bench.core.processes import descendants
+from serfer.core.errors import UnavailableError
+
+_SAMPLED_S = 0.1
+_END_S = 30.0
+
+
+@dataclass(frozen=True)
+class MapRun:
+    """A map that ended: its JSON report, the seconds of the whole process, and resident bytes at their peaks.
+
+    `largest_worker_bytes` is the peak of that process below the driver that had most: workers and, if there is one, the
+    store. Pages that several share count in each.
+    """
+
+    report: dict[str, Any]
+    seconds: float
+    driver_bytes: int
+    largest_worker_bytes: int
+
+
+@dataclass
+class _Peaks:
+    """The kernel's peak of each process, as last seen: it starts anew with each program that a process becomes."""
+
+    root: int
+    peaks: dict[int, int] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def sample(self) -> None:
+        for pid in (self.root, *(process.pid for process in descendants(self.root))):
+            if peak := _peak(pid):
+                self.peaks[pid] = peak
+
+    def watch(self) -> None:
+        while not self.ended.wait(_SAMPLED_S):
+            self.sample()
+
+
+def _peak(pid: int) -> int:
+    """Return the most bytes that a process has had resident; 0 for one that has ended."""
+    with suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+    return 0
+
+
+def command(image: Path, plan: Path, out: Path, more: Sequence[str] = ()) -> list[str]:
+    """Return the words of a map by local workers."""
+    words = ["map", str(image), "--plan", str(plan), "--out", str(out), "--workers", "local"]
+    return [sys.executable, "-m", "serfer", *words, "--json", *more]
+
+
+def run(words: Sequence[str]) -> MapRun:
+    """Run a map to its end; raises UnavailableError where it fails."""
+    started = time.monotonic()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own
+        peaks = _Peaks(process.pid)
+        watch = threading.Thread(target=peaks.watch)
+        watch.start()
+        try:
+            output, _ = process.communicate()
+        finally:
+            peaks.ended.set()
+            watch.join()
+            process.kill()
+    seconds = time.monotonic() - started
+    if process.returncode:
+        raise UnavailableError(f"serfer map ended with exit code {process.returncode}, and says why above")
+    below = [peak for pid, peak in peaks.peaks.items() if pid != process.pid]
+    return MapRun(json.loads(output), seconds, peaks.peaks[process.pid], max(below, default=0))
+
+
+def kill(words: Sequence[str], parts: Path, kept: int, later_s: float) -> None:
+    """Start a map and kill it some seconds after its directory of parts has `kept` windows; wait for all below it.
+
+    Raises UnavailableError for a map that ends before.
+    """
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:  # noqa: S603 - our own
+        try:
+            while len([*parts.glob("*.values")]) < kept and process.poll() is None:
+                time.sleep(_SAMPLED_S)
+            below = descendants(process.pid)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(later_s)
+                raise UnavailableError("the map ended before it was killed: give a larger image")
+        finally:
+            process.kill()
+    wait_procs(below, timeout=_END_S)

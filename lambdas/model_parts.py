@@ -1,0 +1,330 @@
+"""A model whose sessions are built in little memory: large layers in pieces, convolutions in parts.
+
+ONNX Runtime has a layer's weights twice while it brings them into the form that it computes with (sessions.py), fully
+connected layers one after the other, convolutions all together. So
+
+    Gemm(x, W, b)             becomes Concat(Gemm(x, W[rows], b[rows]), ...), pieces of 64 MB at most;
+    graph { a ... b, c ... }  becomes graph { a ... b }, graph { c ... }, where nothing but b's output passes, and both
+                              have large weights of convolutions: a session each.
+
+Outputs are the same bits. Each row of W is a column of the output, computed as in the whole layer. Between parts the
+tensor has ONNX's layout, into which ONNX Runtime brings it in any case for a Slice, and from which for a convolution;
+an Add would be joined with the convolution before it if that had its other operand in the same part, so that no tensor
+which an Add reads is passed on.
+
+Models are read and written as bytes; their weights stay outside (external data). Field numbers are those of onnx.proto.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+
+from lambdas import protobuf
+from lambdas.protobuf import fields, number_field, read_varint
+
+PIECE_BYTES, PART_BYTES = 1 << 26, 1 << 25
+"""Most weights of a piece of a fully connected layer; least weights of convolutions before and behind a cut."""
+_ROWS = 16  # a piece has a multiple: ONNX Runtime packs as many columns together
+_MODEL_GRAPH = 7
+_NODES, _INITIALIZERS, _INPUTS, _OUTPUTS = 1, 5, 11, 12  # of a graph
+_NODE_INPUT, _NODE_OUTPUT, _NODE_KIND, _NODE_ATTRIBUTE = 1, 2, 4, 5
+_DIMS, _TYPE, _TENSOR_NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
+_ATTRIBUTE_NAME, _ATTRIBUTE_NUMBER, _ATTRIBUTE_TYPE = 1, 3, 20
+_FLOAT, _EXTERNAL, _INT = 1, 1, 2  # a tensor's type, its data's location, an attribute's type
+_FLOAT_BYTES = 4
+_READERS = frozenset({b"Conv", b"Slice"})
+
+
+@dataclass(frozen=True)
+class _Node:
+    """An operator; `rest` are its other fields."""
+
+    kind: bytes
+    inputs: tuple[bytes, ...]
+    outputs: tuple[bytes, ...]
+    rest: bytes = b""
+
+    def field(self) -> bytes:
+        """Write the operator as a field of its graph."""
+        tensors = [(_NODE_INPUT, self.inputs), (_NODE_OUTPUT, self.outputs), (_NODE_KIND, (self.kind,))]
+        content = b"".join(protobuf.field(number, name) for number, names in tensors for name in names)
+        return protobuf.field(_NODES, content + self.rest)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """An initializer: its bytes are `raw`, or `length` bytes of the weights in `location` from `offset`, or unknown."""
+
+    content: bytes
+    name: bytes
+    shape: tuple[int, ...]
+    kind: int
+    raw: bytes = b""
+    location: bytes = b""
+    offset: int = 0
+    length: int = 0
+
+    def rows(self, name: bytes, start: int, stop: int) -> _Tensor:
+        """Return a part of a tensor by its first axis (a vector's columns, too, where it has two axes)."""
+        axis = 0 if self.shape[0] > 1 else len(self.shape) - 1
+        row = (self.length or len(self.raw)) // self.shape[axis]
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        content = b"".join(number_field(_DIMS, size) for size in shape)
+        content += number_field(_TYPE, self.kind) + protobuf.field(_TENSOR_NAME, name)
+        raw, offset, length = self.raw[start * row : stop * row], self.offset + start * row, (stop - start) * row
+        if raw:
+            return _Tensor(content + protobuf.field(_RAW_DATA, raw), name, shape, self.kind, raw)
+        place = {b"location": self.location, b"offset": b"%d" % offset, b"length": b"%d" % length}
+        for entry in place.items():
+            both = b"".join(protobuf.field(number, text) for number, text in enumerate(entry, 1))
+            content += protobuf.field(_EXTERNAL_DATA, both)
+        content += number_field(_DATA_LOCATION, _EXTERNAL)
+        return _Tensor(content, name, shape, self.kind, b"", self.location, offset, length)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A graph: inputs and outputs by name, with their messages; `rest` are its other fields, `head` the model's."""
+
+    head: bytes
+    rest: bytes
+    inputs: dict[bytes, bytes]
+    outputs: dict[bytes, bytes]
+    nodes: tuple[_Node, ...]
+    tensors: dict[bytes, _Tensor]
+
+    def model(self) -> bytes:
+        """Write the model."""
+        read = {name for node in self.nodes for name in node.inputs}
+        content = b"".join(
+            (
+                *(node.field() for node in self.nodes),
+                self.rest,
+                *(protobuf.field(_INITIALIZERS, one.content) for one in self.tensors.values() if one.name in read),
+                *(protobuf.field(_INPUTS, message) for message in self.inputs.values()),
+                *(protobuf.field(_OUTPUTS, message) for message in self.outputs.values()),
+            )
+        )
+        return self.head + protobuf.field(_MODEL_GRAPH, content)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model, a model itself; `reads` is the tensor that it has from the part before."""
+
+    graph: _Graph = field(repr=False)
+    reads: str = ""
+
+    def model(self, shape: Sequence[int | str | None] = ()) -> bytes:
+        """Write the model; `shape` is that of the tensor it reads, as the session of the part before says."""
+        if not self.reads:
+            return self.graph.model()
+        name = self.reads.encode()
+        return replace(self.graph, inputs={name: _value(name, shape)}).model()
+
+
+def parts(model: bytes) -> list[Part]:
+    """Return a model in parts, each of which reads what the one before computes; most models are one.
+
+    Raises IndexError, KeyError or ValueError for bytes that are no model.
+    """
+    graph = _with_pieces(_read(model))
+    cuts = _cuts(graph)
+    return [_part(graph, start, stop) for start, stop in pairwise([0, *cuts, len(graph.nodes)])]
+
+
+def _part(graph: _Graph, start: int, stop: int) -> Part:
+    nodes = graph.nodes[start:stop]
+    passed = _passed(graph, start)
+    inputs = {} if start else graph.inputs
+    outputs = graph.outputs if stop == len(graph.nodes) else {name: _value(name) for name in _passed(graph, stop)}
+    return Part(replace(graph, nodes=nodes, inputs=inputs, outputs=outputs), *(name.decode() for name in passed))
+
+
+def _passed(graph: _Graph, place: int) -> list[bytes]:
+    """Return the tensors that operators before a place compute and those behind it read."""
+    read = {name for node in graph.nodes[place:] for name in node.inputs}
+    return [name for node in graph.nodes[:place] for name in node.outputs if name in read]
+
+
+def _cuts(graph: _Graph) -> list[int]:
+    """Return before which operators a graph is cut."""
+    nodes = graph.nodes
+    weights = [[graph.tensors[name] for name in node.inputs if name in graph.tensors] for node in nodes]
+    sizes = [
+        sum(one.length for one in each) if node.kind == b"Conv" else 0
+        for node, each in zip(nodes, weights, strict=True)
+    ]
+    before = [0, *accumulate(sizes)]
+    cuts = [0]
+    for at in _places(graph):
+        enough = before[at] - before[cuts[-1]] >= PART_BYTES <= before[-1] - before[at]
+        if enough and _in_order(weights[:at], weights[at:]):
+            cuts.append(at)
+    return cuts[1:]
+
+
+def _places(graph: _Graph) -> Iterator[int]:
+    """Yield before which operators a single tensor passes, one that may."""
+    readers: dict[bytes, set[bytes]] = defaultdict(set)
+    last: dict[bytes, int] = {}
+    for at, node in enumerate(graph.nodes):
+        for name in node.inputs:
+            readers[name].add(node.kind)
+            last[name] = at
+    last |= dict.fromkeys(graph.outputs, len(graph.nodes))
+    passing = {*graph.inputs}
+    for at, node in enumerate(graph.nodes[:-1], 1):
+        passing = {name for name in (*passing, *node.outputs) if last.get(name, 0) >= at}
+        name = min(passing, default=b"")
+        if len(passing) == 1 and name not in graph.inputs and name not in graph.outputs and readers[name] <= _READERS:
+            yield at
+
+
+def _in_order(first: Iterable[Sequence[_Tensor]], second: Iterable[Sequence[_Tensor]]) -> bool:
+    """Return whether what is read first lies before all the rest, which therefore stays when that is given back."""
+    ends = (one.offset + one.length for each in first for one in each)
+    starts = (one.offset for each in second for one in each if one.length)
+    return max(ends, default=0) <= min(starts, default=sys.maxsize)
+
+
+def _with_pieces(graph: _Graph) -> _Graph:
+    """Return a graph whose large fully connected layers are computed in pieces."""
+    readers: dict[bytes, int] = defaultdict(int)
+    for node in graph.nodes:
+        for name in node.inputs:
+            readers[name] += 1
+    nodes: list[_Node] = []
+    tensors = dict(graph.tensors)
+    for node in graph.nodes:
+        rows = _piece_rows(node, graph.tensors, readers)
+        if not rows:
+            nodes.append(node)
+            continue
+        constants = [graph.tensors[name] for name in node.inputs[1:]]
+        outputs = []
+        for start in range(0, constants[0].shape[0], rows):
+            pieces = [
+                one.rows(b"%s.rows%d" % (one.name, start), start, min(start + rows, constants[0].shape[0]))
+                for one in constants
+            ]
+            tensors |= {piece.name: piece for piece in pieces}
+            outputs.append(b"%s.columns%d" % (node.outputs[0], start))
+            nodes.append(replace(node, inputs=(node.inputs[0], *(one.name for one in pieces)), outputs=(outputs[-1],)))
+        nodes.append(_Node(b"Concat", tuple(outputs), node.outputs, _number_attribute(b"axis", 1)))
+    return replace(graph, nodes=tuple(nodes), tensors=tensors)
+
+
+def _piece_rows(node: _Node, tensors: dict[bytes, _Tensor], readers: dict[bytes, int]) -> int:
+    """Return how many rows of its weights a piece of an operator has; 0 for one that stays whole."""
+    constants = [tensors.get(name) for name in node.inputs[1:]]
+    if node.kind != b"Gemm" or not all(constants) or not _is_transposed(node):
+        return 0
+    weights, *bias = (one for one in constants if one)
+    count = weights.shape[0]
+    if weights.length <= PIECE_BYTES or any(readers[one.name] > 1 for one in (weights, *bias)):
+        return 0
+    if any(one.kind != _FLOAT for one in (weights, *bias)):
+        return 0
+    if any(one.shape[-1:] != (count,) or (one.length or len(one.raw)) != count * _FLOAT_BYTES for one in bias):
+        return 0
+    rows = max(1, PIECE_BYTES // (weights.length // count) // _ROWS) * _ROWS
+    return rows if rows < count else 0
+
+
+def _is_transposed(node: _Node) -> bool:
+    """Return whether a Gemm has its weights as output columns x input columns."""
+    for number, _, content in fields(node.rest):
+        if number == _NODE_ATTRIBUTE:
+            entry = {inner: value for inner, _, value in fields(content)}
+            if entry[_ATTRIBUTE_NAME] == b"transB":
+                return read_varint(entry.get(_ATTRIBUTE_NUMBER, b"\0"))[0] == 1
+    return False
+
+
+def _read(model: bytes) -> _Graph:
+    head = rest = b""
+    nodes, tensors = [], {}
+    values: dict[int, dict[bytes, bytes]] = {_INPUTS: {}, _OUTPUTS: {}}
+    for number, whole, content in fields(model):
+        if number != _MODEL_GRAPH:
+            head += whole
+            continue
+        for inner, inner_whole, message in fields(content):
+            if inner == _NODES:
+                nodes.append(_node(message))
+            elif inner == _INITIALIZERS:
+                tensor = _tensor(message)
+                tensors[tensor.name] = tensor
+            elif inner in values:
+                values[inner][_value_name(message)] = message
+            else:
+                rest += inner_whole
+    return _Graph(head, rest, values[_INPUTS], values[_OUTPUTS], tuple(nodes), tensors)
+
+
+def _node(message: bytes) -> _Node:
+    names: dict[int, list[bytes]] = {_NODE_INPUT: [], _NODE_OUTPUT: [], _NODE_KIND: []}
+    rest = b""
+    for number, whole, content in fields(message):
+        if number in names:
+            names[number].append(content)
+        else:
+            rest += whole
+    return _Node(names[_NODE_KIND][0], tuple(names[_NODE_INPUT]), tuple(names[_NODE_OUTPUT]), rest)
+
+
+def _tensor(message: bytes) -> _Tensor:
+    shape: list[int] = []
+    place: dict[bytes, bytes] = {}
+    name = raw = b""
+    kind = 0
+    for number, _, content in fields(message):
+        if number == _DIMS:
+            shape += _numbers(content)
+        elif number == _TYPE:
+            kind = read_varint(content)[0]
+        elif number == _TENSOR_NAME:
+            name = content
+        elif number == _RAW_DATA:
+            raw = content
+        elif number == _EXTERNAL_DATA:
+            entry = {inner: value for inner, _, value in fields(content)}
+            place[entry[1]] = entry[2]
+    offset, length = (int(place.get(key, b"0")) for key in (b"offset", b"length"))
+    return _Tensor(message, name, tuple(shape), kind, raw, place.get(b"location", b""), offset, length)
+
+
+def _numbers(content: bytes) -> Iterator[int]:
+    """Yield the numbers of a repeated field: one, or all of them."""
+    at = 0
+    while at < len(content):
+        value, at = read_varint(content, at)
+        yield value
+
+
+def _number_attribute(name: bytes, value: int) -> bytes:
+    numbers = number_field(_ATTRIBUTE_NUMBER, value) + number_field(_ATTRIBUTE_TYPE, _INT)
+    return protobuf.field(_NODE_ATTRIBUTE, protobuf.field(_ATTRIBUTE_NAME, name) + numbers)
+
+
+def _value(name: bytes, shape: Sequence[int | str | None] = ()) -> bytes:
+    """Return what a graph says of an input or output: its name, that it has floats, and its shape, if that is known."""
+    tensor = number_field(1, _FLOAT)
+    if shape:
+        tensor += protobuf.field(2, b"".join(protobuf.field(1, _dimension(size)) for size in shape))
+    return protobuf.field(1, name) + protobuf.field(2, protobuf.field(1, tensor))
+
+
+def _dimension(size: int | str | None) -> bytes:
+    if size is None:
+        return b""
+    return protobuf.field(2, size.encode()) if isinstance(size, str) else number_field(1, size)
+
+
+def _value_name(message: bytes) -> bytes:
+    return next(content for number, _, content in fields(message) if number == 1)

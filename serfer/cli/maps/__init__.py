@@ -1,0 +1,1 @@
+"""Commands for images that no function holds."""

@@ -1,0 +1,100 @@
+"""`serfer map-plan`: a network becomes a plan for images that no function holds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serfer.cli.explain import show_plan
+from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
+from serfer.cli.split import dependency_bytes, memory_in
+from serfer.core.errors import UsageError
+from serfer.settings import load_settings
+
+_SIZE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
+
+
+def map_plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="An .onnx file whose height and width are free, or module.py:factory, a function without arguments "
+            "that returns the nn.Module (the file is imported and run, so it must be one that you trust)."
+        ),
+    ],
+    directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
+    sizes: Annotated[
+        list[str], typer.Option("--size", help="HEIGHTxWIDTH of the images, in pixels; several may be given.")
+    ],
+    window: Annotated[
+        str,
+        typer.Option(help="Side of windows in pixels of the result, or auto: the cheapest that functions can hold."),
+    ] = "auto",
+    channels: Annotated[int, typer.Option(min=1, max=4096, help="The images' channels.")] = 3,
+    reduce: Annotated[
+        str | None, typer.Option(help="What is made of the map's channels: argmax (classes), softmax or sigmoid.")
+    ] = None,
+    approximate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="OVERLAP",
+            help="Take windows for images of their own, with so many pixels around what they write: for networks that "
+            "look at the whole image. The difference is measured on a sample.",
+        ),
+    ] = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="IMAGE",
+            help="With --approximate: an image such as those that will be mapped; by default a generated one.",
+        ),
+    ] = None,
+    preprocess: Annotated[
+        Path | None, typer.Option(help="A TOML file: how pixels become the input (docs/how-to/preprocess.md).")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
+    memory: Annotated[
+        str, typer.Option(help="MB of the function, several to choose from, or auto: 1 to 4 vCPUs or all there are.")
+    ] = "auto",
+    store: Annotated[str, typer.Option(help="What predictions are for: redis, s3 or valkey.")] = "redis",
+    profiles: ProfilesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a plan that runs a network over images of any size, window by window, as if on the whole image.
+
+    A network that looks at the whole image is refused by name, or run with --approximate.
+    """
+    settings = load_settings()
+    from splitter.map_plan import map_plan as make  # noqa: PLC0415 - the command line starts fast
+    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - same
+
+    with status_line() as progress:
+        plan = make(
+            model,
+            [_size(text) for text in sizes],
+            directory,
+            window=window,
+            channels=channels,
+            reduce=reduce,
+            approximate=approximate,
+            sample=sample,
+            store=store,
+            memory_mb=memory_in(memory),
+            dependency_bytes=lambda: dependency_bytes(settings, progress),
+            preprocess=read_preprocess(preprocess) if preprocess else None,
+            labels=read_labels(labels) if labels else (),
+            facts=settings.facts(),
+            profiles=settings.profiles(profiles, 0.0),
+            progress=progress,
+        )
+    show_plan(plan, as_json)
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a size: write HEIGHTxWIDTH such as 9000x12000")
+    return int(match[1]), int(match[2])

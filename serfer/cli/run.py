@@ -1,0 +1,286 @@
+"""`serfer run`: images through a split network of any outputs, each of which becomes a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serfer.arrays import FORMATS, NPY, Array, encode, file_names, holds, read_npy
+from serfer.cli.classify import standard_input
+from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.options import (
+    DriverOption,
+    JsonOption,
+    KeptOption,
+    ModelOption,
+    ObjectStoreOption,
+    PlanOption,
+    StackOption,
+    StoreOption,
+    WorkersOption,
+    kept_url,
+    opened,
+    plan_directory,
+    print_json,
+)
+from serfer.cli.shared.report import print_report
+from serfer.cli.shared.terminal import complain, out
+from serfer.core.errors import InputError, SerferError, UsageError
+from serfer.core.exactness import difference
+from serfer.core.units import FLOAT_BYTES
+from serfer.core.wire import MAX_BATCH
+from serfer.files import write_whole
+from serfer.pipeline.reference import Run, original
+from serfer.settings import load_settings
+from serfer.wiring.options import workers_of
+from storage import schemes
+
+if TYPE_CHECKING:
+    from serfer.core.exactness import Difference
+    from serfer.core.plan import Plan
+    from serfer.pipeline.pipeline import Pipeline
+
+_STANDARD_INPUT = "-"
+_HEAD = 64 * 1024  # bytes of a .npy file before its values
+
+
+@dataclass(frozen=True)
+class WrittenOutput:
+    """An output as it was written: its shape with the images, and its least and largest value."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    min: float
+    max: float
+    file: str
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The names of what is written: an input's stem and the output's name in `folder`."""
+
+    folder: Path
+    kind: str
+    overwrite: bool
+
+    def of(self, name: str, plan: Plan) -> list[Path]:
+        stem = "stdin" if name == _STANDARD_INPUT else PurePath(name).stem
+        return [self.folder / file for file in file_names(stem, plan.output_tensors, self.kind)]
+
+    def check(self, paths: Sequence[Path]) -> None:
+        """Refuse to run a query whose files are there already."""
+        there = next((path for path in paths if path.exists()), None)
+        if there is not None and not self.overwrite:
+            raise InputError(f"{there} exists: give --overwrite to replace it, or another --out")
+
+
+def run(
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGE...",
+            help="Image files, or .npy arrays (N, C, H, W) float32 that are the input itself; - reads an image from "
+            "standard input.",
+        ),
+    ],
+    directory: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Where outputs are written; it is made if it is not there."),
+    ] = None,
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="npy: the array (N, ...), of any output; png: masks with a palette, maps of one channel with 16 bits; "
+            "tiff: maps in float32, a page for each channel. What png or tiff cannot hold is written as npy.",
+        ),
+    ] = NPY,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    store: StoreOption = None,
+    object_store: ObjectStoreOption = None,
+    workers: WorkersOption = None,
+    stack: StackOption = None,
+    driver: DriverOption = "push",
+    deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
+    ] = False,
+    cache_s: Annotated[
+        float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
+    ] = 0.0,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="Leave outputs where the last stage's tiles write them, however large, and print the result's id "
+            "(serfer result); with --out also write them to npy files, in bounded memory.",
+        ),
+    ] = False,
+    results: KeptOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run images, each as one query through a split network, and write each of its outputs to a file.
+
+    The files of photo.jpg are FOLDER/photo.OUTPUT.npy (or .png, .tiff), and appear whole. An image that fails does not
+    stop the others: the exit code is then that of the first failure.
+    """
+    _check(images, kind)
+    _check_keep(directory, results, keep=keep, other=kind != NPY or compare or cache_s > 0)
+    files = _Files(_made(directory), kind, overwrite) if directory else None
+    at = plan_directory(plan, model, stack)
+    url = _results_url(results, workers, stack) if keep else None
+    workers = workers_of(workers, stack, "local")
+    failures = []
+    with opened(at, store, workers, driver, object_store, cache_s, stack, url) as pipeline:
+        _check_format(pipeline.plan, kind)
+        whole = original(pipeline.plan, at) if compare else None
+        for name in images:
+            try:
+                if keep or files is None:
+                    _keep(pipeline, name, files, deadline_ms / 1000, as_json=as_json)
+                    continue
+                written, delta = _run(pipeline, name, files, deadline_ms / 1000, whole)
+            except SerferError as error:
+                complain(f"{name}: {error}" if name not in str(error) else error)
+                failures.append(error)
+                if as_json:
+                    print_json({"image": name, "outputs": [], "error": str(error)})
+                continue
+            if as_json:
+                _print_json(pipeline, name, written, delta)
+            else:
+                _print(pipeline, name, written, delta)
+    if failures:
+        raise typer.Exit(failures[0].exit_code)
+
+
+def _check(images: Sequence[str], kind: str) -> None:
+    """Raise UsageError for what could not be done with any plan."""
+    if kind not in FORMATS:
+        raise UsageError(f"--format is {', '.join(FORMATS)}, not {kind!r}")
+    if images.count(_STANDARD_INPUT) > 1:
+        raise UsageError("standard input can be read only once")
+    [(stem, count)] = Counter(PurePath(name).stem for name in images).most_common(1)
+    if count > 1:
+        raise UsageError(f"{count} inputs are called {stem!r}, and their outputs would have the same files: run each")
+
+
+def _check_keep(directory: Path | None, results: str | None, *, keep: bool, other: bool) -> None:
+    """Raise UsageError where nobody says where outputs go, and for what kept outputs have not."""
+    if directory is None and not keep:
+        raise UsageError("give --out, the folder for outputs, or --keep, which leaves them in the store of results")
+    if results is not None and not keep:
+        raise UsageError("--results says where outputs are kept: give --keep too")
+    if keep and other:
+        raise UsageError("--keep goes without --compare and --cache-s, and --out has npy files then")
+
+
+def _results_url(results: str | None, workers: str | None, stack: str | None) -> str:
+    """Return the URL of the store of results; functions in AWS cannot write to this machine's."""
+    settings = load_settings()
+    if "memory" in schemes(results or settings.results or ""):
+        raise UsageError("--keep: what lies in memory:// ends with this command: give --results another URL")
+    if results or settings.results or workers_of(workers, stack, "local") != "aws":
+        return kept_url(results, settings)
+    raise UsageError("--keep with functions in AWS: give --results, the URL of the store that they keep results in")
+
+
+def _keep(pipeline: Pipeline, name: str, files: _Files | None, deadline_s: float, *, as_json: bool) -> None:
+    """Answer one query whose outputs are kept, and print where they are."""
+    from serfer.cli.result import print_result, result_object  # noqa: PLC0415 - most runs keep nothing
+
+    if files:
+        files.check(files.of(name, pipeline.plan))
+    kept = pipeline.run_to_result(_input(pipeline, name), deadline_s=deadline_s)
+    stem = "stdin" if name == _STANDARD_INPUT else PurePath(name).stem
+    paths = [str(path) for path in kept.save(files.folder, stem, overwrite=files.overwrite)] if files else []
+    if as_json:
+        report = pipeline.last_report.as_dict()
+        del report["images"]
+        print_json({"image": name, **result_object(kept.manifest), **({"files": paths} if files else {}), **report})
+        return
+    out.print(f"[bold]{plain(PurePath(name).name)}[/]")
+    print_result(kept.manifest)
+    for path in paths:
+        out.print(plain(path), soft_wrap=True)
+    print_report(pipeline.last_report)
+    out.print()
+
+
+def _check_format(plan: Plan, kind: str) -> None:
+    tensors = plan.output_tensors
+    if not any(holds(kind, tensor) for tensor in tensors):
+        outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in tensors)
+        raise UsageError(f"--format {kind} holds none of the outputs {outputs}: write npy")
+
+
+def _made(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{str(directory)!r} cannot be a folder for outputs: {reason}") from error
+    return directory
+
+
+def _run(
+    pipeline: Pipeline, name: str, files: _Files, deadline_s: float, whole: Run | None
+) -> tuple[list[WrittenOutput], Difference | None]:
+    """Answer one query, write its outputs, and compare them with the unsplit model's where that is wanted."""
+    paths = files.of(name, pipeline.plan)
+    files.check(paths)
+    batch = _input(pipeline, name)
+    answer = pipeline.run(batch, deadline_s=deadline_s)
+    delta = difference(answer, whole(batch)) if whole else None
+    outputs = pipeline.last.outputs
+    encoded = [
+        encode(values, path.suffix.removeprefix("."), output)
+        for path, (output, values) in zip(paths, outputs.items(), strict=True)
+    ]
+    for path, data in zip(paths, encoded, strict=True):
+        write_whole(path, data)
+    return [
+        WrittenOutput(output, values.shape, values.dtype.name, float(values.min()), float(values.max()), str(path))
+        for path, (output, values) in zip(paths, outputs.items(), strict=True)
+    ], delta
+
+
+def _input(pipeline: Pipeline, name: str) -> Array:
+    """Return what a query is run on: the array of a .npy file, or an image's pixels."""
+    if PurePath(name).suffix.lower() == f".{NPY}":
+        return read_npy(Path(name), _HEAD + MAX_BATCH * pipeline.plan.input.elements * FLOAT_BYTES)
+    return pipeline.pixels([standard_input() if name == _STANDARD_INPUT else Path(name)], [name])
+
+
+def _print_json(pipeline: Pipeline, name: str, written: Sequence[WrittenOutput], delta: Difference | None) -> None:
+    report = pipeline.last_report.as_dict()
+    del report["images"]  # of classes
+    line: dict[str, Any] = {"image": name, "outputs": [asdict(output) for output in written], **report}
+    if delta is not None:
+        line["difference"] = {"error": delta.error, "same_top": delta.same_top}
+    print_json(line)
+
+
+def _print(pipeline: Pipeline, name: str, written: Sequence[WrittenOutput], delta: Difference | None) -> None:
+    plan = pipeline.plan
+    out.print(f"[bold]{plain(PurePath(name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+    table = columns("output", "shape", "type", "min", "max", "file")
+    for output in written:
+        shape = "x".join(map(str, output.shape))
+        table.add_row(
+            *(plain(output.name), shape, output.dtype, f"{output.min:.6g}", f"{output.max:.6g}", plain(output.file))
+        )
+    out.print(table)
+    print_report(pipeline.last_report)
+    if delta is not None:
+        same = "same" if delta.same_top else "OTHER"
+        out.print(f"difference from the unsplit model: {delta.error:.1e} of the outputs' range, {same} first classes")
+    out.print()

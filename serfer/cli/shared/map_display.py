@@ -1,0 +1,163 @@
+"""Maps on a terminal: what an image will take, how far it is, what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.options import print_json
+from serfer.cli.shared.terminal import complain, err, out
+
+if TYPE_CHECKING:
+    from serfer.mapping.estimate import Estimate
+    from serfer.mapping.many_images import ManyReport
+    from serfer.mapping.report import MapProgress, MapReport
+
+_EVERY_S = 30.0  # a line of progress, where no terminal is watched
+_MINUTE, _HOUR = 60, 3600
+_MOST_FAILURES = 10
+
+
+class MapDisplay:
+    """Shows a map on a terminal as a bar, elsewhere as a line now and then."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("windows  {task.fields[said]}"),
+            console=err,
+            transient=True,
+        )
+        self._task: Any = None
+        self._said_at = monotonic()
+
+    def note(self, text: str) -> None:
+        """Print a warning."""
+        complain(text)
+
+    def start(self, image: str, estimate: Estimate) -> None:
+        """Print what an image will take."""
+        for line in _estimate_lines(estimate):
+            complain(f"{image}: {line}")
+        if err.is_terminal:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._bar.start()
+            done = estimate.windows - estimate.missing
+            self._task = self._bar.add_task(plain(Path(image).name), total=estimate.windows, completed=done, said="")
+
+    def progress(self, progress: MapProgress) -> None:
+        """Show how far an image is."""
+        done, said = progress.resumed + progress.done, _said(progress)
+        if self._task is not None:
+            self._bar.update(self._task, completed=done, said=said)
+        elif monotonic() - self._said_at > _EVERY_S:
+            self._said_at = monotonic()
+            complain(f"{progress.image}: {done:,} of {progress.windows:,} windows, {said}")
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+
+@contextmanager
+def watching() -> Iterator[MapDisplay]:
+    """Show maps within the block."""
+    display = MapDisplay()
+    try:
+        yield display
+    finally:
+        display.stop()
+
+
+def _said(progress: MapProgress) -> str:
+    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
+    failed = f", {progress.failed:,} failed" if progress.failed else ""
+    return f"{progress.rate:.2f} a second{left}, ${progress.usd:.6f}{failed}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a reader wants it."""
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.1f} min"
+    return f"{seconds / _HOUR:.1f} h"
+
+
+def _estimate_lines(estimate: Estimate) -> list[str]:
+    there = estimate.windows - estimate.missing
+    resumed = f", {there:,} of them are there already" if there else ""
+    size = f"{estimate.height:,} x {estimate.width:,} pixels, {estimate.windows:,} windows{resumed}"
+    took = f"{duration(estimate.seconds)}, ${estimate.usd:.6f} ({estimate.cold_starts:,} cold starts included)"
+    return [
+        f"{size}; overlaps add {estimate.overlap:.1%} to the work",
+        f"predicted on Lambda, {estimate.concurrency:,} at once: {took}",
+        *([f"APPROXIMATE: {estimate.approximation}"] if estimate.approximation else ()),
+    ]
+
+
+def print_estimate(image: str, estimate: Estimate, *, as_json: bool) -> None:
+    """Print what an image will take."""
+    if as_json:
+        print_json({"image": image, **asdict(estimate)})
+        return
+    for line in _estimate_lines(estimate):
+        out.print(plain(f"{image}: {line}"))
+
+
+def print_report(report: MapReport, *, as_json: bool) -> None:
+    """Print what a map of one image did."""
+    if as_json:
+        print_json(report.as_dict())
+        return
+    if report.result:
+        shape = f"{report.channels} x {report.height:,} x {report.width:,} {report.dtype}"
+        exact = "" if report.exact else f"  APPROXIMATE: {plain(report.estimate.approximation)}"
+        out.print(f"[bold]{plain(report.result)}[/]  {shape}{exact}")
+    empty = f", {report.empty:,} without data" if report.empty else ""
+    there = f", {report.resumed:,} from before" if report.resumed else ""
+    out.print(
+        f"{report.computed:,} windows computed{there}{empty} in {duration(report.seconds)}: "
+        f"${report.cost_usd:.6f} on Lambda, predicted ${report.estimate.usd:.6f}"
+    )
+    if report.window_ms:
+        table = columns("a window's ms", *report.window_ms)
+        table.add_row("", *(f"{value:,.0f}" for value in report.window_ms.values()))
+        out.print(table)
+    for failure in report.failures[:_MOST_FAILURES]:
+        out.print(plain(f"window {failure.window} failed: {failure.error}"))
+    if len(report.failures) > _MOST_FAILURES:
+        out.print(f"... and {len(report.failures) - _MOST_FAILURES:,} more")
+
+
+def print_many(report: ManyReport, out_place: str, retry: Path, *, as_json: bool) -> None:
+    """Print what a map of many images did."""
+    left = len(report.failed) + len(report.untried)
+    if as_json:
+        print_json(
+            {
+                "out": out_place,
+                "mapped": len(report.done),
+                "skipped": report.skipped,
+                "failed": report.failed,
+                "untried": report.untried,
+                "cost_usd": report.cost_usd,
+            }
+        )
+        return
+    there = f", {report.skipped:,} were there" if report.skipped else ""
+    out.print(f"{len(report.done):,} images mapped into {plain(out_place)}{there}, ${report.cost_usd:.6f} on Lambda")
+    for image, error in [*report.failed.items()][:_MOST_FAILURES]:
+        out.print(plain(f"failed: {image}: {error}"))
+    if left:
+        out.print(plain(f"{left:,} images are left, listed in {retry}"))

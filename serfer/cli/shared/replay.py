@@ -1,0 +1,68 @@
+"""`serfer simulate --replay`: a policy on what a live service recorded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from serfer.cli.shared.display import plain
+from serfer.cli.shared.options import print_json
+from serfer.cli.shared.terminal import out
+from serfer.core.errors import WrongAnswerError
+
+if TYPE_CHECKING:
+    from serfer.control.policy import ProvisioningPlan
+    from serfer.control.saved.replay import Difference, ReplayReport
+
+
+def replay_recording(file: Path, scenario: Path, policy: str | None, *, as_json: bool) -> None:
+    """Replay a recording and print the report; raises WrongAnswerError where its own policy decides otherwise."""
+    from serfer.control.policies import make_policy  # noqa: PLC0415 - the command line starts fast
+    from serfer.control.saved.recording import read_recording  # noqa: PLC0415 - same
+    from serfer.control.saved.replay import replay  # noqa: PLC0415 - same
+    from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - same
+
+    world = read_scenario(scenario)
+    header, events = read_recording(file)
+    name = policy or header.policy
+    report = replay(header, events, world, make_policy(name, world))
+    if as_json:
+        print_json(asdict(report))
+    else:
+        _print(report)
+    if report.first is not None and name == header.policy:
+        raise WrongAnswerError(
+            f"{name} decides otherwise than it did, first at {_place(report.first)}: is it the same version of SerFer?"
+        )
+
+
+def _print(report: ReplayReport) -> None:
+    out.print(f"{report.decisions:,} decisions in {report.seconds / 3600:,.2f} h, {report.same:,} of them the same")
+    if report.first is not None:
+        out.print(plain(f"the first difference: {_place(report.first)}"))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    sides = (report.recorded, report.replayed)
+    for name in ("", f"{report.recorded.policy}, recorded", f"{report.replayed.policy}, replayed"):
+        table.add_column(plain(name), justify="right" if name else "left", no_wrap=True)
+    table.add_row("instances wanted, on average", *(f"{one.mean_instances:,.2f}" for one in sides))
+    table.add_row("instances wanted, at most", *(f"{one.most_instances:,}" for one in sides))
+    table.add_row("Lambda $", *(f"{one.serverless_usd:,.4f}" for one in sides))
+    table.add_row("instances $", *(f"{one.instances_usd:,.4f}" for one in sides))
+    table.add_row("cost $", *(f"{one.usd:,.4f}" for one in sides))
+    out.print(table)
+
+
+def _place(first: Difference) -> str:
+    recorded, replayed = _words(first.recorded), _words(first.replayed)
+    return f"observation {first.at:,} (at {first.now_s:.3f} s): recorded {recorded}; replayed {replayed}"
+
+
+def _words(plan: ProvisioningPlan | None) -> str:
+    if plan is None:
+        return "an error"
+    groups = ", ".join(f"{group.count} {group.kind} {group.market}" for group in plan.instances) or "no instances"
+    warm = f", {plan.warm} environments warm" if plan.warm else ""
+    return f"{groups}{warm} ({plan.reason})"

@@ -1,0 +1,75 @@
+"""A query's report on a terminal: its stages, what moved, and its dollars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.terminal import out
+
+if TYPE_CHECKING:
+    from serfer.core.report import QueryReport, StageReport
+
+_QUERIES = 1_000_000
+
+
+def print_report(report: QueryReport) -> None:
+    """Print a query's stages, what moved, how long it took and what it costs."""
+    if report.target == "cache":
+        out.print(f"{report.latency_ms:.1f} ms, from the cache: nothing ran")
+    elif report.target == "gpu":
+        out.print(f"{report.latency_ms:.1f} ms, on an instance of the pool: ${report.cost_usd:.8f} of what it costs")
+    else:
+        _print_stages(report)
+        _print_sums(report)
+
+
+def _print_stages(report: QueryReport) -> None:
+    gangs = _has_gangs(report)
+    table = columns(
+        *("stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out"),
+        *(("gang", "exchanged", "waited") if gangs else ()),
+    )
+    for stage in report.stages:
+        start = "warm" if not stage.cold else f"{stage.cold} cold"
+        row = (
+            stage.grid,
+            str(stage.tasks),
+            f"{stage.ms:.1f}",
+            start,
+            byte_size(stage.bytes_in),
+            byte_size(stage.bytes_out),
+            *(_gang_figures(stage) if gangs else ()),
+        )
+        table.add_row(stage.name, *row)
+    out.print(table)
+
+
+def _print_sums(report: QueryReport) -> None:
+    store = report.store
+    out.print(
+        f"{report.latency_ms:.0f} ms; store: {byte_size(store.bytes_put)} written, {byte_size(store.bytes_get)} read, "
+        f"{store.exists} polls; {report.retries} retries"
+        + (f", {report.restarts} restarts" if report.restarts else "")
+        + (f", {report.disbanded} gangs disbanded" if report.disbanded else "")
+        + (f", environments warmed: {report.warm_ups}" if report.warm_ups else "")
+    )
+    out.print(
+        f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "
+        "us-east-1 prices, task times of this machine"
+    )
+    if report.plan_reason:
+        out.print(f"plan {report.plan[:12]}: {plain(report.plan_reason)}")
+    if _has_gangs(report):
+        out.print(f"gangs: members waited {report.wait_gb_s:.4f} GB-seconds for one another")
+
+
+def _has_gangs(report: QueryReport) -> bool:
+    return any(stage.gang is not None for stage in report.stages)
+
+
+def _gang_figures(stage: StageReport) -> tuple[str, str, str]:
+    """Return a stage's cells of the columns that only gangs have: its first stage, halos, milliseconds waited."""
+    if stage.gang is None:
+        return "", "", ""
+    return f"stage-{stage.gang}", byte_size(stage.bytes_exchanged), f"{stage.wait_ms:.1f} ms"

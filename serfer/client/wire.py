@@ -1,0 +1,159 @@
+"""Conversations over httpx: one wire that blocks, and one for asyncio.
+
+A reply's body is kept, or, where its call has a sink, passed on as it comes: then it has no bound but the sink's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import httpx
+
+from serfer.client.conversation import Steps, T, Try
+from serfer.client.messages import Call, Reply, unreadable
+from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError
+
+MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
+_CONNECT_S = 5.0
+_LOST = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+
+
+class Wire:
+    """Holds a conversation over httpx, and waits in between."""
+
+    def __init__(self, http: httpx.Client, sleep: Callable[[float], None], now: Callable[[], float]) -> None:
+        self.http = http
+        self._sleep = sleep
+        self._now = now
+
+    def run(self, steps: Steps[T]) -> T:
+        """Hold a conversation to its end."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = self._send(step)
+                except (httpx.HTTPError, TimeoutError) as error:
+                    step = steps.throw(_fault(error, step, self.http.base_url))
+                else:
+                    step = steps.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    def _send(self, step: Try) -> Reply:
+        if step.after_s:
+            self._sleep(step.after_s)
+        latest = self._now() + step.timeout_s
+        response = self.http.send(_request(step, self.http), stream=True)
+        try:
+            body = _Body(step.call, response)
+            for chunk in response.iter_bytes():
+                body.extend(chunk)
+                if self._now() > latest:
+                    raise TimeoutError
+            return body.reply()
+        finally:
+            response.close()
+
+
+class AsyncWire:
+    """Holds a conversation over httpx, and lets other tasks run meanwhile."""
+
+    def __init__(self, http: httpx.AsyncClient, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self.http = http
+        self._sleep = sleep
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Hold a conversation to its end."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = await self._send(step)
+                except (httpx.HTTPError, TimeoutError) as error:
+                    step = steps.throw(_fault(error, step, self.http.base_url))
+                else:
+                    step = steps.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    async def _send(self, step: Try) -> Reply:
+        if step.after_s:
+            await self._sleep(step.after_s)
+        async with asyncio.timeout(step.timeout_s):
+            response = await self.http.send(_request(step, self.http), stream=True)
+            try:
+                body = _Body(step.call, response)
+                async for chunk in response.aiter_bytes():
+                    body.extend(chunk)
+                return body.reply()
+            finally:
+                await response.aclose()
+
+
+def _request(step: Try, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
+    """Return a try as a request; one to another server has no header of the client's, least of all its API key."""
+    call = step.call
+    timeout = httpx.Timeout(step.timeout_s, connect=min(step.timeout_s, _CONNECT_S))
+    if call.elsewhere:
+        extensions = {"timeout": timeout.as_dict()}
+        return httpx.Request(call.method, call.path, headers=call.headers, extensions=extensions)
+    return http.build_request(
+        call.method,
+        call.path,
+        params=call.params or None,  # an empty mapping would take a link's own query away
+        headers=call.headers,
+        content=call.content,
+        timeout=timeout,
+    )
+
+
+class _Body:
+    """A reply's body as it comes: kept, within bounds, or passed on to its call's sink."""
+
+    def __init__(self, call: Call, response: httpx.Response) -> None:
+        self._response = response
+        self._kept = bytearray()
+        self._most = MAX_REPLY_BYTES if call.most_reply_bytes is None else call.most_reply_bytes
+        self._sink = call.sink if response.status_code in call.expected else None
+        if self._sink is not None:
+            self._sink.start()
+
+    def extend(self, chunk: bytes) -> None:
+        """Take what came."""
+        if "Content-Encoding" in self._response.headers:
+            raise unreadable("compressed", self.reply())
+        if self._sink is not None:
+            self._sink.write(chunk)
+            return
+        if len(self._kept) + len(chunk) > self._most:
+            raise unreadable(f"more than {self._most} bytes", self._reply(b""))
+        self._kept += chunk
+
+    def reply(self) -> Reply:
+        """Return the reply, which has come to its end."""
+        if self._sink is not None:
+            self._sink.end()
+        return self._reply(bytes(self._kept))
+
+    def _reply(self, body: bytes) -> Reply:
+        return Reply(self._response.status_code, self._response.headers, body)
+
+
+def _fault(error: Exception, step: Try, base_url: httpx.URL) -> ServiceError:
+    """Return what it means that no reply came."""
+    reason = str(error) or type(error).__name__
+    place = httpx.URL(step.call.path).host if step.call.elsewhere else base_url
+    if isinstance(error, _LOST):
+        return ServiceUnavailableError(f"no service answers at {place}: {reason}; look at the client's base_url")
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
+        return ServiceDeadlineError(f"no answer from {place} in time: allow more (timeout_s)")
+    return ServiceError(f"no answer from {place} that can be read: {reason}")

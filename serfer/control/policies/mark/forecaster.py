@@ -1,0 +1,66 @@
+"""What MArk asks of a forecast of the load, and forecasters by name: built in, plugged in, or MODULE:Class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.control.policies.mark.seasonal import SeasonalSmoothing
+from serfer.core.errors import InputError, UsageError
+from serfer.modules import in_one_line, load_entry, load_object, plugged_in
+
+Floats = NDArray[np.float64]
+GROUP: Final = "serfer.forecasters"
+
+
+class Forecaster(Protocol):
+    """Forecasts the highest rates of the next units of time from those of the past; pure and deterministic.
+
+    It is asked once a unit, where queries are routed: an answer that takes longer than milliseconds is late.
+    """
+
+    def observe(self, peak: float) -> None:
+        """Take in the highest rate, in queries/s, of the unit of time that is over."""
+        ...
+
+    def forecast(self, units: int) -> Floats:
+        """Return the highest rates expected in each of the next units: an array (units,) in queries/s."""
+        ...
+
+
+FORECASTERS: Final[dict[str, Callable[[], Forecaster]]] = {"seasonal": SeasonalSmoothing}
+
+
+def make_forecaster(name: str) -> Forecaster:
+    """Return a forecaster: built in, plugged in by the entry point group `serfer.forecasters`, or MODULE:Class.
+
+    Raises UsageError: none has that name, or what the user named is none.
+    """
+    if (make := FORECASTERS.get(name)) is not None:
+        return make()
+    plugged = plugged_in(GROUP)
+    if ":" not in name and name not in plugged:
+        known = ", ".join(dict.fromkeys([*FORECASTERS, *plugged]))
+        raise UsageError(f"there is no forecaster {name!r:.80}: there are {known}, and MODULE:Class")
+    made = load_object(name) if ":" in name else load_entry(plugged[name])
+    if not isinstance(made, type) or not all(callable(getattr(made, one, None)) for one in ("observe", "forecast")):
+        raise UsageError(f"forecaster {name} is not a class with observe and forecast (docs/how-to/add-a-policy.md)")
+    try:
+        forecaster: Forecaster = made()
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
+        raise UsageError(f"forecaster {name} could not be made: {in_one_line(error)}") from error
+    return forecaster
+
+
+def checked(forecast: Any, units: int) -> Floats:  # noqa: ANN401 - that is what is checked
+    """Return a forecast as an array (units,) of rates that are not negative; raises InputError for what is none."""
+    try:
+        rates = np.asarray(forecast, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"a forecast of {type(forecast).__name__} is not an array of rates") from error
+    if rates.shape != (units,) or not np.isfinite(rates).all():
+        raise InputError(f"a forecast has the shape {rates.shape} or infinite rates: it should be {units} finite ones")
+    return np.maximum(rates, 0.0)

@@ -1,0 +1,96 @@
+"""Policies of the user's own: MODULE:Class, and the entry point group `serfer.policies`.
+
+What they are made of, and each plan that they make, is checked before anybody acts on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from serfer.control.policy import InstanceCount, InstanceGroup, Observation, Policy, ProvisioningPlan
+from serfer.control.scenario import Market, Scenario
+from serfer.core.errors import InputError, UsageError
+from serfer.modules import in_one_line, load_entry, load_object, plugged_in
+
+GROUP: Final = "serfer.policies"
+MAX_INSTANCES: Final = 10_000
+_MAX_REASON: Final = 1000  # characters
+
+
+def plugged_in_names() -> list[str]:
+    """Return the names that installed packages plug policies in by."""
+    return [*plugged_in(GROUP)]
+
+
+def find_policy(name: str) -> Callable[[Scenario], Policy] | None:
+    """Return what makes a policy of the user's own, None for a name that is unknown.
+
+    Raises UsageError for one that cannot be loaded, is not a class, or has not a policy's methods.
+    """
+    if ":" in name:
+        made = load_object(name)
+    elif (entry := plugged_in(GROUP).get(name)) is not None:
+        made = load_entry(entry)
+    else:
+        return None
+    if not isinstance(made, type):
+        raise UsageError(f"policy {name}: {type(made).__name__} is not a class (docs/how-to/add-a-policy.md)")
+    missing = [method for method in ("observe", "resume") if not callable(getattr(made, method, None))]
+    if missing:
+        raise UsageError(f"policy {name}: the class has no {' and no '.join(missing)} (docs/how-to/add-a-policy.md)")
+    return lambda scenario: _CheckedPolicy(name, made, scenario)
+
+
+class _CheckedPolicy:
+    """A policy whose errors name it, and whose plans are checked."""
+
+    def __init__(self, name: str, made: type[Any], scenario: Scenario) -> None:
+        """Make the policy; raises UsageError where its constructor fails."""
+        self.name = name
+        self._kinds = {kind.name for kind in scenario.instances}
+        try:
+            self._policy = made(scenario)
+        except (Exception, SystemExit) as error:  # the user's own code may raise anything
+            raise UsageError(f"policy {name} could not be made for the scenario: {in_one_line(error)}") from error
+
+    def observe(self, seen: Observation) -> ProvisioningPlan:
+        """Return the policy's plan; raises InputError where it fails, or makes something else than a plan."""
+        try:
+            plan = self._policy.observe(seen)
+        except Exception as error:  # as above
+            raise InputError(f"policy {self.name}: observe failed: {in_one_line(error)}") from error
+        if (wrong := self._wrong(plan)) is not None:
+            raise InputError(f"policy {self.name}: observe returned {wrong} (docs/how-to/add-a-policy.md)")
+        checked: ProvisioningPlan = plan
+        return checked
+
+    def resume(self, fleet: Sequence[InstanceGroup]) -> None:
+        """Pass on what is there; raises InputError where the policy fails."""
+        try:
+            self._policy.resume(fleet)
+        except Exception as error:  # as above
+            raise InputError(f"policy {self.name}: resume failed: {in_one_line(error)}") from error
+
+    def _wrong(self, plan: object) -> str | None:
+        """Return what is wrong with a plan, in words."""
+        if not isinstance(plan, ProvisioningPlan):
+            return f"{type(plan).__name__}, not a ProvisioningPlan"
+        if not isinstance(plan.instances, tuple) or not all(isinstance(one, InstanceCount) for one in plan.instances):
+            return "a plan whose instances are not a tuple of InstanceCount"
+        if not isinstance(plan.reason, str) or len(plan.reason) > _MAX_REASON or not plan.reason.isprintable():
+            return "a plan whose reason is not a short line of text"
+        return self._impossible(plan)
+
+    def _impossible(self, plan: ProvisioningPlan) -> str | None:
+        """Return what of a plan the scenario cannot have, in words."""
+        for one in plan.instances:
+            if one.kind not in self._kinds or not isinstance(one.market, Market):
+                return f"a plan of {one.kind!r:.80}, {one.market!r:.40}, which the scenario has not"
+        counts = [("instances", one.count) for one in plan.instances] + [("warm environments", plan.warm)]
+        for what, count in counts:
+            if type(count) is not int or not 0 <= count <= MAX_INSTANCES:
+                return f"a plan of {count!r:.40} {what}: 0 to {MAX_INSTANCES:,}, an int, is possible"
+        if len({(one.kind, one.market) for one in plan.instances}) < len(plan.instances):
+            return "a plan that lists a type and market twice"
+        return None

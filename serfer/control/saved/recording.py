@@ -1,0 +1,154 @@
+"""Recordings of a live policy: what it began with, saw and decided, one JSON object a line.
+
+    {"format": "serfer policy recording", "version": 1, "policy": NAME, "scenario": DIGEST, "fresh": BOOL, "state": ...}
+    {"resume": [group, ...]}                       instances that were on when the service started
+    {"seen": observation, "plan": plan}            a decision, before the ceiling of dollars
+    {"seen": observation, "error": "TypeError"}    the policy failed
+
+`state` is the policy's snapshot where it did not begin fresh, null where it has none: then it cannot be replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from serfer.control.policy import InstanceGroup, Learner, Observation, Policy, ProvisioningPlan
+from serfer.control.saved.fields import Snapshot
+from serfer.control.saved.plain_json import MAX_SNAPSHOT_BYTES, read_json
+from serfer.control.scenario import Scenario
+from serfer.core.errors import InputError
+from serfer.core.structure import structure, unstructure
+
+FORMAT: Final = "serfer policy recording"
+VERSION: Final = 1
+MAX_RECORDING_BYTES: Final = 256 * 1024 * 1024
+_MAX_LINE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a recording is of, and what its policy began with."""
+
+    policy: str
+    scenario: str
+    fresh: bool
+    state: Snapshot | None
+
+    def begin(self, policy: Policy) -> None:
+        """Have a policy begin as the recorded one did; raises InputError where that is not known."""
+        if self.fresh:
+            return
+        if self.state is None or not isinstance(policy, Learner):
+            raise InputError(f"the recorded {self.policy} had learnt something before, which a recording of it lacks")
+        policy.restore(self.state)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Instances that were on when the service started."""
+
+    resume: tuple[InstanceGroup, ...]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """An observation, and the plan that followed; None where the policy failed."""
+
+    seen: Observation
+    plan: ProvisioningPlan | None = None
+    error: str | None = None
+
+
+def header_fields(policy: Policy, scenario: Scenario, *, fresh: bool) -> Snapshot:
+    """Return the first line's fields: of a policy that begins fresh, or with what it has learnt so far."""
+    state = policy.snapshot() if not fresh and isinstance(policy, Learner) else None
+    names = {"format": FORMAT, "version": VERSION, "policy": policy.name, "scenario": scenario.digest}
+    return {**names, "fresh": fresh, "state": state}
+
+
+def event_fields(event: Resumed | Decided) -> Snapshot:
+    """Return a later line's fields; those that are empty are left out."""
+    fields: Snapshot = unstructure(event)
+    return {key: _brief(value) for key, value in fields.items() if value is not None}
+
+
+def _brief(value: Snapshot | list[Snapshot] | str) -> Snapshot | list[Snapshot] | str:
+    return {key: one for key, one in value.items() if one not in (None, [])} if isinstance(value, dict) else value
+
+
+def read_recording(path: Path) -> tuple[Header, Iterator[Resumed | Decided]]:
+    """Open a recording; its lines are read one by one. Raises InputError that names the file and the line.
+
+    A last line without its end is left out: the service was ended while it wrote that.
+    """
+    lines = _lines(path)
+    number, line = next(lines, (1, b""))
+    where = f"{path}, line {number}"
+    fields = read_json(line, where)
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise InputError(f"{path} is not a recording of serfer serve --record")
+    if fields.get("version") != VERSION:
+        raise InputError(f"{path} is a recording of version {fields.get('version')!r:.20}, this SerFer reads {VERSION}")
+    state = fields.pop("state", None)
+    if state is not None and not isinstance(state, dict):
+        raise InputError(f"{where}: state should be an object")
+    known = structure(_Names, {key: fields.get(key) for key in _NAMES}, where, error=InputError)
+    return Header(known.policy, known.scenario, known.fresh, state), _events(path, lines)
+
+
+@dataclass(frozen=True)
+class _Names:
+    policy: str
+    scenario: str
+    fresh: bool
+
+
+_NAMES: Final = ("policy", "scenario", "fresh")
+
+
+def _events(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[Resumed | Decided]:
+    for number, line in lines:
+        where = f"{path}, line {number}"
+        fields = read_json(line, where)
+        if isinstance(fields, dict) and "resume" in fields:
+            yield structure(Resumed, fields, where, error=InputError)
+            continue
+        event = structure(Decided, _whole(fields), where, error=InputError)
+        seen = event.seen
+        if not (math.isfinite(seen.now_s) and 0 <= seen.elapsed_s < math.inf and 0 <= seen.rate < math.inf):
+            raise InputError(f"{where}: times and rates are finite, and not negative")
+        yield event
+
+
+def _whole(fields: object) -> object:
+    """Return the fields with those that a plan's line leaves out where they are empty."""
+    if isinstance(fields, dict) and isinstance(plan := fields.get("plan"), dict):
+        return {**fields, "plan": {"instances": [], **plan}}
+    return fields
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the whole lines with their numbers; raises InputError."""
+    try:
+        with path.open("rb") as file:
+            yield from _bounded_lines(path, file)
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+
+
+def _bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    number, most = 0, MAX_SNAPSHOT_BYTES
+    while line := file.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            raise InputError(f"{path}, line {number} has more than {most:,} bytes")
+        if not line.endswith(b"\n"):
+            return
+        yield number, line
+        most = _MAX_LINE_BYTES
+        if file.tell() > MAX_RECORDING_BYTES + MAX_SNAPSHOT_BYTES:
+            raise InputError(f"{path} is larger than a recording can be")

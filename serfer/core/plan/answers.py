@@ -1,0 +1,74 @@
+"""A query's outputs from what the last stage's tiles wrote, and in the form in which callers get them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.checksum import verified
+from serfer.core.errors import AlteredPieceError
+from serfer.core.plan.model import OutputTensor, Plan, stored_bytes
+
+Buffer = bytes | memoryview
+Outputs = dict[str, NDArray[Any]]
+"""A network's outputs by name, each an array (N, ...)."""
+Answer = Any
+"""A network's outputs as callers get them: the array where there is one, all of them by name where there are several.
+
+Only the network says which, so that callers, who know theirs, need no cast.
+"""
+
+
+def verified_parts(plan: Plan, number: int, value: Buffer, key: str, batch: int) -> tuple[Buffer, ...]:
+    """Return the values of each output in what tile `number` of the last stage wrote under `key`.
+
+    Raises AlteredPieceError where they are not what was written.
+    """
+    stage = plan.stages[-1]
+    view, end, parts = memoryview(value), 0, []
+    for index, cell in enumerate(stage.tiles[number].cells):
+        elements = stage.outputs[cell.output].channels * cell.rect.area
+        start, end = end, end + stored_bytes(elements, 1, batch)
+        parts.append(verified(view[start:end], key, index))
+    if end != len(view):
+        raise AlteredPieceError(f"what is stored under {key!r} has another size than the plan says")
+    return tuple(parts)
+
+
+def assembled(plan: Plan, tiles: Sequence[Sequence[Buffer]], batch: int) -> Outputs:
+    """Put the outputs together from the parts of each tile of the last stage, as `verified_parts` returns them."""
+    stage = plan.stages[-1]
+    wholes = [np.empty(shape.of(shape.whole, batch), dtype=np.float32) for shape in stage.outputs]
+    for tile, parts in zip(stage.tiles, tiles, strict=True):
+        for whole, shape, rect, part in zip(wholes, stage.outputs, tile.outputs, parts, strict=True):
+            whole[shape.slices(rect)] = np.frombuffer(part, dtype="<f4").reshape(shape.of(rect, batch))
+    return shaped(plan.output_tensors, wholes)
+
+
+def shaped(tensors: Sequence[OutputTensor], values: Sequence[NDArray[Any]]) -> Outputs:
+    """Return what stages compute, float32 maps and vectors, as the outputs that the network gives."""
+    return {
+        tensor.name: value.reshape(len(value), *tensor.dims).astype(tensor.dtype, copy=False)
+        for tensor, value in zip(tensors, values, strict=True)
+    }
+
+
+def as_answer(outputs: Mapping[str, NDArray[Any]]) -> Answer:
+    """Return the array of the only output, or the outputs by name where there are several."""
+    return next(iter(outputs.values())) if len(outputs) == 1 else dict(outputs)
+
+
+def joined(answers: Sequence[Answer]) -> Answer:
+    """Return the answers to several batches as one."""
+    first = answers[0]
+    if not isinstance(first, Mapping):
+        return np.concatenate(answers)
+    return {name: np.concatenate([answer[name] for answer in answers]) for name in first}
+
+
+def by_name(plan: Plan, answer: Answer) -> Outputs:
+    """Return the outputs of an answer by name: the inverse of `as_answer`."""
+    return dict(answer) if isinstance(answer, Mapping) else {plan.output_tensors[0].name: answer}

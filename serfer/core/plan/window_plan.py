@@ -1,0 +1,46 @@
+"""What a query of a map plan computes: one window, as a plan of one stage and one tile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from serfer.core.errors import InputError, PlanError
+from serfer.core.geometry import Grid
+from serfer.core.plan.model import Plan
+
+
+def query_plan(plan: Plan, window: int | None) -> Plan:
+    """Return what a query computes: the plan, or of a map plan the tile of its window, with the plan's digest.
+
+    Raises PlanError for a query of a map plan that names no window, InputError for a window that the plan lacks.
+    """
+    if plan.windows is None:
+        if window is not None:
+            raise InputError("the plan has no windows: it is not a map plan")
+        return plan
+    if window is None:
+        raise PlanError("this is a map plan, whose queries are windows of an image: use serfer map, or serfer.map")
+    [stage] = plan.stages
+    if not 0 <= window < len(stage.tiles):
+        raise InputError(f"the map plan has no window of kind {window}")
+    tile = stage.tiles[window]
+    read, written = tile.inputs[0], tile.outputs[0]
+    image = replace(plan.input, height=read.rows.size, width=read.cols.size)
+    result = replace(plan.output, height=written.rows.size, width=written.cols.size)
+    [tensor] = plan.output_tensors
+    return replace(
+        plan,
+        input=image,
+        output=result,
+        outputs=(replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width)),),
+        stages=(
+            replace(
+                stage,
+                grid=Grid(1, 1),
+                tiles=(tile,),
+                inputs=(replace(stage.inputs[0], shape=image),),
+                outputs=(result,),
+            ),
+        ),
+        windows=None,
+    )

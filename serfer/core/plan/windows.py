@@ -1,0 +1,152 @@
+"""The windows of a map plan: how an image that no function holds is computed piece by piece, as if it were whole.
+
+rows of an image             windows overlap by exactly what the network reads around a pixel; what they write
+┌──────────────┐             touches without a gap. Padding stands only where the image ends, so that windows at
+│ kind 0       │ read        its first and last rows are computed by other graphs than those between:
+├ ─ ─ ─ ─ ─ ─ ─┤ ◀─ overlap
+│ kind 1       │             kind 0, 1, 1, ..., 1, 2
+├ ─ ─ ─ ─ ─ ─ ─┤
+│ kind 1  ...  │             A kind of rows and a kind of columns make a tile of the plan's only stage: nine for
+most networks. A query is one window, and computes that tile alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from serfer.core.errors import InputError
+from serfer.core.geometry import Rect, Span
+
+NO_TILE = -1
+"""What stands for a kind of rows and a kind of columns that never meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisWindow:
+    """A window along one axis: it reads pixels `read` of the image and writes `written` of the result, as its kind."""
+
+    kind: int
+    read: Span
+    written: Span
+
+
+@dataclass(frozen=True, slots=True)
+class AxisWindows:
+    """The windows, in order, along an axis of `size` pixels of an image, of whose result there are `result`."""
+
+    size: int
+    result: int
+    windows: tuple[AxisWindow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDifference:
+    """How far windows that are images of their own are from the network on a whole sample of height x width pixels.
+
+    `error` and `mean_error` are the largest and the mean difference relative to the range of the network's values, None
+    for whole numbers. `agreement` is the share of pixels with the same class, or largest channel; None for one channel.
+    """
+
+    sample: str
+    height: int
+    width: int
+    error: float | None
+    mean_error: float | None
+    agreement: float | None
+
+    def __str__(self) -> str:
+        """Return it in words: what was measured, and on what."""
+        parts = []
+        if self.error is not None:
+            parts.append(f"values differ by at most {self.error:.1e} of their range, {self.mean_error:.1e} on average")
+        if self.agreement is not None:
+            parts.append(f"{1 - self.agreement:.2%} of pixels have another class")
+        return f"on {self.sample}, {self.height:,} x {self.width:,} pixels, {', and '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of the images that a map plan is for: any of the heights with any of the widths.
+
+    `tiles[r][c]` is the tile that computes row kind r and column kind c. Windows start at multiples of `stride` pixels,
+    of which the network makes `stride_written` pixels of the result. `overlap` is 0 where the result is exactly the
+    network's on the whole image; otherwise each window is taken for an image of its own, and so many pixels around
+    what it writes are read as well: `difference` says what that makes of a sample.
+    """
+
+    heights: tuple[AxisWindows, ...]
+    widths: tuple[AxisWindows, ...]
+    tiles: tuple[tuple[int, ...], ...]
+    stride: int
+    stride_written: int
+    overlap: int = 0
+    difference: SampleDifference | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether results equal the network's on the whole image."""
+        return not self.overlap
+
+    @property
+    def approximation(self) -> str:
+        """In words, how results differ from the network's on the whole image; empty where they do not."""
+        if self.exact:
+            return ""
+        around = f"{self.overlap:,} pixels around what it writes"
+        return f"each window is an image of its own, with {around}; {self.difference}"
+
+    def of(self, height: int, width: int) -> ImageWindows:
+        """Return the windows of an image; raises InputError for a size that the plan is not for."""
+        rows = next((axis for axis in self.heights if axis.size == height), None)
+        cols = next((axis for axis in self.widths if axis.size == width), None)
+        if rows is None or cols is None:
+            heights, widths = (" or ".join(str(axis.size) for axis in axes) for axes in (self.heights, self.widths))
+            raise InputError(
+                f"the image has {height} x {width} pixels, and this plan is for heights of {heights} and widths of "
+                f"{widths}: make a plan with --size {height}x{width}"
+            )
+        return ImageWindows(rows, cols, self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWindow:
+    """A window of an image: it reads `read` and writes `written` of the result, by tile `tile` of the plan."""
+
+    tile: int
+    read: Rect
+    written: Rect
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWindows:
+    """The windows of an image, numbered row by row; its result has `height` x `width` pixels."""
+
+    rows: AxisWindows
+    cols: AxisWindows
+    tiles: tuple[tuple[int, ...], ...]
+
+    @property
+    def height(self) -> int:
+        """Rows of the result."""
+        return self.rows.result
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        return self.cols.result
+
+    def __len__(self) -> int:
+        """Return how many windows there are."""
+        return len(self.rows.windows) * len(self.cols.windows)
+
+    def __getitem__(self, number: int) -> ImageWindow:
+        """Return a window by its number."""
+        row, col = divmod(number, len(self.cols.windows))
+        down, across = self.rows.windows[row], self.cols.windows[col]
+        tile = self.tiles[down.kind][across.kind]
+        return ImageWindow(tile, Rect(down.read, across.read), Rect(down.written, across.written))
+
+    def __iter__(self) -> Iterator[ImageWindow]:
+        """Yield the windows in order."""
+        return (self[number] for number in range(len(self)))

@@ -1,0 +1,86 @@
+"""Invariants of a map plan's windows: they make the whole result, of parts that its tiles compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+from serfer.core.errors import PlanError
+from serfer.core.geometry import Rect
+from serfer.core.plan.model import Plan, Tile
+from serfer.core.plan.windows import NO_TILE, AxisWindow, AxisWindows, Windows
+
+MAX_WINDOWS = 100_000
+"""The most windows along an axis of an image."""
+_Sizes = dict[int, tuple[int, int]]
+
+
+def check_windows(plan: Plan, windows: Windows) -> None:
+    """Refuse windows that reach beyond their image, leave a gap in its result, or are of no tile's size."""
+    if len(plan.stages) != 1 or len(plan.stages[0].outputs) != 1 or plan.gangs:
+        raise PlanError("plan.json is a map plan of more than one stage or output")
+    widest = len(windows.tiles[0]) if windows.tiles else 0
+    sound = widest and windows.stride >= 1 and windows.stride_written >= 1 and windows.overlap >= 0
+    if not sound or any(len(numbers) != widest for numbers in windows.tiles):
+        raise PlanError("plan.json has windows of no kind, or of an impossible stride or overlap")
+    _check_difference(windows)
+    rows, cols = (
+        _kind_sizes(axes, count) for axes, count in ((windows.heights, len(windows.tiles)), (windows.widths, widest))
+    )
+    for row, height in rows.items():
+        for col, width in cols.items():
+            _check_tile(plan.stages[0].tiles, windows.tiles[row][col], height, width)
+
+
+def _check_difference(windows: Windows) -> None:
+    """Refuse an approximation whose difference was not measured, or cannot have been."""
+    measured = windows.difference
+    if windows.exact != (measured is None):
+        raise PlanError("plan.json has approximate windows without a difference, or exact ones with one")
+    if measured is None:
+        return
+    errors = [each for each in (measured.error, measured.mean_error) if each is not None]
+    shares = [] if measured.agreement is None else [measured.agreement]
+    sound = all(isfinite(each) and each >= 0 for each in errors) and all(0 <= each <= 1 for each in shares)
+    if not sound or len(errors) == 1 or not errors + shares:
+        raise PlanError("plan.json has a difference of windows that cannot have been measured")
+
+
+def _kind_sizes(axes: Sequence[AxisWindows], kinds: int) -> _Sizes:
+    """Return how many pixels each kind that occurs reads and writes."""
+    if not axes:
+        raise PlanError("plan.json is a map plan for images of no size")
+    sizes: _Sizes = {}
+    for axis in axes:
+        _check_axis(axis, kinds)
+        for each in axis.windows:
+            if sizes.setdefault(each.kind, _size(each)) != _size(each):
+                raise PlanError("plan.json has windows of one kind but of two sizes")
+    return sizes
+
+
+def _size(window: AxisWindow) -> tuple[int, int]:
+    return window.read.size, window.written.size
+
+
+def _check_axis(axis: AxisWindows, kinds: int) -> None:
+    """Refuse windows along an axis that reach beyond the image, or leave a gap in the result."""
+    if not 0 < len(axis.windows) <= MAX_WINDOWS:
+        raise PlanError(f"plan.json has no windows, or more than {MAX_WINDOWS:,}, along an axis")
+    end = 0
+    for each in axis.windows:
+        inside = 0 <= each.read.start < each.read.stop <= axis.size and 0 <= each.kind < kinds
+        if not inside or each.written.start != end or each.written.stop <= end:
+            raise PlanError("plan.json has windows outside of the image, or a gap between them")
+        end = each.written.stop
+    if end != axis.result:
+        raise PlanError("plan.json has windows that do not make the whole result")
+
+
+def _check_tile(tiles: Sequence[Tile], number: int, height: tuple[int, int], width: tuple[int, int]) -> None:
+    """Refuse windows that no tile computes, or one of another size."""
+    if number == NO_TILE or not 0 <= number < len(tiles):
+        raise PlanError("plan.json has windows that no tile computes")
+    wanted = [Rect.whole(*size) for size in zip(height, width, strict=True)]
+    if [tiles[number].inputs[0], tiles[number].outputs[0]] != wanted:
+        raise PlanError(f"plan.json's tile {number} is not of its windows' size")

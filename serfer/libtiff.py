@@ -1,0 +1,26 @@
+"""libtiff's own messages: it may write a line to standard error for every fault, 10,000 times the size of a file."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def silence_libtiff(user: str = "Pillow") -> None:
+    """Stop each libtiff that is loaded by now from writing to standard error; once for each `user`, which loads one.
+
+    Neither Pillow nor GDAL has a setting for that. Where libtiff is not a shared library of its own, nothing changes.
+    """
+    del user
+    with suppress(OSError, AttributeError):
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+        paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libtiff" in line}
+        for path in paths:
+            library = ctypes.CDLL(path)
+            for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
+                set_handler = library[name]
+                set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+                set_handler(None)

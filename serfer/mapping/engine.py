@@ -1,0 +1,202 @@
+"""The windows of an image in flight: each is read, sent as a query, and kept as a part, in any order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from threading import Event, Lock
+from typing import Any
+
+from drivers.driver import RequestContext
+from serfer.core.errors import ImageError, PlanError, SerferError, UnavailableError, UsageError
+from serfer.core.plan.windows import ImageWindow, ImageWindows
+from serfer.mapping.estimate import WindowPrices
+from serfer.mapping.input import WindowInput
+from serfer.mapping.no_data import missing_pixels
+from serfer.mapping.output import ResultForm
+from serfer.mapping.report import WindowFailure
+from serfer.mapping.spending import Spending
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.result import Result
+from serfer.raster import RasterSource, ResultParts
+
+DEADLINE_S = 900.0
+"""Seconds that a window may take, with what it waits for other queries."""
+_TICK_S = 0.25
+_LEAST_FAILURES = 16
+
+
+@dataclass(frozen=True)
+class MapTask:
+    """One image to be mapped, and everything that this takes."""
+
+    pipeline: Pipeline
+    source: RasterSource
+    windows: ImageWindows
+    input: WindowInput
+    form: ResultForm
+    no_data: float | None
+    parts: ResultParts
+    prices: WindowPrices
+    spending: Spending
+    concurrency: int
+
+
+@dataclass
+class Outcome:
+    """What has become of the windows so far."""
+
+    computed: int = 0
+    empty: int = 0
+    failures: list[WindowFailure] = field(default_factory=list)
+    latencies_ms: list[float] = field(default_factory=list)
+    over_ceiling: bool = False
+
+
+class Engine:
+    """Computes windows of an image, `concurrency` at once, each in a thread that waits for its query.
+
+    So as many windows are in memory as are in flight. A window that fails is noted and the others go on, but many
+    failures in a row, and errors that no other window would escape, end the work.
+    """
+
+    def __init__(self, task: MapTask, watch: Callable[[Outcome], None]) -> None:
+        self._task, self._watch = task, watch
+        self.outcome = Outcome()
+        self._guard = Lock()
+        self._stop = Event()
+        self._queries: set[Future[Result]] = set()
+        self._numbers: Iterator[int] = iter(())
+        self._error: BaseException | None = None
+        self._in_a_row = 0
+
+    def run(self, numbers: Sequence[int]) -> Outcome:
+        """Compute windows; raises the error that ended the work, after what was in flight has ended."""
+        self._numbers = iter(numbers)
+        count = min(self._task.concurrency, len(numbers))
+        if not count:
+            return self.outcome
+        with ThreadPoolExecutor(count, thread_name_prefix="serfer-map") as threads:
+            running = {threads.submit(self._work) for _ in range(count)}
+            try:
+                while running:
+                    _, running = wait(running, timeout=_TICK_S)
+                    self._watch(self.outcome)
+            except BaseException:
+                self._end()
+                raise
+        if self._error is not None:
+            raise self._error
+        return self.outcome
+
+    def _work(self) -> None:
+        """Compute one window after the other."""
+        while (taken := self._next()) is not None:
+            number, window, usd = taken
+            try:
+                self._compute(number, window, usd)
+            except CancelledError:
+                return
+            except BaseException as error:  # noqa: BLE001 - of a thread: the caller raises it
+                self._end(error)
+                return
+
+    def _next(self) -> tuple[int, ImageWindow, float] | None:
+        """Return the next window and its predicted dollars; None where there is none, or it cannot be paid for."""
+        with self._guard:
+            if self._stop.is_set() or (number := next(self._numbers, None)) is None:
+                return None
+            window = self._task.windows[number]
+            usd = self._task.prices.of(window.tile).usd
+            if not self._task.spending.reserve(usd):
+                self.outcome.over_ceiling = True
+                self._stop.set()
+                return None
+            return number, window, usd
+
+    def _compute(self, number: int, window: ImageWindow, usd: float) -> None:
+        task = self._task
+        try:
+            pixels = task.source.read(window.read)
+        except (ImageError, UnavailableError) as error:
+            task.spending.release(usd)
+            self._failed(number, window, error)
+            return
+        except BaseException:
+            task.spending.release(usd)
+            raise
+        missing = missing_pixels(pixels, task.no_data)
+        if missing is not None and task.form.empty(missing, window.read, window.written).all():
+            task.spending.release(usd)
+            task.parts.put(number, task.form.empty_part(window.written))
+            self._done(None)
+            return
+        batch = task.input.batch(pixels, missing)
+        del pixels
+        try:
+            result = self._query(batch, window.tile, usd)
+        except (PlanError, UsageError):
+            raise
+        except SerferError as error:
+            self._failed(number, window, error)
+            return
+        del batch
+        [values] = result.outputs.values()
+        task.parts.put(number, task.form.part(values, window.read, window.written, missing))
+        self._done(result.report.latency_ms)
+
+    def _query(self, batch: Any, tile: int, usd: float) -> Result:  # noqa: ANN401 - an array
+        """Run one window's query, and count its dollars however it ends."""
+        measured = None
+        try:
+            context = RequestContext(window=tile, background=True)
+            query = self._task.pipeline.submit(batch, deadline_s=DEADLINE_S, context=context)
+            with self._guard:
+                self._queries.add(query)
+                stopped = self._stop.is_set() and self._error is not None
+            if stopped:
+                query.cancel()
+            try:
+                result = query.result()
+            finally:
+                with self._guard:
+                    self._queries.discard(query)
+            measured = result.report.cost_usd
+            return result
+        finally:
+            self._task.spending.settle(usd, measured)
+
+    def _done(self, latency_ms: float | None) -> None:
+        with self._guard:
+            self._in_a_row = 0
+            if latency_ms is None:
+                self.outcome.empty += 1
+            else:
+                self.outcome.computed += 1
+                self.outcome.latencies_ms.append(latency_ms)
+
+    def _failed(self, number: int, window: ImageWindow, error: SerferError) -> None:
+        """Note a failure; raises it where so many have failed one after the other that the others would as well."""
+        rows, cols = window.written.rows, window.written.cols
+        failure = WindowFailure(number, (rows.start, rows.stop), (cols.start, cols.stop), str(error))
+        with self._guard:
+            self.outcome.failures.append(failure)
+            self._in_a_row += 1
+            if self._in_a_row >= max(_LEAST_FAILURES, 2 * self._task.concurrency):
+                raise error
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """Start no more windows, and cancel the queries in flight."""
+        with self._guard:
+            self._error = self._error or error or KeyboardInterrupt()
+            self._stop.set()
+            queries = [*self._queries]
+        for query in queries:
+            query.cancel()
+
+
+def seconds_now() -> float:
+    """Return the time of the clock that durations are measured by."""
+    return time.monotonic()

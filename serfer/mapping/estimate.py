@@ -1,0 +1,110 @@
+"""What a map will take, as the cost model predicts it: before it starts, and for each window in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.cost_model import Platform, invocation_usd, price_plan
+from serfer.core.plan import Plan
+from serfer.core.plan.window_plan import query_plan
+from serfer.core.plan.windows import ImageWindows
+from serfer.core.units import MS_PER_S
+
+
+@dataclass(frozen=True)
+class WindowPrice:
+    """A warm window's predicted seconds and dollars, and what a cold start adds to either."""
+
+    seconds: float
+    usd: float
+    cold_seconds: float
+    cold_usd: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the missing windows of an image will take on Lambda, `concurrency` of them at once.
+
+    `cold_starts` environments are started, which `usd` and `seconds` include. `overlap` are the windows'
+    multiply-accumulates beyond those of the image at once, as a share of the latter. `approximation` says in words how
+    the result differs from the network's on the whole image; it is empty where it does not.
+    """
+
+    windows: int
+    missing: int
+    height: int
+    width: int
+    concurrency: int
+    usd: float
+    seconds: float
+    cold_starts: int
+    overlap: float
+    approximation: str
+
+
+class WindowPrices:
+    """Predicted prices of the windows of a map plan, each kind priced once."""
+
+    def __init__(self, plan: Plan, facts: AwsFacts) -> None:
+        self._plan, self._facts = plan, facts
+        self._known: dict[int, WindowPrice] = {}
+
+    @cached_property
+    def _platform(self) -> Platform:
+        return Platform.over(self._facts, self._plan.store)
+
+    def of(self, tile: int) -> WindowPrice:
+        """Return the price of a window that tile `tile` computes."""
+        if tile not in self._known:
+            price = price_plan(query_plan(self._plan, tile), self._platform)
+            cold = price.cold_starts[0].seconds
+            memory, facts = self._plan.stages[0].memory_mb, self._facts.functions
+            cold_usd = invocation_usd(memory, cold * MS_PER_S, facts) - facts.price_request
+            self._known[tile] = WindowPrice(price.stages[0].seconds, price.usd, cold, cold_usd)
+        return self._known[tile]
+
+    def estimate(
+        self, windows: ImageWindows, missing: Iterable[int], size: tuple[int, int], concurrency: int
+    ) -> Estimate:
+        """Return what the `missing` windows of an image of `size` pixels will take."""
+        tiles = Counter(windows[number].tile for number in missing)
+        count = tiles.total()
+        prices = {tile: self.of(tile) for tile in tiles}
+        starts = min(concurrency, count)
+        work = sum(prices[tile].seconds * many for tile, many in tiles.items())
+        longest = max((price.seconds for price in prices.values()), default=0.0)
+        cold = max((price.cold_seconds for price in prices.values()), default=0.0)
+        cold_usd = max((price.cold_usd for price in prices.values()), default=0.0)
+        return Estimate(
+            windows=len(windows),
+            missing=count,
+            height=size[0],
+            width=size[1],
+            concurrency=concurrency,
+            usd=sum(prices[tile].usd * many for tile, many in tiles.items()) + starts * cold_usd,
+            seconds=max(work / concurrency, longest) + cold if count else 0.0,
+            cold_starts=starts,
+            overlap=overlap_share(self._plan, windows),
+            approximation=self._plan.windows.approximation if self._plan.windows else "",
+        )
+
+
+def overlap_share(plan: Plan, windows: ImageWindows) -> float:
+    """Return the multiply-accumulates of all windows beyond those of the image at once, as a share of the latter."""
+    [stage] = plan.stages
+    known = plan.windows
+    if known is None or not stage.macs:
+        return 0.0
+    rows, cols = (Counter(each.kind for each in axis.windows) for axis in (windows.rows, windows.cols))
+    work = sum(
+        stage.tiles[windows.tiles[row][col]].macs * down * across
+        for row, down in rows.items()
+        for col, across in cols.items()
+    )
+    # A map plan's operators have those of the first of its images, and each image's are in proportion to its result.
+    first = known.heights[0].result * known.widths[0].result
+    return max(0.0, work / (stage.macs * windows.height * windows.width / first) - 1)

@@ -1,0 +1,84 @@
+"""A window's pixels as the network's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import InputError, UsageError
+from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan.pixels import full_scale, normalise, scaled_to
+from serfer.mapping.options import MapOptions
+
+_FULL = 255.0  # of a picture of 8 bits
+
+
+@dataclass(frozen=True)
+class WindowInput:
+    """How pixels (bands, rows, cols) of an image become a query's batch.
+
+    `bands` are those that the network takes, in its order, from 0. Where `bytes_as_they_are`, the workers normalise
+    uint8 pixels; otherwise `preprocess`, scaled to the image's type, is applied here, and without one values are taken
+    as they are.
+    """
+
+    bands: tuple[int, ...]
+    preprocess: Preprocess | None
+    bytes_as_they_are: bool
+
+    @classmethod
+    def of(cls, plan: Plan, name: str, bands: int, dtype: str, options: MapOptions) -> WindowInput:
+        """Return what fits a plan and an image; raises InputError for another number of bands, UsageError."""
+        chosen = _bands(plan, name, bands, options.bands)
+        if plan.preprocess is None:
+            if options.full_scale is not None:
+                raise UsageError(
+                    "the plan has no preprocessing, so values reach the network as they are: leave --full-scale out"
+                )
+            return cls(chosen, None, bytes_as_they_are=False)
+        full = options.full_scale or full_scale(dtype)
+        return cls(chosen, scaled_to(plan.preprocess, full), bytes_as_they_are=dtype == "uint8" and full == _FULL)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a value that a query carries."""
+        return 1 if self.bytes_as_they_are else 4
+
+    def batch(self, pixels: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """Return a batch of one, (1, H, W, C) uint8 or (1, C, H, W) float32.
+
+        `missing` pixels (H, W), None for none, become 0 after normalisation, as what a network pads with.
+        """
+        # Most images have the bands that the network takes: nothing is copied then.
+        chosen = pixels if self.bands == tuple(range(len(pixels))) else pixels[[*self.bands]]
+        if self.bytes_as_they_are and missing is None:
+            return np.ascontiguousarray(chosen.transpose(1, 2, 0))[None]
+        if self.preprocess is None:
+            values = np.ascontiguousarray(chosen, np.float32)[None]
+            values = values.copy() if missing is not None else values
+        else:
+            values = normalise(chosen.transpose(1, 2, 0)[None], self.preprocess)
+        if missing is not None:
+            values[:, :, missing] = 0.0
+        return values
+
+
+def _bands(plan: Plan, name: str, bands: int, given: tuple[int, ...]) -> tuple[int, ...]:
+    channels = plan.input.channels
+    if given:
+        if max(given) > bands:
+            raise InputError(f"{name} has {bands} bands, and --bands names band {max(given)}")
+        if len(given) != channels:
+            raise InputError(f"--bands names {len(given)} bands, and the network takes {channels} channels")
+        return tuple(band - 1 for band in given)
+    if bands != channels:
+        raise InputError(
+            f"{name} has {bands} bands, and the network takes {channels} channels: choose them with --bands, such as "
+            f"--bands {','.join(str(min(one, bands)) for one in range(1, channels + 1))}"
+        )
+    order = range(channels)
+    blue_first = plan.preprocess is not None and plan.preprocess.channels == "BGR"
+    return tuple(reversed(order)) if blue_first else tuple(order)

@@ -1,0 +1,150 @@
+"""Many images, one after the other, each as one is: what fails is listed, and the others go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serfer.core.errors import IncompleteMapError, SerferError, UnavailableError, UsageError
+from serfer.files import write_whole
+from serfer.mapping.estimate import Estimate
+from serfer.mapping.image_job import Mapper
+from serfer.mapping.image_list import MapItem
+from serfer.mapping.manifest import Manifest, ManifestLine, result_check
+from serfer.mapping.report import MapReport
+from serfer.raster.objects import Bucket
+from serfer.raster.place import S3Place, parse_place
+
+MANIFEST, RETRY = "manifest.jsonl", "retry.txt"
+_UNAVAILABLE_IN_A_ROW = 3
+
+
+@dataclass
+class ManyReport:
+    """What became of many images: `skipped` had their results already, `untried` came after the dollars were spent."""
+
+    done: list[MapReport] = field(default_factory=list)
+    skipped: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    untried: list[str] = field(default_factory=list)
+    cost_usd: float = 0.0
+
+
+@dataclass(frozen=True)
+class ManyImages:
+    """Maps images into a folder or prefix `out`, by a mapper that does not refuse each of them by its dollars."""
+
+    mapper: Mapper
+    out: str
+    report: Callable[[MapReport], None]
+
+    @property
+    def manifest_path(self) -> Path:
+        """Where the manifest is: in the folder, or beside the parts of results that go to S3."""
+        return self._file(MANIFEST)
+
+    @property
+    def retry_path(self) -> Path:
+        """Where the images are listed that failed or were not tried."""
+        return self._file(RETRY)
+
+    def _file(self, name: str) -> Path:
+        where = parse_place(self.out)
+        if isinstance(where, S3Place):
+            return Path(f"{where.bucket}-{where.key.strip('/').replace('/', '-')}-{name}")
+        return where / name
+
+    def estimates(self, items: Sequence[MapItem]) -> Iterator[tuple[MapItem, Estimate | SerferError]]:
+        """Yield what each image will take that has no result yet, or why it cannot be mapped; nothing is written."""
+        manifest = Manifest(self.manifest_path)
+        for item in items:
+            try:
+                if not self._is_done(item, manifest):
+                    yield item, self.mapper.estimate(item.image, item.result, folder=True)
+            except SerferError as error:
+                yield item, error
+
+    def check_dollars(self, items: Sequence[MapItem]) -> None:
+        """Refuse to start where all images together are predicted to cost more than may be spent."""
+        ceiling = self.mapper.options.max_cost_usd
+        if ceiling is None or self.mapper.options.force:
+            return
+        found = [estimate for _, estimate in self.estimates(items) if isinstance(estimate, Estimate)]
+        usd = sum(estimate.usd for estimate in found)
+        if usd > ceiling:
+            raise UsageError(
+                f"{len(found):,} images are predicted to cost ${usd:.6f}, more than --max-cost-usd {ceiling:g}: allow "
+                "more, or --force a start, which stops at that ceiling"
+            )
+
+    def _is_done(self, item: MapItem, manifest: Manifest) -> bool:
+        done = not self.mapper.options.restart and manifest.knows(item.image)
+        return done and manifest.is_done(item.image, item.result, self.mapper.job_of(item.image))
+
+    def run(self, items: Sequence[MapItem]) -> ManyReport:
+        """Map what the manifest has not; raises UnavailableError where that has come of several images in a row."""
+        if isinstance(where := parse_place(self.out), Path):
+            where.mkdir(parents=True, exist_ok=True)
+        manifest, report, in_a_row = Manifest(self.manifest_path), ManyReport(), 0
+        try:
+            for number, item in enumerate(items):
+                try:
+                    self._one(item, manifest, report)
+                    in_a_row = 0
+                except IncompleteMapError as error:
+                    self._failed(item, manifest, report, error)
+                    if error.report.stopped:
+                        report.untried += [each.image for each in items[number + 1 :]]
+                        break
+                except SerferError as error:
+                    self._failed(item, manifest, report, error)
+                    in_a_row = in_a_row + 1 if isinstance(error, UnavailableError) else 0
+                    if in_a_row >= _UNAVAILABLE_IN_A_ROW:
+                        report.untried += [each.image for each in items[number + 1 :]]
+                        raise
+        finally:
+            report.cost_usd = self.mapper.spending.spent
+            self._list(report)
+        self._upload()
+        return report
+
+    def _one(self, item: MapItem, manifest: Manifest, report: ManyReport) -> None:
+        if self._is_done(item, manifest):
+            report.skipped += 1
+            return
+        job = self.mapper.job_of(item.image)
+        if isinstance(where := parse_place(item.result), Path):
+            where.parent.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+
+        def finished(one: MapReport) -> None:
+            """Note a result before its parts are deleted: whatever stops it in between, the result is known."""
+            seconds, check = time.monotonic() - started, result_check(item.result)
+            manifest.add(ManifestLine(item.image, item.result, job, seconds, one.cost_usd, check=check))
+
+        one = self.mapper.map(item.image, item.result, finished)
+        report.done.append(one)
+        self.report(one)
+
+    def _failed(self, item: MapItem, manifest: Manifest, report: ManyReport, error: SerferError) -> None:
+        report.failed[item.image] = str(error)
+        spent = error.report.cost_usd if isinstance(error, IncompleteMapError) else 0.0
+        manifest.add(ManifestLine(item.image, item.result, "", 0.0, spent, error=str(error)))
+        self.mapper.watcher.note(str(error))
+
+    def _list(self, report: ManyReport) -> None:
+        """Write the names of the images that are left, one a line, or delete the list of an earlier run."""
+        left = [*report.failed, *report.untried]
+        if left:
+            write_whole(self.retry_path, "".join(f"{name}\n" for name in left).encode())
+        else:
+            self.retry_path.unlink(missing_ok=True)
+
+    def _upload(self) -> None:
+        """Put a copy of the manifest beside results in S3."""
+        where = parse_place(self.out)
+        if isinstance(where, S3Place) and self.manifest_path.exists():
+            place = S3Place(where.bucket, f"{where.key.rstrip('/')}/{MANIFEST}", where.region, where.endpoint)
+            Bucket(place).upload(self.manifest_path, self.manifest_path.with_suffix(".upload"))

@@ -1,0 +1,215 @@
+"""`serfer.map`: an image of any size through a map plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.errors import UsageError
+from serfer.mapping.estimate import Estimate, WindowPrices
+from serfer.mapping.image_job import Mapper, MapWatcher
+from serfer.mapping.image_list import map_items
+from serfer.mapping.many_images import ManyImages, ManyReport
+from serfer.mapping.options import MapOptions, NoData
+from serfer.mapping.report import MapProgress, MapReport
+from serfer.mapping.spending import Spending
+from serfer.pipeline.pipeline import Pipeline
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings, load_settings
+from serfer.wiring.open_pipeline import open_pipeline
+from serfer.wiring.options import workers_of
+
+_IN_FLIGHT_BYTES = 512 * 1024 * 1024
+_DEFAULT = MapOptions()
+_SHARE = 4  # of an account's concurrency, one part is for maps
+
+
+class Silent:
+    """Watches nothing."""
+
+    def note(self, text: str) -> None:
+        """Take a warning."""
+
+    def start(self, image: str, estimate: Estimate) -> None:
+        """Take what an image will take."""
+
+    def progress(self, progress: MapProgress) -> None:
+        """Take how far the image is."""
+
+
+def map_image(  # noqa: PLR0913 - what can be chosen, by name
+    image: Path | str,
+    plan: Path | str,
+    out: Path | str,
+    *,
+    bands: tuple[int, ...] = (),
+    full_scale: float | None = None,
+    no_data: NoData = "auto",
+    dtype: str | None = None,
+    compression: Literal["deflate", "zstd", "none"] = "deflate",
+    concurrency: int | None = None,
+    max_cost_usd: float | None = None,
+    force: bool = False,
+    overwrite: bool = False,
+    restart: bool = False,
+    parts: str | None = None,
+    store: str | None = None,
+    workers: str | None = None,
+    driver: str = "push",
+    object_store: str | None = None,
+    stack: str | None = None,
+    settings: Settings | None = None,
+) -> MapReport:
+    """Run a map plan's network over an image, window by window, and write the result.
+
+    Stopped anywhere, the same call goes on with what is missing.
+
+    Args:
+        image: a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG: a path, or `s3://BUCKET/KEY`.
+        plan: a map plan's directory, for images of this size.
+        out: the result, a path or `s3://BUCKET/KEY` that ends in .tif, .png or .npy.
+        bands: the image's bands that are the network's channels, from 1; all of them, unless given.
+        full_scale: the value that counts as 255 does in a picture of 8 bits; by default the largest of the image's
+            type, and 1.0 for floating point.
+        no_data: the image's value for pixels that hold none: its own ("auto"), a number, or "none" if all count.
+        dtype: the result's type, where the network's output is of whole numbers.
+        compression: of a TIFF: "deflate", "zstd" or "none".
+        concurrency: windows in flight.
+        max_cost_usd: dollars that may be spent, with what is in flight at its predicted price.
+        force: start even if more than that is predicted.
+        overwrite: replace a result that exists.
+        restart: throw away what an earlier run has computed.
+        parts: where finished windows are kept until the result is written; by default RESULT.parts.
+        store: as `serfer.open`.
+        workers: as `serfer.open`.
+        driver: as `serfer.open`.
+        object_store: as `serfer.open`.
+        stack: as `serfer.open`.
+        settings: instead of those of the environment.
+
+    Raises:
+        InputError: the image, the plan, the parts of an earlier run or the result's place do not go together.
+        UsageError: options that do not, or more dollars predicted than may be spent.
+        IncompleteMapError: windows failed for good, or the dollars are spent; what is done is kept.
+        UnavailableError: the disk is full, or S3, the store or the functions cannot be reached.
+    """
+    options = MapOptions(
+        bands=tuple(bands),
+        full_scale=full_scale,
+        no_data=no_data,
+        dtype=dtype,
+        compression=compression,
+        concurrency=concurrency,
+        max_cost_usd=max_cost_usd,
+        force=force,
+        overwrite=overwrite,
+        restart=restart,
+        parts=parts,
+    )
+    opening = Opening(Path(plan), store, workers, driver, object_store, stack)
+    with open_mapper(opening, options, Silent(), settings) as mapper:
+        return mapper.map(image, out)
+
+
+def map_many(  # noqa: PLR0913 - what can be chosen, by name
+    images: Sequence[Path | str],
+    plan: Path | str,
+    out: Path | str,
+    *,
+    suffix: str = ".tif",
+    options: MapOptions = _DEFAULT,
+    store: str | None = None,
+    workers: str | None = None,
+    driver: str = "push",
+    object_store: str | None = None,
+    stack: str | None = None,
+    settings: Settings | None = None,
+) -> ManyReport:
+    """Map images, folders and prefixes `s3://BUCKET/PREFIX/` into a folder or prefix, one image after the other.
+
+    What fails is in the report's `failed`, the others go on. The same call does what is left: `out` has a manifest of
+    what is done. Results have `suffix`: .tif, .png or .npy. `options` are those of `map`, for each image; the dollars
+    that may be spent are for all together. Store, workers and the like are as `serfer.open`. Raises UsageError for
+    results of one name, and for more dollars predicted than may be spent; UnavailableError where that has come of
+    several images in a row.
+    """
+    opening = Opening(Path(plan), store, workers, driver, object_store, stack)
+    items = map_items([str(image) for image in images], str(out), suffix)
+    with open_mapper(opening, options, Silent(), settings) as mapper:
+        many = ManyImages(replace(mapper, start_below_ceiling=False), str(out), lambda _: None)
+        many.check_dollars(items)
+        return many.run(items)
+
+
+class Opening:
+    """How the pipeline of a plan directory is opened, once it is needed."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store: str | None = None,
+        workers: str | None = None,
+        driver: str = "push",
+        object_store: str | None = None,
+        stack: str | None = None,
+    ) -> None:
+        if driver.startswith("stepfunctions"):
+            raise UsageError(
+                f"--driver {driver} runs whole plans, and a map runs one window at a time: use push or poll"
+            )
+        self.directory, self.workers = directory, workers_of(workers, stack)
+        self._store, self._driver, self._objects, self._stack = store, driver, object_store, stack
+        self._pipeline: Pipeline | None = None
+
+    def pipeline(self, settings: Settings) -> Pipeline:
+        """Return the pipeline, opened at the first call."""
+        if self._pipeline is None:
+            self._pipeline = open_pipeline(
+                self.directory,
+                store=self._store,
+                workers=self.workers,
+                driver=self._driver,
+                object_store=self._objects,
+                stack=self._stack,
+                settings=settings,
+            )
+        return self._pipeline
+
+    def close(self) -> None:
+        """Close the pipeline, if it was opened."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+
+
+@contextmanager
+def open_mapper(
+    opening: Opening, options: MapOptions, watcher: MapWatcher, settings: Settings | None = None
+) -> Iterator[Mapper]:
+    """Make what maps images by one plan; its pipeline is opened when a window is missing."""
+    settings = settings or load_settings()
+    facts = settings.facts()
+    plan = load_plan(opening.directory)
+    with ExitStack() as stack:
+        stack.callback(opening.close)
+        yield Mapper(
+            plan=plan,
+            options=options,
+            prices=WindowPrices(plan, facts),
+            spending=Spending(options.max_cost_usd),
+            pipeline=lambda: opening.pipeline(settings),
+            concurrency=lambda size: options.concurrency or in_flight(opening.workers, size, settings, facts),
+            watcher=watcher,
+        )
+
+
+def in_flight(workers: str, window_bytes: int, settings: Settings, facts: AwsFacts) -> int:
+    """Return how many windows are in flight: what the workers are for, and what half a GiB of memory holds."""
+    slots = facts.functions.concurrency // _SHARE
+    if workers != "aws":
+        slots = min(settings.local_concurrency, (os.cpu_count() or 1) + (workers == "local"))
+    return max(1, min(slots, _IN_FLIGHT_BYTES // window_bytes))

@@ -1,0 +1,66 @@
+"""The options of a map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from serfer.core.errors import UsageError
+
+NoData = float | Literal["auto", "none"]
+INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32")
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """The options of a map; those of the first group change the result's values, and so a job's identity.
+
+    Attributes:
+        bands: the image's bands that are the network's channels, in its order, counted from 1; by default all.
+        full_scale: the value that counts as 255 does in a picture of 8 bits, for the plan's preprocessing. By default
+            the largest of the image's type, 65,535 for uint16; 1.0 for floating point.
+        no_data: the image's value for pixels that hold none: its own ("auto"), a number, or "none" if all count.
+        dtype: the result's type, where the network's output is of whole numbers.
+        compression: of a TIFF: "deflate", "zstd" or "none".
+        concurrency: windows in flight; by default as many as the workers are for.
+        max_cost_usd: dollars that may be spent, with what is in flight at its predicted price.
+        force: start where more than `max_cost_usd` is predicted.
+        overwrite: replace a result that exists.
+        restart: throw away what an earlier run has computed.
+        parts: where finished windows are kept until the result is written; by default beside it, RESULT.parts.
+    """
+
+    bands: tuple[int, ...] = ()
+    full_scale: float | None = None
+    no_data: NoData = "auto"
+    dtype: str | None = None
+    compression: Literal["deflate", "zstd", "none"] = "deflate"
+    concurrency: int | None = None
+    max_cost_usd: float | None = None
+    force: bool = False
+    overwrite: bool = False
+    restart: bool = False
+    parts: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None and self.concurrency < 1:
+            raise UsageError(f"at least one window is in flight, not {self.concurrency}")
+        if self.max_cost_usd is not None and not self.max_cost_usd > 0:
+            raise UsageError(f"the dollars that may be spent are more than 0, not {self.max_cost_usd}")
+        if self.full_scale is not None and not 0 < self.full_scale < float("inf"):
+            raise UsageError(f"the value that counts as full is more than 0, not {self.full_scale}")
+        if self.dtype is not None and self.dtype not in INTEGERS:
+            raise UsageError(f"a result of whole numbers is {', '.join(INTEGERS)}, not {self.dtype}")
+        if any(band < 1 for band in self.bands):
+            raise UsageError("bands are counted from 1")
+
+    def values(self) -> dict[str, Any]:
+        """Return, of JSON's types, the options that change the result's values."""
+        no_data = self.no_data if isinstance(self.no_data, str) else str(float(self.no_data))
+        return {
+            "bands": [*self.bands],
+            "full_scale": self.full_scale,
+            "no_data": no_data,
+            "dtype": self.dtype,
+            "compression": self.compression,
+        }

@@ -1,0 +1,110 @@
+"""The result of a map: its type and layout, where its pixels lie, and what stands for no data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import InputError, UsageError
+from serfer.core.geometry import Rect
+from serfer.core.plan import Plan
+from serfer.core.plan.windows import ImageWindows
+from serfer.mapping.no_data import Sampling, missing_written
+from serfer.mapping.options import MapOptions
+from serfer.raster import Georeference, RasterSource, ResultLayout, ResultOptions
+
+_TYPES = {"float32": "float32", "int64": "int32", "int32": "int32", "uint8": "uint8", "bool": "uint8"}
+_MOST_CLASSES = 255  # of uint8, one value being no data
+
+
+@dataclass(frozen=True)
+class ResultForm:
+    """The form of an image's result.
+
+    `no_data` is the result's own value for it, None where the image names none. Classes that the plan has labels for
+    are uint8 with a palette (`mask`).
+    """
+
+    layout: ResultLayout
+    dtype: str
+    mask: bool
+    no_data: float | None
+    rows: Sampling
+    cols: Sampling
+
+    @classmethod
+    def of(cls, plan: Plan, windows: ImageWindows, *, no_data: bool, options: MapOptions) -> ResultForm:
+        """Return the form of the result of an image with such windows; raises UsageError for an impossible type."""
+        [tensor], [shape] = plan.output_tensors, plan.stages[0].outputs
+        whole = tensor.dtype != "float32"
+        if options.dtype is not None and not whole:
+            raise UsageError(f"the network's output is {tensor.dtype}: --dtype is for one of whole numbers")
+        mask = whole and shape.channels == 1 and 0 < len(plan.labels) <= _MOST_CLASSES and options.dtype is None
+        dtype = "uint8" if mask else options.dtype or _TYPES[tensor.dtype]
+        step = plan.windows.stride / plan.windows.stride_written if plan.windows else 1.0
+        return cls(
+            layout=ResultLayout(windows.height, windows.width, shape.channels, [each.written for each in windows]),
+            dtype=dtype,
+            mask=mask,
+            no_data=_no_data(dtype) if no_data else None,
+            rows=Sampling.of(windows.rows.size, windows.height, step),
+            cols=Sampling.of(windows.cols.size, windows.width, step),
+        )
+
+    def part(self, values: NDArray[Any], read: Rect, written: Rect, missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """Return a window's part (channels, rows, cols) from its output; raises InputError for what does not fit."""
+        flat = values.reshape(self.layout.channels, written.rows.size, written.cols.size)
+        part = np.ascontiguousarray(_cast(flat, self.dtype))
+        empty = None if missing is None else self.empty(missing, read, written)
+        if empty is not None and empty.any():
+            part = part if part.flags.writeable and part.base is None else part.copy()
+            part[:, empty] = self.no_data
+        return part
+
+    def empty(self, missing: NDArray[np.bool_], read: Rect, written: Rect) -> NDArray[np.bool_]:
+        """Return which of a window's pixels have no data, where `missing` ones of what it reads have none."""
+        return missing_written(missing, read, written, self.rows, self.cols)
+
+    def empty_part(self, written: Rect) -> NDArray[Any]:
+        """Return the part of a window all of whose pixels have no data."""
+        shape = self.layout.channels, written.rows.size, written.cols.size
+        return np.full(shape, self.no_data, self.dtype)
+
+    def georeference(self, source: RasterSource) -> Georeference:
+        """Return where the result's pixels lie, the image's being where they are."""
+        return source.georeference.scaled(self.rows.step, self.cols.step, self.rows.start, self.cols.start)
+
+    def options(self, plan: Plan, options: MapOptions) -> ResultOptions:
+        """Return how the result is written."""
+        channels = self.layout.channels
+        return ResultOptions(
+            nodata=self.no_data,
+            compression=options.compression,
+            overwrite=options.overwrite,
+            mask=self.mask,
+            names=plan.labels if len(plan.labels) == channels else (),
+            tags={"SERFER_PLAN": plan.digest, "SERFER_MODEL": plan.model, "SERFER_WEIGHTS": plan.weights},
+        )
+
+
+def _no_data(dtype: str) -> float:
+    """Return what stands for no data in a result: NaN, the least of signed numbers, the most of others."""
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return float("nan")
+    return float(np.iinfo(kind).min if kind.kind == "i" else np.iinfo(kind).max)
+
+
+def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    if values.dtype == dtype:
+        return values
+    cast = values.astype(dtype)
+    if values.dtype.kind != "b" and not (cast == values).all():
+        raise InputError(
+            f"the network's values reach from {values.min()} to {values.max()}, which {dtype} does not hold: choose "
+            "another --dtype"
+        )
+    return cast

@@ -1,0 +1,91 @@
+"""What a map did: while it runs, and at its end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from serfer.core.plan import SampleDifference
+from serfer.mapping.estimate import Estimate
+
+
+@dataclass(frozen=True)
+class WindowFailure:
+    """A window that failed for good, by its number and the rows and columns that it writes, and its error."""
+
+    window: int
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    error: str
+
+
+@dataclass(frozen=True)
+class MapProgress:
+    """How far a map is: windows in all, those that were there when it started, those it has done since, and failures.
+
+    `usd` are the dollars spent, `seconds` since it started; `left_s` is None until a window is done.
+    """
+
+    image: str
+    windows: int
+    resumed: int
+    done: int
+    failed: int
+    usd: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Windows a second."""
+        return self.done / self.seconds if self.seconds else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left, at the rate so far."""
+        missing = self.windows - self.resumed - self.done - self.failed
+        return missing / self.rate if self.rate else None
+
+
+@dataclass(frozen=True)
+class MapReport:
+    """What a map of one image did.
+
+    Of its windows, `resumed` were there when it started, `computed` are queries, `empty` held no data. `result` is None
+    where `failures` or a `stopped` reason left windows out: they are computed when it is run again. `window_ms` are
+    percentiles of the queries' latencies, in milliseconds; `notes` say what of the image is not kept. Of a plan that is
+    not `exact`, `difference` is that of its windows from the whole network on a sample.
+    """
+
+    image: str
+    result: str | None
+    height: int
+    width: int
+    channels: int
+    dtype: str
+    plan: str
+    exact: bool
+    difference: SampleDifference | None
+    windows: int
+    resumed: int
+    computed: int
+    empty: int
+    failures: tuple[WindowFailure, ...]
+    stopped: str
+    seconds: float
+    cost_usd: float
+    window_ms: dict[str, float]
+    estimate: Estimate
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Return the median and higher percentiles of latencies, empty where there are none."""
+    ranked = sorted(values)
+    if not ranked:
+        return {}
+    last = len(ranked) - 1
+    return {f"p{percent}": round(ranked[round(last * percent / 100)], 3) for percent in (50, 90, 99, 100)}

@@ -1,0 +1,88 @@
+"""Code that users name: `MODULE:NAME`, of an installed module or of a Python file, and what entry points plug in."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from serfer.core.errors import UsageError
+
+
+@contextmanager
+def file_module(path: Path, name: str) -> Iterator[ModuleType]:
+    """Import a Python file as the module `name`; its neighbours can be imported meanwhile, as a script's can.
+
+    Raises ImportError for what is no Python file, and whatever the file's own code raises.
+    """
+    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    code = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    sys.modules[spec.name] = code
+    try:
+        spec.loader.exec_module(code)
+        yield code
+    finally:
+        sys.path.remove(folder)
+
+
+def defined(code: ModuleType, place: str, name: str) -> Any:  # noqa: ANN401 - checked by the caller
+    """Return what a module defines by a name; raises AttributeError that has the `place` the user named."""
+    if not hasattr(code, name):  # Python's own error has the name that the module was given here
+        raise AttributeError(f"{place} defines no {name!r}")
+    return getattr(code, name)
+
+
+def load_object(text: str) -> Any:  # noqa: ANN401 - checked by the caller
+    """Return what `MODULE:NAME` names; MODULE is importable, or the path of a file that ends in .py.
+
+    Raises UsageError in one line: it cannot be imported, fails while it is, or defines no such name.
+    """
+    module, _, name = text.rpartition(":")
+    try:
+        if not module.endswith(".py"):
+            return defined(importlib.import_module(module), module, name)
+        path = Path(module)
+        with file_module(path, f"serfer_user_{path.stem}") as code:
+            return defined(code, path.name, name)
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
+        raise UsageError(f"{text!r:.200} cannot be loaded: {in_one_line(error)}{_hint(module, error)}") from error
+
+
+def plugged_in(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name; of two with one name the first that is found."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        found.setdefault(entry.name, entry)
+    return found
+
+
+def load_entry(entry: EntryPoint) -> Any:  # noqa: ANN401 - checked by the caller
+    """Return what an entry point names; raises UsageError in one line."""
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:  # as above
+        text = f"{entry.name} ({entry.group}) cannot be loaded from {entry.value!r}"
+        raise UsageError(f"{text}: {in_one_line(error)}") from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return an error's type and the first line of its text, without colours."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"
+
+
+def _hint(module: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(error.name):
+        return f": install it, or name its file, {module.replace('.', '/')}.py:NAME"
+    return ""

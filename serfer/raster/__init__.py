@@ -1,0 +1,31 @@
+"""Images that no memory holds: read by windows, and results written window by window.
+
+    open_raster ──▶ RasterSource.read(rect) ──▶ the caller computes ──▶ ResultParts.put(number, array)
+                                                                                   │ all parts are there
+                                              RESULT.tif, .png, .npy ◀── write_result
+
+This package knows nothing of plans or networks. What reads or writes TIFF needs rasterio, of the extra `map`
+(docs/adr/0028): it is imported when the first such file is opened, not before.
+"""
+
+from serfer.raster.georeference import Georeference
+from serfer.raster.limits import RasterLimits
+from serfer.raster.reading.source import RasterSource, open_raster
+from serfer.raster.results.layout import ResultLayout
+from serfer.raster.results.options import ResultOptions
+from serfer.raster.results.parts import ResultParts
+from serfer.raster.results.result import check_result, write_result
+from serfer.raster.results.space import check_space
+
+__all__ = [
+    "Georeference",
+    "RasterLimits",
+    "RasterSource",
+    "ResultLayout",
+    "ResultOptions",
+    "ResultParts",
+    "check_result",
+    "check_space",
+    "open_raster",
+    "write_result",
+]

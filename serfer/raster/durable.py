@@ -1,0 +1,39 @@
+"""Files that are whole and on the disk once they have their name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+TEMPORARY = ".part"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def write_durably(path: Path, *data: bytes | memoryview) -> None:
+    """Write a file under a temporary name, have the disk keep it, and give it its name; raises OSError.
+
+    Whenever the process or the machine stops, the name leads to the file before or to the whole new one. At most one
+    thread writes a path at a time.
+    """
+    part = path.with_name(f".{path.name}{TEMPORARY}")
+    try:
+        with part.open("wb") as file:
+            for one in data:
+                file.write(one)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep the names of a folder's files."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

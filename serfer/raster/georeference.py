@@ -1,0 +1,33 @@
+"""Where on earth the pixels of an image lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Transform = tuple[float, float, float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Georeference:
+    """A coordinate reference system (WKT) and an affine transform (a, b, c, d, e, f), each None where there is none.
+
+    A point (row, col), counted from the upper left corner of the image, lies at x = a col + b row + c and
+    y = d col + e row + f. `point`: the file says of its pixels that they are points (AREA_OR_POINT), which shifts
+    nothing here. `not_kept` names what else the image has, such as ground control points, and a result does not.
+    """
+
+    crs: str | None = None
+    transform: Transform | None = None
+    point: bool = False
+    not_kept: tuple[str, ...] = ()
+
+    def scaled(self, rows: float, cols: float, top: float = 0.0, left: float = 0.0) -> Georeference:
+        """Return the georeference of a result, each pixel of which covers rows x cols pixels of this image.
+
+        Its corner lies at row `top` and column `left` of this image: not 0 where a network's output begins within.
+        """
+        if self.transform is None:
+            return self
+        a, b, c, d, e, f = self.transform
+        moved = (a * cols, b * rows, a * left + b * top + c, d * cols, e * rows, d * left + e * top + f)
+        return Georeference(self.crs, moved, self.point, self.not_kept)

@@ -1,0 +1,251 @@
+"""Images read by windows: a TIFF's blocks as they are needed, a PNG or JPEG from memory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from queue import LifoQueue
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import ImageError, ImageTooLargeError, InputError, UsageError
+from serfer.core.geometry import Rect
+from serfer.raster.gdal import SIGNATURE_BYTES, driver_of, gdal, image_errors, limit_cache, open_dataset
+from serfer.raster.limits import RasterLimits
+from serfer.raster.objects import Bucket
+from serfer.raster.place import S3Place, parse_place
+from serfer.raster.reading.header import Header, check_blocks, read_header
+from serfer.raster.reading.whole import decode_jpeg, decode_png
+
+_DEFAULT = RasterLimits()
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """A file or an object that is open: GDAL's path to it, and what tells it from another version of itself."""
+
+    name: str
+    path: str
+    driver: str
+    version: Mapping[str, int | str]
+    place: Path | None = None
+    fd: int | None = None
+    bucket: Bucket | None = None
+
+    def options(self) -> dict[str, str]:
+        return self.bucket.gdal_options() if self.bucket else {}
+
+    def file(self) -> BinaryIO:
+        """Return the file's bytes; of an object of S3 they are in memory."""
+        if self.bucket:
+            return BytesIO(self.bucket.first_bytes(int(self.version["bytes"])))
+        return Path(self.path).open("rb")
+
+    def version_now(self) -> Mapping[str, int | str] | None:
+        """Return the version of what has the name now; raises InputError, UnavailableError where S3 does not say."""
+        if self.bucket:
+            head = self.bucket.head()
+            return None if head is None else {"bytes": head.bytes, "etag": head.etag}
+        try:
+            return None if self.place is None else _file_version(self.place.stat())
+        except OSError:
+            return None
+
+
+class RasterSource:
+    """An image that is read by windows, from several threads at once; made by `open_raster`.
+
+    Attributes:
+        size: height and width in pixels.
+        bands: of what `read` returns: a palette's indices have become red, green and blue.
+        dtype: numpy's name of the samples' type: (u)int8, 16, 32, float32 or float64.
+        nodata: the value of pixels that hold none, or None.
+        georeference: where the pixels lie; its fields are None for a plain picture.
+        notes: what of the file is left out, for whoever asked for it: further pages, for example.
+        identity: what a resumed job compares, of JSON's types: size, bands, dtype, and the file's length and time of
+            change or the object's ETag.
+    """
+
+    def __init__(self, origin: _Origin, limits: RasterLimits) -> None:
+        self.name, self._origin, self._limits = origin.name, origin, limits
+        self._pixels: NDArray[Any] | None = None
+        self._free: LifoQueue[Any] = LifoQueue()
+        self._header = header = self._jpeg() if origin.driver == "JPEG" else self._start()
+        self.size, self.bands, self.dtype = header.size, header.bands, header.dtype
+        self.nodata, self.georeference, self.notes = header.nodata, header.georeference, header.notes
+        self.identity = {"size": [*header.size], "bands": header.bands, "dtype": header.dtype, **origin.version}
+
+    def _jpeg(self) -> Header:
+        with image_errors(self.name, self._origin.path, "read"), self._origin.file() as file:
+            header, self._pixels = decode_jpeg(file, self.name, self._limits)
+        return header
+
+    def _start(self) -> Header:
+        """Open the first reader, and decode a PNG, which needs it no more."""
+        limit_cache(self._limits.cache_bytes)
+        dataset = self._open()
+        try:
+            with self._gdal("read"):
+                header = read_header(dataset, self.name, self._origin.driver, self._limits)
+                if self._origin.driver == "PNG":
+                    self._pixels = decode_png(dataset, header)
+        except BaseException:
+            dataset.close()
+            raise
+        for reader in (*[None] * (self._limits.readers - 1), dataset):  # the last one in is the first one out
+            self._free.put(reader)
+        return header
+
+    def read(self, rect: Rect) -> NDArray[Any]:
+        """Return the pixels of a rectangle within the image, as (bands, rows, cols) of `dtype`.
+
+        Raises:
+            UsageError: the rectangle is empty, not within the image, or larger than `max_read_bytes`.
+            ImageError: the file is broken there, or was changed since it was opened.
+            UnavailableError: S3 does not answer.
+        """
+        self._check(rect)
+        if self._pixels is not None:
+            rows, cols = rect.slices
+            return self._pixels[:, rows, cols].copy()
+        try:
+            return self._decoded(rect)
+        except ImageError:
+            self.check_unchanged()
+            if self._origin.bucket is None:
+                raise
+        return self._decoded(rect)  # GDAL does not say whether an object is broken or a request failed
+
+    def _decoded(self, rect: Rect) -> NDArray[Any]:
+        window = ((rect.rows.start, rect.rows.stop), (rect.cols.start, rect.cols.stop))
+        with self._reader() as dataset, self._gdal("read"):
+            check_blocks(dataset, self._header, rect, self._limits)
+            pixels: NDArray[Any] = dataset.read(window=window)
+            return self._header.expanded(pixels)
+
+    def check_unchanged(self) -> None:
+        """Raise InputError where the file was changed, replaced or removed since it was opened."""
+        if self._origin.version_now() != self._origin.version:
+            raise InputError(f"{self.name} was changed while it was read: run it again on one that stays as it is")
+
+    def close(self) -> None:
+        """Close the file; no thread may be reading."""
+        while not self._free.empty():
+            if (dataset := self._free.get()) is not None:
+                dataset.close()
+        if self._origin.fd is not None:
+            os.close(self._origin.fd)
+            self._origin = replace(self._origin, fd=None)
+        self._pixels = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, rect: Rect) -> None:
+        if rect.rows.size <= 0 or rect.cols.size <= 0 or not Rect.whole(*self.size).contains(rect):
+            raise UsageError(f"{rect} is not a rectangle within {self.name}, {self.size[0]} x {self.size[1]} pixels")
+        needed = rect.area * self.bands * np.dtype(self.dtype).itemsize
+        if needed > self._limits.max_read_bytes:
+            raise UsageError(
+                f"{rect.rows.size} x {rect.cols.size} pixels of {self.name} are {needed:,} bytes, more than the "
+                f"{self._limits.max_read_bytes:,} that are read at once: read smaller windows"
+            )
+
+    def _open(self) -> Any:  # noqa: ANN401 - rasterio's
+        with self._gdal("opened") as rasterio:
+            return open_dataset(rasterio, self._origin.path, driver=self._origin.driver)
+
+    @contextmanager
+    def _gdal(self, done: str) -> Iterator[Any]:
+        options = self._origin.options()
+        with image_errors(self._origin.name, self._origin.path, done), gdal(self._origin.path, options) as rasterio:
+            yield rasterio
+
+    @contextmanager
+    def _reader(self) -> Iterator[Any]:
+        """Take a dataset for one thread, for no two may share one; wait where all are taken.
+
+        After an error it is closed, and the next thread opens another one.
+        """
+        dataset = self._free.get()
+        try:
+            dataset = dataset or self._open()
+            yield dataset
+        except BaseException:
+            if dataset is not None:
+                dataset.close()
+            dataset = None
+            raise
+        finally:
+            self._free.put(dataset)
+
+
+def open_raster(place: str | Path, limits: RasterLimits = _DEFAULT, *, unsigned: bool = False) -> RasterSource:
+    """Open a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG for reading by windows; use it in a `with`.
+
+    Args:
+        place: a path, or `s3://BUCKET/KEY[?region=REGION][&endpoint=URL]` with credentials, region and endpoint as
+            boto3 finds them.
+        limits: what of the image is accepted.
+        unsigned: send S3 no credentials, for public buckets.
+
+    Raises:
+        UsageError: a malformed URL.
+        InputError: the file is missing, not a file, or may not be read; ImageError: it is not such an image, or broken;
+            ImageTooLargeError: it exceeds the limits.
+        UnavailableError: S3 does not answer, or there are no credentials; MissingExtraError: rasterio is missing.
+    """
+    where = parse_place(place)
+    if isinstance(where, S3Place):
+        return RasterSource(_object(where, limits, unsigned=unsigned), limits)
+    with ExitStack() as on_error:
+        origin = _file(where, on_error)
+        source = RasterSource(origin, limits)
+        on_error.pop_all()
+        return source
+
+
+def _file(path: Path, on_error: ExitStack) -> _Origin:
+    """Open a file: GDAL reads it through its descriptor, so no name is taken for one of GDAL's own."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe would wait
+        on_error.callback(os.close, fd)
+        status = os.fstat(fd)
+        start = os.pread(fd, SIGNATURE_BYTES, 0) if stat.S_ISREG(status.st_mode) else b""
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path} is not a file")
+    driver = driver_of(start, str(path))
+    return _Origin(str(path), f"/proc/self/fd/{fd}", driver, _file_version(status), path.absolute(), fd)
+
+
+def _file_version(status: os.stat_result) -> Mapping[str, int | str]:
+    return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
+
+
+def _object(place: S3Place, limits: RasterLimits, *, unsigned: bool) -> _Origin:
+    bucket = Bucket(place, unsigned=unsigned)
+    head = bucket.head()
+    if head is None:
+        raise InputError(f"{place} does not exist")
+    driver = driver_of(bucket.first_bytes(SIGNATURE_BYTES) if head.bytes else b"", str(place))
+    version: Mapping[str, int | str] = {"bytes": head.bytes, "etag": head.etag}
+    if driver == "JPEG" and head.bytes > limits.max_read_bytes:
+        raise ImageTooLargeError(f"{place} is a JPEG of more than {limits.max_read_bytes:,} bytes: store it as a TIFF")
+    return _Origin(str(place), f"/vsis3/{place.bucket}/{place.key}", driver, version, bucket=bucket)

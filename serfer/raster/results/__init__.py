@@ -1,0 +1,1 @@
+"""Results: their parts as files, and what is put together from all of them."""

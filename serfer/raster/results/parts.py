@@ -1,0 +1,313 @@
+"""The finished parts of a result, each a file, so that a job that stops anywhere goes on where it was.
+
+    RESULT.parts/  lock              held while a process works here
+                   job.json          what the job is: a resumed one must be the same
+                   00000012.values   part 12, whole, or not there
+                   written           the result is written: what is still here is being deleted
+
+What else is in the directory was not put there by SerFer, which then refuses it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, UsageError
+from serfer.core.geometry import Span
+from serfer.files import read_text
+from serfer.raster.durable import FULL, TEMPORARY, sync_folder, write_durably
+from serfer.raster.results.part_file import DTYPES, PartHeader, read_part, read_rows, verify_part, write_part
+
+FORMAT = 1
+_JOB, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN = "job.json", "lock", "upload.json", "result", "written"
+_PART = re.compile(r"([0-9]{8,})\.values")
+_MOST_JOB_BYTES = 1 << 20
+_MOST_SHOWN = 60
+MOST_PARTS = 10**8
+
+
+class ResultParts:
+    """A directory of the parts 0 to count - 1 of a result, locked for this process; use it in a `with`.
+
+    Several threads may put and get at once. Closing unlocks it and keeps the parts; `remove` deletes them.
+    """
+
+    def __init__(self, directory: Path, count: int, lock: int, digest: str) -> None:
+        self.directory, self.count, self.digest = directory, count, digest
+        self._lock: int | None = lock
+        self._done: dict[int, PartHeader] = {}
+        self._guard = Lock()
+
+    @classmethod
+    def create_or_resume(cls, directory: Path, identity: Mapping[str, Any], count: int) -> ResultParts:
+        """Make the directory, or take up the one that an earlier run of the same job left.
+
+        Args:
+            directory: RESULT.parts, or another of the user's choice; its parent exists.
+            identity: what the job is, of JSON's types: a resumed one must have the same.
+            count: parts of the result.
+
+        Raises:
+            InputError: the directory holds another job, the parts of a newer version, or something else.
+            UnavailableError: another process works there; the disk is full.
+        """
+        if not 0 < count <= MOST_PARTS:
+            raise UsageError(f"a result has 1 to {MOST_PARTS:,} parts, not {count:,}")
+        job = {"format": FORMAT, "parts": count, "job": json.loads(json.dumps(identity, allow_nan=False))}
+        digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+        with _disk_errors(directory, "what is there stays"):
+            _make(directory)
+            lock = _locked(directory)
+        try:
+            parts = cls(directory, count, lock, digest)
+            with _disk_errors(directory, "what is there stays"):
+                _forget_if_empty(directory)
+                _agree(directory / _JOB, job)
+                parts._find()
+        except BaseException:
+            os.close(lock)
+            raise
+        return parts
+
+    @classmethod
+    def discard(cls, directory: Path) -> None:
+        """Delete the parts of whatever job a directory holds, if it is there; raises as `create_or_resume`."""
+        if not directory.exists():
+            return
+        with _disk_errors(directory, "what is there stays"):
+            _make(directory)
+            cls(directory, 0, _locked(directory), "").remove()
+
+    def done(self) -> set[int]:
+        """Return the numbers of the parts that are there, each of which was verified when this process first saw it."""
+        with self._guard:
+            return {*self._done}
+
+    def put(self, number: int, values: NDArray[Any]) -> None:
+        """Keep the values (channels, rows, cols) of a part; raises UnavailableError where the disk is full."""
+        self._check(number)
+        if values.ndim != 3 or values.dtype.name not in DTYPES:  # noqa: PLR2004 - channels, rows, cols
+            raise UsageError(
+                f"a part is (channels, rows, cols) of {', '.join(DTYPES)}, not {values.dtype} {values.shape}"
+            )
+        with self._guard:
+            kept = len(self._done)
+        with _disk_errors(self.directory, f"{kept:,} of {self.count:,} parts are kept there"):
+            header = write_part(self._path(number), self._key(number), values)
+        with self._guard:
+            self._done[number] = header
+
+    def get(self, number: int) -> NDArray[Any]:
+        """Return the values of a part.
+
+        Raises AlteredPieceError where the file was altered since; the part is deleted then, and missing.
+        """
+        self._check(number)
+        with self._dropping(number):
+            return read_part(self._path(number), self._key(number))
+
+    def verify(self) -> set[int]:
+        """Read every part again; return the numbers of those that are missing now, the altered ones deleted."""
+        for number in sorted(self.done()):
+            try:
+                with self._dropping(number):
+                    verify_part(self._path(number), self._key(number))
+            except AlteredPieceError:
+                continue
+        return {*range(self.count)} - self.done()
+
+    def header(self, number: int) -> PartHeader:
+        """Return the dtype and shape of a part that is there."""
+        with self._guard:
+            return self._done[number]
+
+    def rows(self, number: int, channel: int, rows: Span) -> NDArray[Any]:
+        """Return some rows (rows, cols) of one channel of a part, without its checksum: `verify` comes first."""
+        with self._dropping(number):
+            return read_rows(self._path(number), self.header(number), channel, rows)
+
+    @property
+    def written(self) -> bool:
+        """Whether their result was written, by a process that may have been stopped while it deleted them."""
+        return (self.directory / _WRITTEN).exists()
+
+    @written.setter
+    def written(self, value: bool) -> None:
+        with _disk_errors(self.directory, "what is there stays"):
+            if value:
+                write_durably(self.directory / _WRITTEN)
+            else:
+                (self.directory / _WRITTEN).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unlock the directory, and keep the parts."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def remove(self) -> None:
+        """Delete the parts and the directory, if nothing else is in it, and unlock it."""
+        last = (_WRITTEN, _JOB)  # they say what the others are
+        for path in sorted(self.directory.iterdir(), key=lambda path: path.name in last):
+            if _ours(path.name) and path.name != _LOCK:
+                path.unlink()
+        (self.directory / _LOCK).unlink()
+        self.close()
+        if not any(self.directory.iterdir()):
+            self.directory.rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _find(self) -> None:
+        """Verify the parts that are there; delete torn and altered ones, and what a killed process began."""
+        for path in sorted(self.directory.iterdir()):
+            if path.name.startswith(".") and path.name.endswith(TEMPORARY):
+                path.unlink()
+            elif match := _PART.fullmatch(path.name):
+                try:
+                    self._done[int(match[1])] = verify_part(path, self._key(int(match[1])))
+                except AlteredPieceError:
+                    path.unlink()
+
+    @contextmanager
+    def _dropping(self, number: int) -> Iterator[None]:
+        """Delete a part that turns out to be altered, or forget one that is gone."""
+        try:
+            yield
+        except (AlteredPieceError, FileNotFoundError) as error:
+            self._path(number).unlink(missing_ok=True)
+            with self._guard:
+                self._done.pop(number, None)
+            raise AlteredPieceError(
+                f"part {number} in {self.directory} is gone, cut or altered: run the same command again, it resumes"
+            ) from error
+
+    def _check(self, number: int) -> None:
+        if self._lock is None:
+            raise UsageError(f"{self.directory} is closed")
+        if not 0 <= number < self.count:
+            raise UsageError(f"there is no part {number} of {self.count}")
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:08d}.values"
+
+    def _key(self, number: int) -> str:
+        """A part of another job, or with another number, has another checksum."""
+        return f"{self.digest}/{number}"
+
+
+def _ours(name: str) -> bool:
+    known = {_JOB, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN}
+    return name in known or bool(_PART.fullmatch(name)) or (name.startswith(".") and name.endswith(TEMPORARY))
+
+
+def _make(directory: Path) -> None:
+    """Make the directory; refuse one that holds anything that is not ours."""
+    try:
+        directory.mkdir(exist_ok=True)
+        names = [path.name for path in directory.iterdir()]
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{str(directory)!r} cannot hold the parts of a result: {reason}") from error
+    if strange := next((name for name in names if not _ours(name)), None):
+        raise InputError(f"{directory} is not a directory of result parts: it holds {strange!r}; name another one")
+
+
+def _locked(directory: Path) -> int:
+    """Return the descriptor that holds the directory's lock; it ends with the process, however that ends."""
+    path = directory / _LOCK
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            raise UnavailableError(
+                f"{directory} is in use by another process: wait for it, or write to another result"
+            ) from None
+        except FileNotFoundError:
+            pass
+        os.close(fd)  # its last user removed it meanwhile
+
+
+def _forget_if_empty(directory: Path) -> None:
+    """Delete job.json where nothing of the job was ever kept, so that another one may use the directory."""
+    if {path.name for path in directory.iterdir()} <= {_LOCK, _JOB}:
+        (directory / _JOB).unlink(missing_ok=True)
+
+
+def _agree(path: Path, job: dict[str, Any]) -> None:
+    """Write job.json, or compare it with the one that is there; raises InputError that names what differs."""
+    if not path.exists():
+        write_durably(path, json.dumps(job, indent=1).encode())
+        sync_folder(path.parent.parent)
+        return
+    try:
+        found = json.loads(read_text(path, _MOST_JOB_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged: delete {path.parent} to begin anew") from error
+    if difference := _difference(found, job, ""):
+        raise InputError(
+            f"{path.parent} holds the parts of another job: {difference}; go on with that one, throw its parts "
+            "away (--restart), or write to another result"
+        )
+
+
+def _difference(old: Any, new: Any, where: str) -> str | None:  # noqa: ANN401 - JSON values
+    """Return where two JSON values differ first, and how, or None."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            place = f"{where}.{key}".removeprefix(".").removeprefix("job.")
+            if key not in old or key not in new:
+                return f"{place} is {'not ' if key not in old else ''}there"
+            if found := _difference(old[key], new[key], f"{where}.{key}"):
+                return found
+        return None
+    place = where.removeprefix(".").removeprefix("job.") or "it"
+    return None if old == new else f"{place} was {_shown(old)}, and is {_shown(new)} now"
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 - JSON values
+    text = json.dumps(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+@contextmanager
+def _disk_errors(directory: Path, kept: str) -> Iterator[None]:
+    """Turn an OSError of writing into UnavailableError that says what is kept."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(directory, kept, error) from error
+
+
+def disk_error(directory: Path, kept: str, error: OSError) -> UnavailableError:
+    """Build the error for a disk that is full or fails."""
+    if error.errno in FULL:
+        free = shutil.disk_usage(directory if directory.exists() else directory.parent).free
+        return UnavailableError(
+            f"there is no room on the disk of {directory} ({free:,} bytes are free): {kept}; make room and run the "
+            "same command again, it resumes"
+        )
+    return UnavailableError(f"{directory} cannot be written: {error.strerror or error}; {kept}")

@@ -1,0 +1,162 @@
+"""A result from its parts: written under a temporary name, kept by the disk, and only then given its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.files import check_place
+from serfer.raster.durable import TEMPORARY, sync_folder
+from serfer.raster.georeference import Georeference
+from serfer.raster.objects import Bucket
+from serfer.raster.place import S3Place, parse_place
+from serfer.raster.results.layout import ResultLayout
+from serfer.raster.results.options import ResultOptions
+from serfer.raster.results.part_file import DTYPES
+from serfer.raster.results.parts import ASSEMBLED, UPLOAD, ResultParts, disk_error
+from serfer.raster.results.small_results import check_png, write_npy, write_png
+from serfer.raster.results.strips import Mosaic
+from serfer.raster.results.tiff_result import write_tiff
+
+SUFFIXES = (".tif", ".tiff", ".png", ".npy")
+_DEFAULT = ResultOptions()
+_NOWHERE = Georeference()
+
+
+def check_result(place: str | Path, layout: ResultLayout, dtype: str, options: ResultOptions = _DEFAULT) -> None:
+    """Refuse, before long work, a result that could not be written.
+
+    Raises UsageError for a suffix, values or options that do not go together; InputError for a result that exists, or a
+    directory or bucket that cannot be written or read; UnavailableError where S3 does not answer.
+    """
+    where = parse_place(place)
+    suffix = _suffix(where)
+    if dtype not in DTYPES:
+        raise UsageError(f"a result holds {', '.join(DTYPES)}, not {dtype}")
+    if options.mask and (dtype != "uint8" or layout.channels != 1):
+        raise UsageError(f"a mask is one channel of uint8, not {layout.channels} of {dtype}")
+    _check_nodata(dtype, options.nodata)
+    if suffix == ".png":
+        check_png(layout.channels, dtype, layout.bytes(dtype), options)
+    _check_place(where, overwrite=options.overwrite)
+
+
+def write_result(
+    place: str | Path,
+    parts: ResultParts,
+    layout: ResultLayout,
+    *,
+    dtype: str,
+    georeference: Georeference = _NOWHERE,
+    options: ResultOptions = _DEFAULT,
+) -> None:
+    """Write a result whose parts are all there as TIFF, PNG or .npy, by the suffix of `place`, in bounded memory.
+
+    All parts are verified first, and a TIFF is read back. The parts stay; `parts.remove()` deletes them.
+
+    Args:
+        place: a path, or `s3://BUCKET/KEY`, where the result appears whole or not at all.
+        parts: the parts.
+        layout: where each of them lies.
+        dtype: numpy's name of the values' type, that of all parts.
+        georeference: the result's own: `scaled` where its resolution is not the image's.
+        options: nodata, compression and the like.
+
+    Raises:
+        UsageError, InputError: as `check_result`; parts are missing or do not fit the layout.
+        UnavailableError: the disk is full, or S3 does not answer: the parts are kept, and it can be called again.
+    """
+    check_result(place, layout, dtype, options)
+    where = parse_place(place)
+    if missing := parts.verify():
+        raise UnavailableError(
+            f"{len(missing):,} of {parts.count:,} parts in {parts.directory} are missing, part {min(missing)} first: "
+            "run the same command again, it resumes"
+        )
+    mosaic = Mosaic(parts, layout, dtype)
+    if isinstance(where, S3Place):
+        file = parts.directory / f".{ASSEMBLED}{TEMPORARY}"
+        with _temporary(file, parts):
+            _write(file, _suffix(where), mosaic, georeference, options)
+            _check_place(where, overwrite=options.overwrite)
+            Bucket(where).upload(file, parts.directory / UPLOAD)
+        return
+    # Named by the job, so that what a killed process left is replaced when it resumes.
+    file = where.with_name(f".{where.name}.{parts.digest[:8]}{TEMPORARY}")
+    with _temporary(file, parts):
+        _write(file, _suffix(where), mosaic, georeference, options)
+        _publish(file, where, overwrite=options.overwrite)
+
+
+def _write(file: Path, suffix: str, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> None:
+    if suffix == ".npy":
+        write_npy(file, mosaic)
+    elif suffix == ".png":
+        write_png(file, mosaic, options)
+    else:
+        write_tiff(file, mosaic, georeference, options)
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def _publish(file: Path, place: Path, *, overwrite: bool) -> None:
+    """Give a file its name; a result that appeared meanwhile is not replaced unless it may be."""
+    if overwrite:
+        file.replace(place)
+    else:
+        try:
+            os.link(file, place)
+        except FileExistsError:
+            raise _exists(str(place)) from None
+        except OSError:  # a file system without links
+            _check_place(place, overwrite=False)
+            file.replace(place)
+    sync_folder(place.absolute().parent)
+
+
+@contextmanager
+def _temporary(file: Path, parts: ResultParts) -> Iterator[None]:
+    """Delete a temporary file at the end, and say of a full disk what is kept."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(file.parent, f"all {parts.count:,} parts are kept in {parts.directory}", error) from error
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def _suffix(where: Path | S3Place) -> str:
+    suffix = Path(where.key if isinstance(where, S3Place) else where.name).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"a result ends in {', '.join(SUFFIXES)}, not in {suffix or 'nothing'}: {where}")
+    return suffix
+
+
+def _check_nodata(dtype: str, nodata: float | None) -> None:
+    if nodata is None:
+        return
+    kind = np.dtype(dtype)
+    if kind.kind != "f" and not (float(nodata).is_integer() and np.iinfo(kind).min <= nodata <= np.iinfo(kind).max):
+        raise UsageError(f"no value of {dtype} is {nodata:g}, so it cannot stand for no data")
+
+
+def _check_place(where: Path | S3Place, *, overwrite: bool) -> None:
+    if isinstance(where, S3Place):
+        bucket = Bucket(where)
+        bucket.check_bucket()
+        if not overwrite and bucket.head() is not None:
+            raise _exists(str(where))
+        return
+    check_place(where)
+    if not overwrite and where.exists():
+        raise _exists(str(where))
+
+
+def _exists(name: str) -> InputError:
+    return InputError(f"{name} exists: name another result, or have it overwritten")

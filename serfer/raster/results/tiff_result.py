@@ -1,0 +1,130 @@
+"""A result as a tiled TIFF, read back before it counts: GDAL does not raise every error of writing."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import SerferError
+from serfer.core.geometry import Rect, Span
+from serfer.raster.gdal import gdal, limit_cache, open_dataset, reason
+from serfer.raster.georeference import Georeference
+from serfer.raster.limits import MIB
+from serfer.raster.palette import palette
+from serfer.raster.results.options import ResultOptions
+from serfer.raster.results.strips import BLOCK, Mosaic
+
+_CLASSIC = 3_900_000_000  # bytes: offsets of a TIFF that is not BigTIFF have 32 bits
+_PIXEL_INTERLEAVED = 4  # channels, at most
+_CACHE = 64 * MIB
+_MARGIN = 4 * MIB  # what GDAL may write beside a window's values
+_PREDICTORS = {"i": 2, "u": 2, "f": 3}
+
+
+def write_tiff(path: Path, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> None:
+    """Write a result at `path` and read it back; raises OSError."""
+    limit_cache(_CACHE)
+    with gdal(str(path)) as rasterio:
+        try:
+            written = _write(rasterio, path, mosaic, georeference, options)
+            _compare(rasterio, path, mosaic, written)
+        except SerferError:
+            raise
+        except rasterio.errors.RasterioError as error:  # an OSError without a number, or none
+            raise OSError(errno.EIO, reason(error)) from error
+
+
+def _write(
+    rasterio: Any,  # noqa: ANN401 - untyped
+    path: Path,
+    mosaic: Mosaic,
+    georeference: Georeference,
+    options: ResultOptions,
+) -> list[int]:
+    """Write all windows; return the checksum of each."""
+    written = []
+    with open_dataset(rasterio, path, "w", **_profile(rasterio, mosaic, georeference, options)) as dataset:
+        _describe(dataset, mosaic, georeference, options)
+        for window, channels in _windows(mosaic):
+            values = mosaic.read(window, channels)
+            if shutil.disk_usage(path.parent).free < values.nbytes + _MARGIN:
+                raise OSError(errno.ENOSPC, "no space left on device")
+            dataset.write(values, _bands(channels), window=_pairs(window))
+            written.append(_crc(values))
+    return written
+
+
+def _compare(rasterio: Any, path: Path, mosaic: Mosaic, written: list[int]) -> None:  # noqa: ANN401 - untyped
+    with open_dataset(rasterio, path, driver="GTiff") as dataset:
+        for (window, channels), crc in zip(_windows(mosaic), written, strict=True):
+            if _crc(dataset.read(_bands(channels), window=_pairs(window))) != crc:
+                rows = window.rows
+                raise OSError(errno.EIO, f"its rows {rows.start} to {rows.stop} are not what was written")
+
+
+def _windows(mosaic: Mosaic) -> Iterator[tuple[Rect, Span]]:
+    """Yield the windows to write, each with its channels: all at once where their values lie beside one another."""
+    channels = mosaic.layout.channels
+    if channels <= _PIXEL_INTERLEAVED:
+        yield from ((window, Span(0, channels)) for window in mosaic.windows(channels))
+    else:
+        yield from ((window, Span(one, one + 1)) for window in mosaic.windows(1) for one in range(channels))
+
+
+def _profile(
+    rasterio: Any,  # noqa: ANN401 - untyped
+    mosaic: Mosaic,
+    georeference: Georeference,
+    options: ResultOptions,
+) -> dict[str, Any]:
+    layout = mosaic.layout
+    profile: dict[str, Any] = {
+        "driver": "GTiff",
+        "height": layout.height,
+        "width": layout.width,
+        "count": layout.channels,
+        "dtype": mosaic.dtype,
+        "nodata": options.nodata,
+        "tiled": True,
+        "blockxsize": BLOCK,
+        "blockysize": BLOCK,
+        "interleave": "pixel" if layout.channels <= _PIXEL_INTERLEAVED else "band",
+        "BIGTIFF": "YES" if layout.bytes(mosaic.dtype) > _CLASSIC else "NO",
+    }
+    if options.compression != "none":
+        profile |= {"compress": options.compression, "predictor": _PREDICTORS[np.dtype(mosaic.dtype).kind]}
+    if options.mask:
+        profile["photometric"] = "palette"
+    if georeference.crs is not None:
+        profile["crs"] = rasterio.crs.CRS.from_wkt(georeference.crs)
+    if georeference.transform is not None:
+        profile["transform"] = rasterio.Affine(*georeference.transform)
+    return profile
+
+
+def _describe(dataset: Any, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> None:  # noqa: ANN401
+    """Write what goes before the values: it would take the place of nothing later."""
+    dataset.update_tags(**options.tags, AREA_OR_POINT="Point" if georeference.point else "Area")
+    for band, name in enumerate(options.names[: mosaic.layout.channels], start=1):
+        dataset.set_band_description(band, name)
+    if options.mask:
+        dataset.write_colormap(1, {number: (*colour, 255) for number, colour in enumerate(palette())})
+
+
+def _bands(channels: Span) -> list[int]:
+    return [*range(channels.start + 1, channels.stop + 1)]
+
+
+def _pairs(window: Rect) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (window.rows.start, window.rows.stop), (window.cols.start, window.cols.stop)
+
+
+def _crc(values: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).data.cast("B"))

@@ -1,0 +1,264 @@
+"""The instances that a policy's plans lead to, of several types and markets: launched, stopped, taken away.
+
+plan ──> launches and stops (of each type and market the last launched first) ──> booting ──> serving
+spot instances ──> each lasts for a time that is drawn as it is launched (exponential) ──> interruption
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Interruption
+from serfer.control.scenario import S_PER_HOUR, InstanceType, Market, Scenario
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SpotLosses:
+    """How often a spot instance is taken away, in times an hour; lifetimes are drawn from `seed`.
+
+    With `on_demand` those that were bought on demand are taken away, too: a scenario may have spot's price there.
+    """
+
+    per_hour: float = 0.0
+    seed: int = 0
+    on_demand: bool = False
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """An instance type in a market."""
+
+    kind: InstanceType
+    market: Market
+
+    @property
+    def usd_per_s(self) -> float:
+        """What one costs a second."""
+        return self.kind.market_usd_per_hour(self.market) / S_PER_HOUR
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """An instance that is paid for: `lost_s` is when it will be taken away."""
+
+    purchase: int
+    kind: InstanceType
+    launched_s: float
+    lost_s: float = math.inf
+    on: bool = True
+
+    @property
+    def ready_s(self) -> float:
+        """When it serves."""
+        return self.launched_s + self.kind.boot_s
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceHistory:
+    """The instances of a simulation: when each was launched and stopped, in seconds, by launch: arrays (launches,).
+
+    `running` says which of them still are on at the end, `end_s`; those count as stopped then. `bought` is each one's
+    place in `purchases`, `lost` whether it was taken away.
+    """
+
+    launched_s: Floats
+    stopped_s: Floats
+    running: NDArray[np.bool_]
+    lost: NDArray[np.bool_]
+    bought: NDArray[np.int64]
+    purchases: tuple[Purchase, ...]
+    end_s: float
+
+    @property
+    def on_s(self) -> float:
+        """Seconds that instances were on, all together."""
+        return float((self.stopped_s - self.launched_s).sum())
+
+    @property
+    def usd(self) -> float:
+        """The price of the instances for the time that they were on."""
+        return float((self.stopped_s - self.launched_s) @ self._each([one.usd_per_s for one in self.purchases]))
+
+    @property
+    def min_billing_usd(self) -> Floats:
+        """The dollars that each instance costs beyond that, because its type is billed for a least time."""
+        least = self._each([one.kind.min_billing_s for one in self.purchases]) - (self.stopped_s - self.launched_s)
+        return np.maximum(least, 0.0) * self._each([one.usd_per_s for one in self.purchases])
+
+    def usd_per_s_at(self, times: Floats) -> Floats:
+        """Return what those that are on cost a second at each of the times, which ascend."""
+        prices = self._each([one.usd_per_s for one in self.purchases])
+        return _sum(self.launched_s, prices, times) - _sum(self.stopped_s, prices, times)
+
+    def on_after(self, time_s: float) -> list[tuple[float, Purchase]]:
+        """Return the launches of those that are on after what was decided at a time."""
+        there = np.flatnonzero((self.launched_s <= time_s) & (self.stopped_s > time_s))
+        return [(float(self.launched_s[row]), self.purchases[self.bought[row]]) for row in there]
+
+    def on_at(self, times: Floats) -> Floats:
+        """Return how many are paid for at each of the times, which ascend."""
+        ones = np.ones(len(self.launched_s))
+        return _sum(self.launched_s, ones, times) - _sum(self.stopped_s, ones, times)
+
+    def serving_at(self, times: Floats) -> Floats:
+        """Return how many serve at each of the times."""
+        return self._serving(np.ones(len(self.launched_s)), times)
+
+    def capacity_at(self, times: Floats) -> Floats:
+        """Return how many queries/s those that serve sustain at each of the times."""
+        return self._serving(self._each([one.kind.qps for one in self.purchases]), times)
+
+    def booting_capacity_at(self, times: Floats) -> Floats:
+        """Return how many queries/s those that boot will sustain."""
+        qps = self._each([one.kind.qps for one in self.purchases])
+        return _sum(self.launched_s, qps, times) - _sum(self.stopped_s, qps, times) - self._serving(qps, times)
+
+    @property
+    def ready_s(self) -> Floats:
+        """When each serves, if it is not stopped before."""
+        return self.launched_s + self._each([one.kind.boot_s for one in self.purchases])
+
+    def _serving(self, values: Floats, times: Floats) -> Floats:
+        ready = self.ready_s
+        served = ready < self.stopped_s
+        return _sum(ready[served], values[served], times) - _sum(self.stopped_s[served], values[served], times)
+
+    def _each(self, values: Sequence[float]) -> Floats:
+        """Return a value of each purchase as one of each instance."""
+        return np.array(values, dtype=np.float64)[self.bought] if len(self.bought) else np.zeros(0)
+
+
+def _sum(events: Floats, values: Floats, times: Floats) -> Floats:
+    """Return the sum of the values of the events that have happened by each time."""
+    order = np.argsort(events, kind="stable")
+    sums = np.concatenate(([0.0], np.cumsum(values[order])))
+    return sums[np.searchsorted(events[order], times, side="right")]
+
+
+class Fleet:
+    """The instances that are on; `usd_per_s` is what they cost."""
+
+    def __init__(self, scenario: Scenario, losses: SpotLosses | None = None) -> None:
+        self._scenario = scenario
+        self._losses = losses or SpotLosses()
+        self._rng = np.random.default_rng(self._losses.seed)
+        self._purchases: dict[tuple[str, Market], int] = {}
+        self._bought: list[Purchase] = []
+        self._on: list[list[Instance]] = []  # by purchase, in the order of their launches
+        self._rows: list[tuple[float, float, bool, bool, int]] = []
+        self._wanted: tuple[InstanceCount, ...] = ()
+        self._losing: list[tuple[float, int, Instance]] = []  # a heap
+        self._launches = 0
+        self._groups: tuple[InstanceGroup, ...] = ()
+        self._changes_s = math.inf  # when the next instance serves
+        self.usd_per_s = 0.0
+
+    def __iter__(self) -> Iterator[Instance]:
+        return (instance for group in self._on for instance in group)
+
+    def resume(self, launches: Sequence[tuple[float, Purchase]]) -> list[Instance]:
+        """Begin with instances that were launched before."""
+        return [self._launch(self._number(one.kind.name, one.market), launched) for launched, one in launches]
+
+    def groups(self, now: float) -> tuple[InstanceGroup, ...]:
+        """Return the instances that are paid for."""
+        if now >= self._changes_s:
+            self._count(now)
+        return self._groups
+
+    def lose(self, now: float) -> list[Instance]:
+        """Take away the instances whose time is over, and return them."""
+        if not self._losing:
+            return []
+        lost = []
+        while self._losing and self._losing[0][0] <= now:
+            _, _, instance = heappop(self._losing)
+            if instance.on:
+                self._on[instance.purchase].remove(instance)
+                self._end(instance, instance.lost_s, lost=True)
+                lost.append(instance)
+        if lost:
+            self._wanted = ()  # the next plan replaces them, if it wants as many
+            self._count(now)
+        return lost
+
+    def carry_out(self, now: float, wanted: tuple[InstanceCount, ...]) -> tuple[list[Instance], list[Instance]]:
+        """Launch and stop instances so that there are as many as wanted; return both lists."""
+        if wanted == self._wanted:
+            return [], []
+        counts = {self._number(one.kind, one.market): one.count for one in wanted}
+        launched, stopped = [], []
+        for number, group in enumerate(self._on):
+            count = counts.get(number, 0)
+            while len(group) > count:
+                stopped.append(group.pop())
+                self._end(stopped[-1], now, lost=False)
+            launched += [self._launch(number, now) for _ in range(count - len(group))]
+        self._wanted = wanted
+        if launched or stopped:
+            self._count(now)
+        return launched, stopped
+
+    def history(self, end_s: float) -> InstanceHistory:
+        """Return all instances up to the end."""
+        left = [(one.launched_s, end_s, True, False, one.purchase) for one in self if one.launched_s < end_s]
+        table = np.array(sorted([*self._rows, *left]), dtype=np.float64).reshape(-1, 5)
+        return InstanceHistory(
+            launched_s=table[:, 0],
+            stopped_s=table[:, 1],
+            running=table[:, 2] > 0,
+            lost=table[:, 3] > 0,
+            bought=table[:, 4].astype(np.int64),
+            purchases=tuple(self._bought),
+            end_s=end_s,
+        )
+
+    def _number(self, kind: str, market: Market) -> int:
+        key = kind, market
+        if key not in self._purchases:
+            self._purchases[key] = len(self._on)
+            self._bought.append(Purchase(self._scenario.kind(kind), market))
+            self._on.append([])
+        return self._purchases[key]
+
+    def _launch(self, number: int, now: float) -> Instance:
+        bought = self._bought[number]
+        instance = Instance(number, bought.kind, now)
+        if self._losses.per_hour and (self._losses.on_demand or bought.market is Market.SPOT):
+            instance.lost_s = now + float(self._rng.exponential(S_PER_HOUR / self._losses.per_hour))
+            self._launches += 1
+            heappush(self._losing, (instance.lost_s, self._launches, instance))
+        self._on[number].append(instance)
+        self.usd_per_s += bought.usd_per_s
+        self._changes_s = -math.inf
+        return instance
+
+    def _end(self, instance: Instance, time_s: float, *, lost: bool) -> None:
+        instance.on = False
+        self.usd_per_s -= self._bought[instance.purchase].usd_per_s
+        self._rows.append((instance.launched_s, time_s, False, lost, instance.purchase))
+
+    def _count(self, now: float) -> None:
+        groups, self._changes_s = [], math.inf
+        for bought, group in zip(self._bought, self._on, strict=True):
+            booting = [one.ready_s for one in group if one.ready_s > now]
+            self._changes_s = min(self._changes_s, *booting) if booting else self._changes_s
+            counts = ((InstanceState.BOOTING, len(booting)), (InstanceState.SERVING, len(group) - len(booting)))
+            groups += [InstanceGroup(bought.kind.name, bought.market, state, count) for state, count in counts if count]
+        self._groups = tuple(groups)
+
+
+def interruptions_of(lost: Sequence[Instance]) -> tuple[Interruption, ...]:
+    """Return what a policy sees of instances that were taken away."""
+    if not lost:
+        return ()
+    return tuple(Interruption(kind, count) for kind, count in sorted(Counter(one.kind.name for one in lost).items()))

@@ -1,0 +1,34 @@
+"""Lambda with other memory: the price and the times of a plan, as the cost model predicts them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from serfer.control.scenario import LambdaTarget
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.pricing import Circumstances, price
+from serfer.core.plan import Plan
+from serfer.core.units import MS_PER_S
+
+_MB_PER_GB = 1024.0
+
+
+def with_memory(plan: Plan, memory_mb: int) -> Plan:
+    """Return the plan with so many MB for each of its functions."""
+    return replace(plan, stages=tuple(replace(stage, memory_mb=memory_mb) for stage in plan.stages))
+
+
+def priced_target(target: LambdaTarget, plan: Plan, facts: AwsFacts, memory_mb: int) -> LambdaTarget:
+    """Return a scenario's Lambda with the plan's price and times at a memory; raises UsageError for one out of bounds.
+
+    Its concurrency stays, and how long its environments are kept.
+    """
+    prices = price(plan, facts, Circumstances(memory_mb=memory_mb))
+    latency_s = prices.query.latency.mean
+    return replace(
+        target,
+        usd_per_query=prices.query.usd,
+        latency_ms=latency_s * MS_PER_S,
+        cold_ms=max(prices.cold.seconds - latency_s, 0.0) * MS_PER_S,
+        memory_gb=prices.cold.environments * memory_mb / _MB_PER_GB,
+    )

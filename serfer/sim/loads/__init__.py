@@ -1,0 +1,1 @@
+"""Loads from what others have recorded: traces, access logs, CloudWatch's exports; compressed or not."""

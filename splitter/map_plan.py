@@ -1,0 +1,115 @@
+"""Plans for images that no function holds: a network is computed window by window, as if on the whole image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from serfer.core.costs.aws import AwsFacts, shipped_aws
+from serfer.core.costs.operator_costs import Profiles, shipped_profiles
+from serfer.core.errors import UsageError
+from serfer.core.plan import Plan, Preprocess
+from serfer.extras import named_extras
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from splitter.network.description import Description, Reduction
+from splitter.plan_dir.output_directory import place_for
+from splitter.planning.options import Budget, memory_choices, package_limit
+
+MOST_PIXELS = 2_000_000
+"""Pixels that a side of an image may have."""
+MOST_OVERLAP = 8_192
+"""Pixels that windows may have around what they write."""
+
+
+@named_extras()
+def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
+    model: Any,  # noqa: ANN401 - an nn.Module, or a path as text
+    sizes: Sequence[tuple[int, int]],
+    out: Path | str = "plan",
+    *,
+    window: int | str = "auto",
+    channels: int = 3,
+    reduce: str | None = None,
+    approximate: int | None = None,
+    sample: Path | str | None = None,
+    store: str = "redis",
+    memory_mb: int | Sequence[int] | None = None,
+    limit_mb: int | None = None,
+    dependency_bytes: int | Callable[[], int] = DEPENDENCY_ALLOWANCE,
+    preprocess: Preprocess | Path | str | None = None,
+    labels: Sequence[str] | Path | str = (),
+    facts: AwsFacts | None = None,
+    profiles: Profiles | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Write a map plan: for images of (height, width) `sizes` that are computed window by window (`serfer.map`).
+
+    `model` is an nn.Module in evaluation mode, "module.py:factory", or the path of an ONNX file whose height and width
+    are free; it makes one map of an image with `channels` channels, (N, C, H, W) or (N, H, W), and looks at
+    neighbourhoods alone. The result of all windows is the network's on the whole image: windows read exactly what their
+    pixels depend on, and padding stands only where the image ends (docs/how-to/map.md).
+
+    `window` is the side of windows in pixels of the result, a multiple of the network's stride, or "auto": the cheapest
+    for a pixel that functions of `memory_mb` (a number, or several to choose from) hold. One function computes all
+    windows; its weights are in its zip where they fit, else fetched. `reduce` is "argmax", "softmax" or "sigmoid", over
+    the channels of the map; "argmax" makes its results a hundredth as large. `store`, `limit_mb`, `dependency_bytes`,
+    `preprocess`, `labels`, `facts` and `profiles` are those of `split`.
+
+    With `approximate`, windows are images of their own that have so many pixels around what they write (rounded up to
+    the network's stride): this is for networks that look at the whole image. The difference from the network on the
+    whole, measured on a `sample` (an image file, of which the middle is taken; a generated image unless given), is in
+    the plan's `windows.difference`.
+
+    Raises ModelError that names the operator for a network that looks at the whole image (global pooling,
+    squeeze-and-excite, attention, instance norm, resizing with aligned corners) without `approximate`, UsageError,
+    InputError for an `out` that cannot be a plan's place or a sample that cannot be read or is too small, or
+    WrongAnswerError if windows do not equal the whole.
+    """
+    place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
+    description = Description.of(preprocess, labels, None, Reduction.of(reduce, None))
+    facts = facts or shipped_aws()
+    facts.stores(store)  # refuses an unknown store
+    if callable(dependency_bytes):
+        dependency_bytes = dependency_bytes()
+    limit = package_limit(limit_mb, dependency_bytes, facts.functions)
+    memory = memory_choices(memory_mb, facts.functions)
+    budget = Budget(limit, facts, memory, store, profiles=profiles or shipped_profiles())
+    from splitter.windows.build import Wanted, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
+
+    wanted = Wanted(window_side(window), *approximation(approximate, sample))
+    return build_map_plan(
+        model, checked_sizes(sizes), place, wanted, channels, budget, description, progress or _ignore
+    )
+
+
+def approximation(overlap: int | None, sample: Path | str | None) -> tuple[int | None, Path | None]:
+    """Read the `approximate` and `sample` arguments; raises UsageError."""
+    if overlap is None and sample is not None:
+        raise UsageError("--sample is what --approximate OVERLAP is measured on: give both")
+    if overlap is not None and (type(overlap) is not int or not 1 <= overlap <= MOST_OVERLAP):
+        raise UsageError(f"--approximate is a number of pixels from 1 to {MOST_OVERLAP:,}, not {overlap!r}")
+    return overlap, None if sample is None else Path(sample)
+
+
+def window_side(window: int | str) -> int | None:
+    """Read the `window` argument: a number, or None for "auto"; raises UsageError."""
+    if window == "auto":
+        return None
+    if isinstance(window, bool) or not (isinstance(window, int) or str(window).isdecimal()) or int(window) < 1:
+        raise UsageError(f'window must be "auto" or a number of pixels, not {window!r}')
+    return int(window)
+
+
+def checked_sizes(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the sizes of images, each once; raises UsageError for none, or for one that no image has."""
+    if not sizes:
+        raise UsageError("give the size of the images that the plan is for: --size HEIGHTxWIDTH")
+    for height, width in sizes:
+        if not (1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
+            raise UsageError(f"an image has 1 to {MOST_PIXELS:,} pixels a side, not {height} x {width}")
+    return [*dict.fromkeys(sizes)]
+
+
+def _ignore(_step: str) -> None:
+    """Report no progress."""

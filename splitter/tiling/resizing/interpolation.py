@@ -1,0 +1,153 @@
+"""What an ONNX Resize does to one axis, as ONNX Runtime computes it: a band of weights, whatever mode and size.
+
+Resizing is separable and linear, so resizing the columns of a unit matrix shows the weights; columns whose ones lie far
+apart are added up and resized as one. Weights are read off ONNX Runtime rather than computed again: it rounds
+coordinates to float32, which at a thousand rows moves a weight by 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from serfer.core.geometry import Span
+from splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
+from splitter.network.onnx_models import model_of, session_of
+
+INTERPOLATION = (
+    *("mode", "coordinate_transformation_mode", "nearest_mode"),
+    *("cubic_coeff_a", "exclude_outside", "antialias"),
+)
+"""The attributes of a Resize that its weights depend on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Interpolation:
+    """One axis of a Resize: output row r is the sum of `weights[r, k]` times input row `first[r] + k`.
+
+    Shapes are (outputs,) and (outputs, taps). Behind a row's last tap its weights are 0; `stop` has the row after it.
+    """
+
+    inputs: int
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+    @property
+    def outputs(self) -> int:
+        """The number of output rows."""
+        return len(self.first)
+
+    @property
+    def repeats(self) -> int | None:
+        """How many times each input row is repeated, None where output rows are anything else."""
+        times = self.outputs // self.inputs
+        copied = self.weights.shape[1] == 1 and bool(np.all(self.weights == 1))
+        plain = copied and np.array_equal(self.first, np.arange(self.outputs) // max(times, 1))
+        return times if plain and times * self.inputs == self.outputs else None
+
+    def matrix(self, out: Span, have: Span) -> NDArray[np.float32]:
+        """Return the weights of output rows `out` as a matrix (outputs, inputs) over input rows `have`."""
+        result = np.zeros((out.size, have.size), dtype=np.float32)
+        columns = self.first[out.start : out.stop, None] + np.arange(self.weights.shape[1]) - have.start
+        inside = (columns >= 0) & (columns < have.size)
+        rows = np.broadcast_to(np.arange(out.size)[:, None], columns.shape)
+        result[rows[inside], columns[inside]] = self.weights[out.start : out.stop][inside]
+        return result
+
+    def read(self, out: Span) -> Span:
+        """Return the input rows that output rows `out` read, from the first to the last."""
+        part = slice(out.start, out.stop)
+        return Span(int(self.first[part].min()), int(self.stop[part].max()))
+
+
+def is_separable(graph: Graph, node: Node) -> bool:
+    """Return whether a Resize changes rows and columns of an (N, C, H, W) map alone, by weights that are constant."""
+    before, after = graph.shapes.get(node.inputs[0], ()), graph.shapes[node.output]
+    crops = node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
+    fits = node.attributes.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    plain = len(before) == MAP_RANK and before[:2] == after[:2] and graph.axes(node.inputs[0]) == NCHW
+    return plain and fits and not crops and graph.activations(node) == [node.inputs[0]]
+
+
+def interpolation(graph: Graph, node: Node, axis: int) -> Interpolation:
+    """Return what a Resize (see `is_separable`) does to ROW_AXIS or COL_AXIS."""
+    key = f"interpolation of axis {axis}", node.output
+    if key not in graph.memo:
+        sizes = graph.shapes[node.inputs[0]][axis], graph.shapes[node.output][axis]
+        graph.memo[key] = interpolation_of(node.attributes, *sizes, _scale(graph, node, axis), graph.opset)
+    known: Interpolation = graph.memo[key]
+    return known
+
+
+def interpolation_of(
+    attributes: Mapping[str, Any], inputs: int, outputs: int, scale: float | None, opset: int
+) -> Interpolation:
+    """Return what a Resize with these attributes does to an axis, given its `scale`, or else the numbers of rows."""
+    modes = tuple((name, attributes[name]) for name in INTERPOLATION if name in attributes)
+    return _measured(modes, inputs, outputs, scale, opset)
+
+
+def _scale(graph: Graph, node: Node, axis: int) -> float | None:
+    """Return the axis's scale where the operator has scales, None where it has sizes."""
+    scales = graph.weights.get(node.inputs[2]) if len(node.inputs) > 2 else None  # noqa: PLR2004 - X, roi, scales
+    if scales is None or not scales.size:
+        return None
+    axes = [given % MAP_RANK for given in node.attributes.get("axes") or range(MAP_RANK)]
+    return float(scales[axes.index(axis)]) if axis in axes else 1.0
+
+
+@lru_cache(maxsize=256)
+def _measured(
+    modes: tuple[tuple[str, Any], ...], inputs: int, outputs: int, scale: float | None, opset: int
+) -> Interpolation:
+    wide = inputs == outputs  # resized to the size that it has, a map is copied whatever its scales: it gets a column
+    axes = [*NCHW] if wide else [ROW_AXIS]
+    given = ["", "", "given"] if scale is None else ["", "given"]
+    value = np.array([outputs, 2], dtype=np.int64) if scale is None else np.array([scale, 2], dtype=np.float32)
+    session = session_of(
+        model_of(
+            [helper.make_node("Resize", ["x", *given], ["y"], **dict(modes), axes=axes)],
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, None, inputs, None])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(value[: len(axes)], "given")],
+            opset=opset,
+        )
+    )
+    period = _period(inputs, outputs)
+    comb = (np.arange(inputs)[:, None] % period == np.arange(period)).astype(np.float32)
+    image = np.ascontiguousarray(comb.T)[None, :, :, None] if wide else comb[None, None]
+    result = session.run(None, {"x": image})[0]
+    weights = result[0, :, :, 0].T if wide else result[0, 0]
+    row, tooth = np.nonzero(weights)
+    near = row / (scale or outputs / inputs)
+    nearest = np.rint((near - tooth) / period).astype(np.int64)
+    column = tooth + period * np.clip(nearest, 0, (inputs - 1 - tooth) // period)
+    return _banded(inputs, outputs, row, column, weights[row, tooth])
+
+
+def _period(inputs: int, outputs: int) -> int:
+    """Return how far apart input rows have to be for no output row to read, or lie near, two of them.
+
+    An output row reads at most four input rows, or four times the factor of a reduction, beside its own place, from
+    which coordinate transformations differ by two rows or two such factors.
+    """
+    return min(inputs, 16 * (2 + -(-inputs // outputs)))
+
+
+def _banded(
+    inputs: int, outputs: int, rows: NDArray[np.int64], columns: NDArray[np.int64], values: NDArray[np.float32]
+) -> Interpolation:
+    first, stop = np.full(outputs, inputs - 1), np.zeros(outputs, dtype=np.int64)
+    np.minimum.at(first, rows, columns)
+    np.maximum.at(stop, rows, columns + 1)
+    stop = np.maximum(stop, first + 1)
+    weights = np.zeros((outputs, int((stop - first).max())), dtype=np.float32)
+    weights[rows, columns - first[rows]] = values
+    return Interpolation(inputs, first, stop, weights)

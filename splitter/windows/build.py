@@ -1,0 +1,164 @@
+"""Build a map plan: read the model, choose its windows, write them, and check them on a small image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serfer.core.errors import ModelError, WrongAnswerError
+from serfer.core.exactness import TOLERANCE, check_finite, difference
+from serfer.core.plan import Plan
+from serfer.core.plan.answers import Answer
+from serfer.images import check_channels
+from splitter.network.description import Description
+from splitter.network.graph import Graph
+from splitter.network.ingest import from_onnx
+from splitter.network.reductions import with_reduction
+from splitter.network.source import Array, Progress, Source, load
+from splitter.plan_dir.check import whole_runner
+from splitter.plan_dir.output_directory import appearing_whole
+from splitter.planning.options import Budget
+from splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
+from splitter.windows.kinds import rounded_step
+from splitter.windows.map_plan import Network, WindowChoice, WindowTiles, choose_windows, window_tiles, write_map_plan
+from splitter.windows.sample import measured, sample_of
+from splitter.windows.window_sessions import WindowSessions
+
+_SMALL = 192
+"""Rows and columns that the image of the check has at least; it has as many more as the sizes are past a multiple."""
+_MULTIPLE = 64
+_SMALL_WINDOW = 48
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Windows as they are asked for: of `side` pixels of the result, None for the cheapest.
+
+    With an `overlap` they are images of their own that have so many pixels around what they write, compared with the
+    whole on an image file `sample`, or a generated one; without it they are exact.
+    """
+
+    side: int | None = None
+    overlap: int | None = None
+    sample: Path | None = None
+
+
+def build_map_plan(
+    model: Any,  # noqa: ANN401 - a module, a path or a name
+    sizes: Sequence[tuple[int, int]],
+    place: Path,
+    wanted: Wanted,
+    channels: int,
+    budget: Budget,
+    description: Description,
+    progress: Progress,
+) -> Plan:
+    """Write the map plan of a model for images of (height, width) `sizes` to `place`; see `splitter.map_plan`."""
+    progress("reading the network")
+    small = _small(sizes[0])
+    example = np.random.default_rng(0).standard_normal((1, channels, *small), dtype=np.float32)
+    source, example = _load(model, example, sizes[0])
+    source = replace(
+        with_reduction(source, description.reduction),
+        preprocess=description.preprocess or source.preprocess,
+        labels=description.labels or source.labels,
+    )
+
+    @cache
+    def at(height: int, width: int) -> Graph:
+        return from_onnx(source.onnx, height, width, source.outputs, description.reduction, any_size=True)
+
+    network = Network(source, at)
+    made = _Making(network, sizes, small, example, budget, progress)
+    if source.preprocess:
+        reference = network.of_one_map(small)
+        check_channels(source.preprocess, reference.shape(reference.input))
+    cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
+    with appearing_whole(place) as directory:
+        progress(f"writing {len(cut.tiles)} kinds of windows")
+        return write_map_plan(network, cut, choice, network.of_one_map(small), budget, directory)
+
+
+@dataclass(frozen=True)
+class _Making:
+    """A network whose windows are cut and checked, and an `example` image of a `small` size."""
+
+    network: Network
+    sizes: Sequence[tuple[int, int]]
+    small: tuple[int, int]
+    example: Array
+    budget: Budget
+    progress: Progress
+
+    def exact(self, window: int | None) -> tuple[WindowTiles, WindowChoice]:
+        """Return windows that make the network's result on the whole image."""
+        network = self.network
+        self.progress("finding what shifts with the image")
+        graph = network.checked(self.sizes[0])
+        known = network.strides(graph)
+        choice = choose_windows(graph, known, self.budget, window)
+        self.progress("cutting windows")
+        cut = window_tiles(network, self.sizes, choice.step)
+        self.progress("checking windows against the whole network")
+        reference = network.checked(self.small)
+        _check(network, reference, self.example, rounded_step(_SMALL_WINDOW, *known, graph.output))
+        return cut, choice
+
+    def overlapping(self, wanted: Wanted, overlap: int) -> tuple[WindowTiles, WindowChoice]:
+        """Return windows that are images of their own, and measure what that makes of a sample."""
+        network, size = self.network, self.sizes[0]
+        self.progress("finding what shifts with the image")
+        steps = steps_of(network, self.small)
+        cut, choice = choose_overlapping(network, steps, size, overlap, self.budget, wanted.side)
+        self.progress("cutting windows")
+        tiles = overlapping_tiles(network, self.sizes, cut)
+        self.progress("comparing windows of a sample with the whole network")
+        _check_reading(network, network.of_one_map(self.small), self.example)
+        channels = self.example.shape[1]
+        sample = sample_of(network, cut, size, channels, wanted.sample, network.source.preprocess)
+        difference = measured(network, cut, sample)
+        return replace(tiles, windows=replace(tiles.windows, difference=difference)), choice
+
+
+def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Array]:  # noqa: ANN401 - as above
+    try:
+        return load(model, example, any_size=True)
+    except ModelError as error:
+        small, large = (" x ".join(map(str, each)) for each in (example.shape[2:], size))
+        raise ModelError(
+            f"{error} (a network whose strides do not divide {large} pixels does not take {small} either: pad the "
+            "image to a multiple)"
+        ) from error
+
+
+def _small(size: tuple[int, int]) -> tuple[int, int]:
+    """Return a small size that any stride divides as it does an image's, so that a network that takes one takes it."""
+    height, width = (min(each, each % _MULTIPLE + _SMALL) for each in size)
+    return height, width
+
+
+def _check_reading(network: Network, graph: Graph, example: Array) -> Answer:
+    """Return the model's own answer; raises ModelError where the network as it was read gives another one."""
+    expected = network.source.run(example)
+    check_finite(expected, "the model's own answer to a random image")
+    if not difference(whole_runner(graph)(example), expected).exact:
+        raise ModelError("the network as it was read differs from the model itself before any window is cut")
+    return expected
+
+
+def _check(network: Network, graph: Graph, example: Array, step: int) -> None:
+    """Compare small windows of a small image with the model on all of it; raises WrongAnswerError."""
+    expected = _check_reading(network, graph, example)
+    height, width = example.shape[2:]
+    got = WindowSessions(window_tiles(network, [(height, width)], step)).run(example)
+    deviation = difference(got.reshape(np.shape(expected)), expected)
+    if not deviation.exact:
+        raise WrongAnswerError(
+            f"windows differ from the network on the whole image by {deviation.error:.2g} of its range (at most "
+            f"{TOLERANCE:g} is allowed), or in their first class; nothing was written"
+        )

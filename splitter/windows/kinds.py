@@ -1,0 +1,120 @@
+"""The windows along one axis of an image, and which of them are computed alike.
+
+Windows of one kind have, but for a shift, the same rows of every tensor and the same padding; so one graph computes all
+of them. Most networks have three kinds: with padding before, without any, and with padding after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from serfer.core.errors import UsageError
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan import AxisWindow, AxisWindows
+from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from splitter.tiling.receptive_field import Spans, spans_of
+from splitter.tiling.regions import AxisWalk, axis_node
+from splitter.tiling.rule import extent
+from splitter.windows.strides import Strides
+
+Shape = tuple[tuple[int, int], ...]
+"""Of each tensor, a window's first row and the row after its last one, relative to where the window's output is."""
+
+
+@dataclass(frozen=True)
+class AxisSpans:
+    """The windows along an axis: of each tensor, the rows of each (2, windows); `shapes` says which are alike."""
+
+    size: int
+    rows: dict[str, Spans]
+    output: str
+    source: str
+    shapes: tuple[Shape, ...]
+
+    def __len__(self) -> int:
+        """Return how many windows there are."""
+        return len(self.shapes)
+
+    def span(self, tensor: str, window: int) -> Span:
+        """Return the rows of a tensor that a window computes, or reads."""
+        return Span(*self.rows[tensor][:, window].tolist())
+
+
+def axis_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
+    """Return the windows along an axis, `step` rows of the output each; the last one has what is left."""
+    output, nodes = graph.output, [axis_node(graph, node, axis) for node in graph.nodes]
+    size = extent(graph, output, axis)
+    starts = np.arange(0, size, step)
+    targets = spans_of([Span(start, min(start + step, size)) for start in starts.tolist()])
+    walk = AxisWalk(nodes, {output: targets})
+    while walk.position:
+        walk.step()
+    names = sorted(walk.spans)
+    shifts = {name: starts // known.of(output) * known.of(name) for name in names}
+    relative = np.stack([walk.spans[name] - shifts[name] for name in names])  # tensors, 2, windows
+    shapes = tuple(tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(starts)))
+    return AxisSpans(extent(graph, graph.input, axis), dict(walk.spans), output, graph.input, shapes)
+
+
+def middle_regions(graph: Graph, rows: Strides, cols: Strides, step: int) -> dict[str, Rect]:
+    """Return the rectangle of every tensor of a window of `step` x `step` pixels of the result far from its ends."""
+    spans = []
+    for axis, known in ((ROW_AXIS, rows), (COL_AXIS, cols)):
+        unit, size = known.of(graph.output), extent(graph, graph.output, axis)
+        start = max(0, size - step) // 2 // unit * unit
+        walk = AxisWalk(
+            [axis_node(graph, node, axis) for node in graph.nodes],
+            {graph.output: spans_of([Span(start, min(start + step, size))])},
+        )
+        while walk.position:
+            walk.step()
+        spans.append({name: Span(*each[:, 0].tolist()) for name, each in walk.spans.items()})
+    down, across = spans
+    return {name: Rect(down[name], across[name]) for name in down}
+
+
+class Kinds:
+    """The kinds of windows along one axis of one or several images, numbered as they are seen."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Shape, int] = {}
+        self.examples: list[tuple[AxisSpans, int]] = []
+
+    def windows(self, spans: AxisSpans) -> AxisWindows:
+        """Return the windows of an image along the axis, by kind."""
+        listed = [
+            AxisWindow(self._kind(spans, window), spans.span(spans.source, window), spans.span(spans.output, window))
+            for window in range(len(spans))
+        ]
+        return AxisWindows(spans.size, listed[-1].written.stop, tuple(listed))
+
+    def _kind(self, spans: AxisSpans, window: int) -> int:
+        shape = spans.shapes[window]
+        if shape not in self._numbers:
+            self._numbers[shape] = len(self.examples)
+            self.examples.append((spans, window))
+        return self._numbers[shape]
+
+
+def regions_of(rows: tuple[AxisSpans, int], cols: tuple[AxisSpans, int]) -> dict[str, Rect]:
+    """Return the rectangle of every tensor of the window where a window of rows and one of columns meet."""
+    (down, row), (across, col) = rows, cols
+    return {name: Rect(down.span(name, row), across.span(name, col)) for name in down.rows}
+
+
+def check_step(step: int, rows: Strides, cols: Strides, output: str) -> None:
+    """Raise UsageError for windows that do not start at multiples of the stride."""
+    for known in (rows, cols):
+        if step % known.of(output):
+            raise UsageError(
+                f"windows of {step} pixels of the result do not start at multiples of the network's stride: choose a "
+                f"multiple of {known.of(output)}"
+            )
+
+
+def rounded_step(step: int, rows: Strides, cols: Strides, output: str) -> int:
+    """Return the largest multiple of the strides that is at most `step`, or the smallest there is."""
+    unit = int(np.lcm(rows.of(output), cols.of(output)))
+    return max(unit, step // unit * unit)

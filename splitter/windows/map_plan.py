@@ -1,0 +1,338 @@
+"""Map plans: choose windows, write a graph for each kind of them, and check them against the whole network.
+
+network at the image's size ──▶ strides, or a refusal ──▶ windows by kinds ──▶ a tile for each pair of kinds
+   (shapes alone: nothing of that size is computed)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from serfer.core.costs.cost_model import plan_load, stage_price
+from serfer.core.errors import ModelError, UsageError
+from serfer.core.geometry import Grid, Rect
+from serfer.core.plan import (
+    FETCHED,
+    FORMAT,
+    IMAGE,
+    INLINE,
+    MAX_ELEMENTS,
+    NO_TILE,
+    ZIP,
+    Cell,
+    ImageWindows,
+    Input,
+    Operator,
+    Padding,
+    Plan,
+    Shape,
+    Stage,
+    Tile,
+    Windows,
+    dump_plan,
+    sealed,
+)
+from serfer.core.plan.layout import PLAN_FILE, UNSPLIT, stage_directory
+from serfer.core.plan.window_plan import query_plan
+from serfer.core.units import MS_PER_S
+from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from splitter.network.source import Source
+from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
+from splitter.plan_dir.functions import artefact, write_functions
+from splitter.planning.limits import room_in
+from splitter.planning.options import Budget
+from splitter.planning.ort_kernels import tile_works
+from splitter.tiling import operators
+from splitter.tiling.cuts import weight_bytes
+from splitter.tiling.regions import Regions, tile_macs
+from splitter.windows.alike import check_alike
+from splitter.windows.kinds import Kinds, axis_spans, middle_regions, regions_of, rounded_step
+from splitter.windows.memory import window_mb
+from splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
+
+STEPS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Sides of windows, in pixels of the result, among which the planner chooses."""
+_NO_PADDING = Padding(0, 0, 0, 0)
+_Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that can be read at any size: `at` returns its graph for images of height x width."""
+
+    source: Source
+    at: Callable[[int, int], Graph]
+
+    def checked(self, size: _Size) -> Graph:
+        """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods."""
+        graph = self.of_one_map(size)
+        check_local(graph)
+        return graph
+
+    def of_one_map(self, size: _Size) -> Graph:
+        """Return the graph at a size; raises ModelError where its result is not one map."""
+        graph = self.at(*size)
+        if len(graph.outputs) > 1 or graph.shape(graph.output).flat:
+            raise ModelError(
+                f"a map plan needs one output that is a map, (N, C, H, W) or (N, H, W), and this network has "
+                f"{', '.join(f'{each.name} {list(each.dims)}' for each in graph.output_tensors)}"
+            )
+        return graph
+
+    def strides(self, graph: Graph) -> tuple[Strides, Strides]:
+        """Return the strides of rows and columns; raises ModelError for an operator that does not shift by them."""
+        shape = graph.shape(graph.input)
+        larger = self.at(shape.height + LONGER, shape.width + LONGER)
+        known = strides(graph, larger, ROW_AXIS), strides(graph, larger, COL_AXIS)
+        for axis, each in zip((ROW_AXIS, COL_AXIS), known, strict=True):
+            check_shifts(graph, axis, each)
+        return known
+
+
+@dataclass(frozen=True)
+class WindowChoice:
+    """The side of windows in pixels of the result, and what the function that computes them has."""
+
+    step: int
+    memory_mb: int
+    weights_in: str
+
+
+@dataclass(frozen=True)
+class WindowTile:
+    """One kind of windows: what it writes of the result, and the regions that this depends on.
+
+    `graph` is that of an image which has such a window; of windows that are images of their own, that of the window.
+    """
+
+    graph: Graph
+    regions: Regions
+    written: Rect
+
+    def write(self) -> TileGraph:
+        """Return the tile's graph."""
+        graph = self.graph
+        return tile_graph(graph, graph.nodes, self.regions, [graph.input], {graph.output: self.written})
+
+
+@dataclass(frozen=True)
+class WindowTiles:
+    """The windows of a map plan, and its tiles: a kind of rows and a kind of columns each."""
+
+    windows: Windows
+    tiles: tuple[WindowTile, ...]
+
+    @cached_property
+    def graphs(self) -> list[TileGraph]:
+        """The tiles' graphs."""
+        return [tile.write() for tile in self.tiles]
+
+
+def choose_windows(graph: Graph, known: tuple[Strides, Strides], budget: Budget, window: int | None) -> WindowChoice:
+    """Return the windows that cost the least for a pixel of the result, among those that functions can hold.
+
+    Raises UsageError where none of `window` pixels, or none at all, fits the memory.
+    """
+    weights = weight_bytes(graph, 0, len(graph.nodes))
+    place = ZIP if weights <= room_in(ZIP, budget) else FETCHED
+    output = graph.output
+    steps = [rounded_step(step, *known, output) for step in ((window,) if window else STEPS)]
+    if window and steps != [window]:
+        raise UsageError(
+            f"--window {window} is not a multiple of the network's stride: the nearest ones are {steps[0]} and "
+            f"{steps[0] + rounded_step(1, *known, output)}"
+        )
+    best: tuple[float, WindowChoice] | None = None
+    for step in dict.fromkeys(steps):
+        regions = middle_regions(graph, *known, step)
+        needed = window_mb(graph, regions, weights, place)
+        for memory in (size for size in budget.memory_mb if size >= needed):
+            usd = window_usd(graph, regions, budget, memory) / regions[output].area
+            if best is None or usd < best[0]:
+                best = usd, WindowChoice(step, memory, place)
+    if best is None:
+        raise UsageError(
+            f"windows of {steps[0]} pixels take about {needed:,} MB, and functions have at most "
+            f"{max(budget.memory_mb):,}: choose smaller ones, or more --memory"
+        )
+    return best[1]
+
+
+def window_usd(graph: Graph, regions: Regions, budget: Budget, memory_mb: int) -> float:
+    """Price the computing of a window: dollars without what all windows pay alike."""
+    serial, parallel = _compute(graph, regions, budget)
+    functions = budget.facts.functions
+    vcpus = memory_mb / functions.memory_per_vcpu
+    seconds = (serial / min(1.0, vcpus) + parallel / vcpus) / MS_PER_S
+    return functions.price_request + seconds * memory_mb / 1024 * functions.price_gb_second
+
+
+def _compute(graph: Graph, regions: Regions, budget: Budget) -> tuple[float, float]:
+    """Return a window's predicted milliseconds on one vCPU: what more vCPUs do not speed up, and what they do."""
+    outputs = {graph.output: regions[graph.output]}
+    works = tile_works(graph, graph.nodes, regions, [graph.input], outputs)
+    parts = [(budget.profiles.run_s, 0.0), *(budget.profiles.parts(each) for each in works)]
+    serial, parallel = (round(MS_PER_S * sum(each[index] for each in parts), 6) for index in range(2))
+    return serial, parallel
+
+
+def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowTiles:
+    """Return the windows of images of these sizes, and a tile for each pair of kinds that meet."""
+    heights, widths = ([*dict.fromkeys(each)] for each in zip(*sizes, strict=True))
+    graphs = {size: network.checked(size) for size in product(heights, widths)}
+    first = graphs[heights[0], widths[0]]
+    down, across = network.strides(first)
+    rows, cols = Kinds(), Kinds()
+    high = [axis_spans(graphs[height, widths[0]], ROW_AXIS, down, step) for height in heights]
+    wide = [axis_spans(graphs[heights[0], width], COL_AXIS, across, step) for width in widths]
+    row_axes, col_axes = [rows.windows(each) for each in high], [cols.windows(each) for each in wide]
+    for height, spans, axis in zip(heights, high, row_axes, strict=True):
+        check_alike(graphs[height, widths[0]], spans, axis, wide[0], rows=True)
+    for width, spans, axis in zip(widths, wide, col_axes, strict=True):
+        check_alike(graphs[heights[0], width], spans, axis, high[0], rows=False)
+    tiles: list[WindowTile] = []
+    numbers = [[NO_TILE] * len(cols.examples) for _ in rows.examples]
+    for (row, vertical), (col, horizontal) in product(enumerate(rows.examples), enumerate(cols.examples)):
+        numbers[row][col] = len(tiles)
+        regions = regions_of(vertical, horizontal)
+        tiles.append(WindowTile(graphs[vertical[0].size, horizontal[0].size], regions, regions[first.output]))
+    windows = Windows(
+        tuple(row_axes),
+        tuple(col_axes),
+        tuple(map(tuple, numbers)),
+        stride=int(np.lcm(down.stride, across.stride)),
+        stride_written=int(np.lcm(down.of(first.output), across.of(first.output))),
+    )
+    return WindowTiles(windows, tuple(tiles))
+
+
+def write_map_plan(
+    network: Network, cut: WindowTiles, choice: WindowChoice, reference: Graph, budget: Budget, directory: Path
+) -> Plan:
+    """Write a map plan into an empty directory and return it; `reference` is the network at a small size."""
+    graph = cut.tiles[0].graph
+    image_area = cut.windows.heights[0].result * cut.windows.widths[0].result
+    result_area = graph.shape(graph.output).whole.area  # less than the image's where windows are images of their own
+    written = write_functions(cut.graphs, [list(range(len(cut.tiles)))], directory / stage_directory(0))
+    files = {f"{stage_directory(0)}/{file.name}": file for file in written.weights}
+    (directory / UNSPLIT).write_bytes(in_one_piece(reference).model(files).SerializeToString())
+    tiles = tuple(_tile(each, path, budget) for each, path in zip(cut.tiles, written.graphs, strict=True))
+    image, result = (
+        _largest(graph.shape(name), [rects[index] for rects in _rects(tiles)])
+        for index, name in enumerate((graph.input, graph.output))
+    )
+    [tensor] = graph.output_tensors
+    stage = Stage(
+        operators=tuple(
+            Operator(
+                node.name,
+                node.kind,
+                operators.macs(graph, node, graph.shape(node.output).whole.area) * image_area // result_area,
+            )
+            for node in graph.nodes
+        ),
+        grid=Grid(1, len(tiles)),
+        memory_mb=choice.memory_mb,
+        predicted_ms=0.0,
+        predicted_usd=0.0,
+        inputs=(Input(IMAGE, IMAGE, image),),
+        outputs=(result,),
+        tiles=tiles,
+        functions=written.functions,
+        path=INLINE,
+        weights_in=choice.weights_in,
+    )
+    source = network.source
+    plan = Plan(
+        format=FORMAT,
+        model=source.name,
+        weights=source.weights,
+        input=image,
+        output=result,
+        activation="none",
+        preprocess=source.preprocess,
+        labels=source.labels,
+        limit=budget.limit,
+        memory_per_vcpu=float(budget.facts.functions.memory_per_vcpu),
+        stages=(stage,),
+        unsplit=artefact(directory / UNSPLIT, directory),
+        original=(),
+        changes=(),
+        ways=(),
+        store=budget.store,
+        why="",
+        alternatives=(),
+        digest="",
+        outputs=(replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width)),),
+        windows=cut.windows,
+    )
+    plan = sealed(_priced(plan, budget))
+    (directory / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
+    return plan
+
+
+def _tile(tile: WindowTile, path: str, budget: Budget) -> Tile:
+    graph, regions = tile.graph, tile.regions
+    read, wrote = (Rect.whole(each.rows.size, each.cols.size) for each in (regions[graph.input], tile.written))
+    serial, parallel = _compute(graph, regions, budget)
+    return Tile(
+        graph=path,
+        function=0,
+        inputs=(read,),
+        padding=(_NO_PADDING,),
+        outputs=(wrote,),
+        cells=(Cell(0, wrote),),
+        pieces=(),
+        macs=tile_macs(graph, graph.nodes, regions),
+        serial_ms=serial,
+        parallel_ms=parallel,
+    )
+
+
+def _rects(tiles: Sequence[Tile]) -> list[tuple[Rect, Rect]]:
+    return [(tile.inputs[0], tile.outputs[0]) for tile in tiles]
+
+
+def _largest(shape: Shape, rects: Sequence[Rect]) -> Shape:
+    """Return the shape of the map that holds any of some rectangles."""
+    height, width = max(rect.rows.size for rect in rects), max(rect.cols.size for rect in rects)
+    if shape.channels * height * width > MAX_ELEMENTS:
+        raise UsageError(
+            f"windows of {height} x {width} pixels have more than {MAX_ELEMENTS:,} values: use smaller ones"
+        )
+    return replace(shape, height=height, width=width)
+
+
+def _priced(plan: Plan, budget: Budget) -> Plan:
+    """Return the plan with the prediction for its commonest window, and its reasons in words."""
+    windows, [stage] = plan.windows, plan.stages
+    assert windows is not None  # noqa: S101 - of a map plan
+    counts = dict.fromkeys(range(len(stage.tiles)), 0)
+    image = windows.of(windows.heights[0].size, windows.widths[0].size)
+    for window in image:
+        counts[window.tile] += 1
+    common = max(counts, key=lambda tile: counts[tile])
+    seconds, usd = stage_price(plan_load(query_plan(plan, common), 0), stage.memory_mb, budget.platform)
+    predicted = replace(stage, predicted_ms=round(float(seconds) * MS_PER_S, 3), predicted_usd=float(usd))
+    work = sum(stage.tiles[tile].macs * count for tile, count in counts.items())
+    share = work / stage.macs - 1 if stage.macs else 0.0
+    why = _in_words(stage, stage.tiles[common], image, share)
+    if windows.approximation:
+        why += f" Approximate: {windows.approximation}."
+    return replace(plan, stages=(predicted,), why=why)
+
+
+def _in_words(stage: Stage, common: Tile, image: ImageWindows, share: float) -> str:
+    read, wrote = (f"{rect.rows.size} x {rect.cols.size}" for rect in (common.inputs[0], common.outputs[0]))
+    graphs = len(stage.functions[0].graphs)
+    return (
+        f"Windows write {wrote} pixels of the result and read {read} of the image, in {graphs} graphs for "
+        f"{len(stage.tiles)} kinds of windows. An image of {image.rows.size} x {image.cols.size} pixels has "
+        f"{len(image)}, whose overlaps are {share:.1%} of its multiply-accumulates."
+    )

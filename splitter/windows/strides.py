@@ -1,0 +1,97 @@
+"""What shifts with the image: how many rows of each tensor one row of the image makes, and which operators prevent it.
+
+A network whose image is shifted by its total stride computes the same as before, shifted by so much. Only such a
+network can be computed by windows of a few kinds; what looks at the whole image cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+
+from serfer.core.geometry import Span
+from splitter.network.graph import ROW_AXIS, Graph, Node
+from splitter.network.unsupported import refuse
+from splitter.tiling import operators
+from splitter.tiling.receptive_field import spans_of
+from splitter.tiling.rule import extent
+
+LONGER = 11_520
+"""Pixels by which a second image is larger: a multiple of every common stride, 2^8 x 3^2 x 5."""
+_GLOBAL = (
+    "it looks at the whole image, which no window has; use a network without it, or --approximate OVERLAP for windows "
+    "that are images of their own"
+)
+
+_REMEDY = "--approximate OVERLAP takes windows for images of their own"
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Rows (or columns) of each tensor for one of the image, and the image's rows after which all are whole numbers."""
+
+    rates: dict[str, Fraction]
+    stride: int
+
+    def of(self, tensor: str) -> int:
+        """Return how many rows of a tensor the stride makes."""
+        return int(self.rates[tensor] * self.stride)
+
+
+def check_local(graph: Graph) -> None:
+    """Refuse operators that look at more than a neighbourhood; raises ModelError that names the first one."""
+    for node in graph.nodes:
+        if operators.is_replicated(graph, node) or not operators.tileable(graph, node):
+            raise refuse(node.name, node.kind, _GLOBAL)
+
+
+def strides(graph: Graph, larger: Graph, axis: int) -> Strides:
+    """Return the strides along an axis: `larger` is the network at an image of LONGER more rows and columns.
+
+    Raises ModelError for an operator whose result does not grow with the image.
+    """
+    rates = {}
+    for node in graph.nodes:
+        for name in (*graph.activations(node), node.output):
+            more = extent(larger, name, axis) - extent(graph, name, axis)
+            rates[name] = Fraction(more, LONGER)
+            if not more:
+                raise refuse(node.name, node.kind, _GLOBAL)
+    return Strides(rates, lcm(*(rate.denominator for rate in rates.values())))
+
+
+def check_shifts(graph: Graph, axis: int, known: Strides) -> None:
+    """Refuse operators that do not shift by the stride, such as a resizing whose factor is not the strides' own.
+
+    Raises ModelError that names the first one.
+    """
+    for node in graph.nodes:
+        _check_constants(graph, node, axis)
+        step, size = known.of(node.output), extent(graph, node.output, axis)
+        first = size // 2 // step * step  # far from both ends
+        for source in graph.activations(node):
+            field = operators.receptive_field(graph, node, source, axis)
+            spans = [
+                field(spans_of([Span(start, start + step)])) for start in (first, first + step) if start + step <= size
+            ]
+            if any((span != spans[0] + number * known.of(source)).any() for number, span in enumerate(spans)):
+                why = (
+                    f"what it reads does not shift by the image's stride of {known.stride} pixels; give sizes that are "
+                    "multiples of it, or export it with a factor in place of a size, and without aligned corners"
+                )
+                raise refuse(node.name, node.kind, why)
+
+
+def _check_constants(graph: Graph, node: Node, axis: int) -> None:
+    """Refuse constants that have a value for each row or column of the image, such as an encoding of positions."""
+    axes = graph.axes(node.output)
+    if axes is None or node.kind not in operators.BROADCAST:
+        return
+    place = axes[0] if axis == ROW_AXIS else axes[1]
+    rank = len(graph.shapes[node.output])
+    for name in graph.constants(node):
+        shape = (1,) * (rank - graph.weights[name].ndim) + graph.weights[name].shape
+        if shape[place] > 1:
+            what = "row" if axis == ROW_AXIS else "column"
+            raise refuse(node.name, node.kind, f"its constant has a value for each {what} of the image")

@@ -1,0 +1,30 @@
+"""Windows in this process, without a driver: what a check and a sample are computed by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from splitter.network.onnx_models import session_of
+from splitter.network.source import Array
+from splitter.plan_dir.emit import input_name, output_name
+from splitter.windows.map_plan import WindowTiles
+
+
+class WindowSessions:
+    """Computes images window by window in this process, with a session for each kind."""
+
+    def __init__(self, cut: WindowTiles) -> None:
+        self._cut = cut
+        self._sessions = [session_of(graph.model({})) for graph in cut.graphs]
+
+    def run(self, image: Array) -> Array:
+        """Return the whole map (1, K, H, W) of an image (1, C, H, W)."""
+        windows = self._cut.windows.of(*image.shape[2:])
+        graph = self._cut.tiles[0].graph
+        channels = graph.shape(graph.output).channels
+        result = np.empty((1, channels, windows.height, windows.width), dtype=np.float32)
+        for window in windows:
+            part = np.ascontiguousarray(image[:, :, *window.read.slices])
+            [values] = self._sessions[window.tile].run([output_name(0)], {input_name(0): part})
+            result[:, :, *window.written.slices] = values
+        return result

@@ -1,0 +1,213 @@
+"""Files that are produced while they are sent, and links that are good without a key."""
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import ExitStack, nullcontext
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
+from starlette.routing import Route
+
+from serfer.api.http.problems import Problem
+from serfer.api.results.downloads import ChunkedFile, Downloads
+from serfer.api.results.links import Grant, LinkSigner
+from serfer.core.errors import MissingKeyError
+from tests.api.conftest import PATIENCE, running
+
+MIB = 1 << 20
+NOW = 1_790_000_000.0
+GRANT = Grant("phone", "ab" * 16, "head/scores", int(NOW) + 60)
+
+
+class Chunks:
+    """Chunks of a mebibyte; `made` says how many were taken, and the one number `missing` cannot be made."""
+
+    def __init__(self, count, missing=None):
+        self.count, self.missing, self.made = count, missing, 0
+        self.changed = threading.Event()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.made == self.count:
+            raise StopIteration
+        if self.made == self.missing:
+            raise MissingKeyError("gone")
+        self.made += 1
+        self.changed.set()
+        return bytes([self.made % 256]) * MIB
+
+
+@pytest.fixture
+def serve():
+    """Serve chunks, and return the URL and the bytes that were counted as sent."""
+    with ExitStack() as opened:
+
+        def start(chunks, place=None):
+            sent = []
+
+            async def endpoint(_):
+                headers = {"Content-Type": "application/x-npy"}
+                return ChunkedFile(chunks, chunks.count * MIB, headers, place or nullcontext(), sent.append)
+
+            return opened.enter_context(running(Starlette(routes=[Route("/", endpoint)]))), sent
+
+        yield start
+
+
+def test_a_file_is_sent_with_its_length(serve):
+    chunks = Chunks(5)
+    url, sent = serve(chunks)
+    reply = httpx.get(url, timeout=PATIENCE)
+    assert reply.headers["Content-Length"] == str(5 * MIB)
+    assert reply.content == b"".join(bytes([number]) * MIB for number in range(1, 6))
+    assert sent == [MIB] * 5
+
+
+def test_what_cannot_be_made_half_way_ends_the_connection_early(serve):
+    url, sent = serve(Chunks(5, missing=3))
+    with httpx.stream("GET", url, timeout=PATIENCE) as reply:
+        assert reply.headers["Content-Length"] == str(5 * MIB)
+        with pytest.raises(httpx.RemoteProtocolError, match="without sending complete"):
+            reply.read()
+    assert sent == [MIB] * 3
+
+
+def test_nothing_is_sent_where_the_first_chunk_cannot_be_made(serve):
+    url, sent = serve(Chunks(5, missing=0))
+    assert httpx.get(url, timeout=PATIENCE).status_code == 500
+    assert sent == []
+
+
+def connected(url):
+    """Return a connection that has sent a request and reads nothing."""
+    client = socket.create_connection(("127.0.0.1", httpx.URL(url).port))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+    client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    return client
+
+
+def settled(chunks):
+    """Wait until no more chunks are made, and return how many were."""
+    before, since, latest = -1, time.monotonic(), time.monotonic() + PATIENCE
+    while time.monotonic() < latest and time.monotonic() - since < 0.3:
+        if chunks.made != before:
+            before, since = chunks.made, time.monotonic()
+        time.sleep(0.02)
+    return chunks.made
+
+
+def test_a_slow_reader_holds_the_production_back_and_one_that_leaves_ends_it(serve):
+    chunks, downloads = Chunks(1000), Downloads(2)
+    url, _ = serve(chunks, downloads.place("a"))
+    client = connected(url)
+    made = settled(chunks)
+    assert made < 50  # what sockets hold, of a gigabyte
+    assert downloads.running == 1
+    client.close()
+    latest = time.monotonic() + PATIENCE
+    while downloads.running and time.monotonic() < latest:
+        time.sleep(0.02)
+    assert downloads.running == 0
+    assert chunks.made < made + 5
+
+
+def test_half_of_the_places_are_one_clients():
+    downloads = Downloads(4)
+    with ExitStack() as held:
+        for _ in range(2):
+            held.enter_context(downloads.place("a"))
+        with pytest.raises(Problem) as caught:
+            held.enter_context(downloads.place("a"))
+        assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
+        held.enter_context(downloads.place("b"))
+        held.enter_context(downloads.place("c"))
+        with pytest.raises(Problem):
+            held.enter_context(downloads.place("d"))
+        assert (downloads.running, downloads.refused) == (4, 2)
+    assert downloads.running == 0
+    with Downloads(1).place("a"):
+        pass
+
+
+def signer(now=NOW, key=b"k" * 32):
+    return LinkSigner(key, lambda: now)
+
+
+def test_a_link_grants_what_it_says_until_it_ends():
+    query = QueryParams(signer().query(GRANT))
+    assert signer().check(query, GRANT.result, GRANT.output) == GRANT
+    assert signer(NOW + 59.9).check(query, GRANT.result, GRANT.output) == GRANT
+    for other in (signer(NOW + 60), signer(key=b"l" * 32)):
+        with pytest.raises(Problem, match="its time is over") as caught:
+            other.check(query, GRANT.result, GRANT.output)
+        assert caught.value.status == 403
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"owner": "tablet"},
+        {"owner": ""},
+        {"expires": str(int(NOW) + 61)},
+        {"expires": f"0{int(NOW) + 60}x"},
+        {"expires": "-1"},
+        {"expires": "9" * 5000},
+        {"expires": ""},
+        {"signature": "A" * 43},
+        {"signature": ""},
+        {"signature": "é" * 43},
+        {"more": "1"},
+    ],
+)
+def test_an_altered_link_grants_nothing(altered):
+    query = QueryParams({**QueryParams(signer().query(GRANT)), **altered})
+    with pytest.raises(Problem, match="not one of this service's"):
+        signer().check(query, GRANT.result, GRANT.output)
+
+
+def test_a_link_to_one_output_is_not_one_to_another():
+    query = QueryParams(signer().query(GRANT))
+    for result, output in (("cd" * 16, GRANT.output), (GRANT.result, "head/score"), (GRANT.result, "")):
+        with pytest.raises(Problem):
+            signer().check(query, result, output)
+    doubled = QueryParams([*query.multi_items(), ("owner", "phone")])
+    with pytest.raises(Problem):
+        signer().check(doubled, GRANT.result, GRANT.output)
+
+
+TEXT = st.text(max_size=8)
+
+
+@given(*[st.tuples(TEXT, TEXT, TEXT, st.integers(0, 10**11))] * 2)
+def test_no_two_grants_have_one_text(one, other):
+    assert (Grant(*one).text() == Grant(*other).text()) == (one == other)
+
+
+def test_a_download_that_is_cancelled_gives_its_place_back():
+    downloads, chunks = Downloads(1), Chunks(10)
+
+    async def run():
+        never = asyncio.Event()
+        receive = never.wait
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                await never.wait()
+
+        file = ChunkedFile(chunks, 10 * MIB, {}, downloads.place("a"), lambda _: None)
+        sending = asyncio.ensure_future(file({"type": "http"}, receive, send))
+        await asyncio.to_thread(chunks.changed.wait, PATIENCE)
+        sending.cancel()
+        await asyncio.wait((sending,))
+        return sending.cancelled()
+
+    assert asyncio.run(run())
+    assert downloads.running == 0

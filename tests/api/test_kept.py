@@ -1,0 +1,323 @@
+"""Results that are kept, over HTTP: owners, links, downloads that end early, and what is no result."""
+
+import hashlib
+import io
+import itertools
+import secrets
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.routes import kept as kept_module
+from serfer.api.service import Service
+from serfer.core.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
+from serfer.settings import Settings
+from storage import open_store
+from tests.api.conftest import PATIENCE, Observed, running
+from tests.api.kept import put_result
+
+LINK_KEY = "k" * 32
+RANDOM = np.random.default_rng(3)
+SCORES = RANDOM.normal(size=(2, 5, 34, 30)).astype(np.float32)
+CLASSES = RANDOM.integers(0, 200, (2, 1, 34, 30)).astype(np.int64)
+OUTPUTS = {"scores": SCORES, "head/classes": CLASSES, "50% of \u00e4, ../x?y#z": CLASSES.astype(np.uint8)}
+GONE = "no such result: it was never made, has expired, was deleted, or is another key's"
+ABSENT = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store((tmp_path / "results").as_uri()) as store:
+        yield store
+
+
+@pytest.fixture
+def serve(small_plan, store):
+    """Serve with these settings, and return the URL."""
+    with ExitStack() as opened:
+
+        def start(keys=None, results=store, *, streams=True, **settings):
+            pipeline = opened.enter_context(serfer.open(small_plan, store="memory://", workers="inprocess"))
+            service = Service({"small": pipeline}, Admission(4, 8), Observed(), results=results)
+            ring = KeyRing(keys, time.monotonic) if keys else None
+            return opened.enter_context(running(make_app(service, Settings(**settings), ring, streams=streams)))
+
+        yield start
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """A file of keys, and two of them."""
+    path = tmp_path / "keys.json"
+    return path, {name: {"X-API-Key": add_key(path, name, None)} for name in ("phone", "tablet")}
+
+
+def owner(name):
+    return hashlib.sha256(f"serfer result owner {name}".encode()).hexdigest()
+
+
+def loaded(reply):
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["Content-Length"] == str(len(reply.content))
+    return np.load(io.BytesIO(reply.content))
+
+
+def outputs_of(url, manifest, **options):
+    reply = httpx.get(f"{url}/v2/results/{manifest.id}", timeout=PATIENCE, **options)
+    assert reply.status_code == 200, reply.text
+    return {output["name"]: output for output in reply.json()["outputs"]}
+
+
+def test_a_result_says_where_its_outputs_are(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS)
+    reply = httpx.get(f"{url}/v2/results/{manifest.id}")
+    place = f"/v2/results/{manifest.id}"
+    assert reply.json()["parameters"] == {
+        "result": manifest.id,
+        "result_location": place,
+        "result_expires": int(manifest.expires),
+    }
+    assert reply.headers["Cache-Control"] == "no-store"
+    found = outputs_of(url, manifest)
+    assert [*found] == [*OUTPUTS]
+    assert found["head/classes"]["datatype"] == "INT64"
+    assert found["head/classes"]["shape"] == [2, 1, 34, 30]
+    assert found["head/classes"]["parameters"]["result_link"] == f"{place}/outputs/head%2Fclasses"
+    assert all("result_parts" not in output["parameters"] for output in found.values())
+    for name, array in OUTPUTS.items():
+        reply = httpx.get(url + found[name]["parameters"]["result_link"])
+        assert reply.headers["Content-Type"] == "application/x-npy"
+        assert len(reply.content) == found[name]["parameters"]["result_bytes"]
+        assert np.array_equal(loaded(reply), array)
+        assert loaded(reply).dtype == array.dtype
+
+
+def test_a_file_has_a_name_that_is_safe(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS)
+    for name, plain in zip(OUTPUTS, ["scores", "head_classes", "50_of_.._x_y_z"], strict=True):
+        reply = httpx.get(f"{url}/v2/results/{manifest.id}/outputs/{quote(name, safe='')}")
+        assert reply.headers["Content-Disposition"] == f'attachment; filename="{manifest.id[:8]}-{plain}.npy"'
+        assert reply.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_head_says_the_same_without_the_file(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS)
+    place = f"{url}/v2/results/{manifest.id}/outputs/scores"
+    with httpx.Client() as client:
+        head, reply = client.head(place), client.get(place)
+        assert head.content == b""
+        names = ("Content-Length", "Content-Type", "Content-Disposition", "Accept-Ranges")
+        assert [head.headers[name] for name in names] == [reply.headers[name] for name in names]
+        assert client.head(f"{url}/v2/results/{ABSENT}/outputs/scores").status_code == 404
+
+
+def test_a_result_that_is_deleted_is_gone_with_its_bytes(serve, store, tmp_path):
+    url, manifest = serve(), put_result(store, OUTPUTS)
+    assert httpx.delete(f"{url}/v2/results/{manifest.id}").status_code == 204
+    for method, more in (("GET", ""), ("DELETE", ""), ("GET", "/outputs/scores"), ("GET", "/parts/scores")):
+        reply = httpx.request(method, f"{url}/v2/results/{manifest.id}{more}")
+        assert (reply.status_code, reply.json()) == (404, {"error": GONE})
+    assert not [path for path in (tmp_path / "results").rglob("*") if "serfer:result" in path.name]
+
+
+def test_what_is_no_result_is_not_found(serve):
+    url = serve()
+    ids = [ABSENT, ABSENT.upper(), "x", ABSENT[:-1], f"{ABSENT}0", "manifest", f"local:{ABSENT}", "%00", "*"]
+    ids += ["..%2F..%2Fetc%2Fpasswd", f"{ABSENT[:-1]}%0A", "\u0661" * 32, "{" * 32, "a" * 5000]
+    methods = [("GET", ""), ("DELETE", ""), ("GET", "/outputs/x"), ("HEAD", "/outputs/x"), ("GET", "/parts/x")]
+    with httpx.Client(base_url=url) as client:
+        for result, (method, more) in itertools.product(ids, methods):
+            assert client.request(method, f"/v2/results/{result}{more}").status_code == 404, result
+
+
+def test_an_output_that_there_is_not_is_named(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS)
+    for name in ("", "scores/", "SCORES", "%2e%2e%2fscores", "scores%00", "x" * 4000):
+        reply = httpx.get(f"{url}/v2/results/{manifest.id}/outputs/{name}")
+        assert reply.status_code == 404
+        assert "there is 'scores', 'head/classes'" in reply.json()["error"]
+        assert len(reply.content) < 500
+
+
+def test_a_result_that_has_expired_is_gone(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS, ttl=50, age=51)
+    assert httpx.get(f"{url}/v2/results/{manifest.id}").json() == {"error": GONE}
+
+
+def test_a_service_that_keeps_none_has_none(serve, store):
+    url, manifest = serve(results=None), put_result(store, OUTPUTS)
+    assert httpx.get(f"{url}/v2/results/{manifest.id}").json() == {"error": GONE}
+    assert "result_links" not in httpx.get(f"{url}/v2").json()["extensions"]
+
+
+def test_another_keys_result_is_as_absent_as_none(serve, store, keys):
+    path, known = keys
+    url, manifest = serve(path), put_result(store, OUTPUTS, owner=owner("phone"))
+    place = f"{url}/v2/results/{manifest.id}"
+    for more in ("", "/outputs/scores", "/outputs/nonsense", "/parts/scores"):
+        other = httpx.get(place + more, headers=known["tablet"])
+        absent = httpx.get(f"{url}/v2/results/{ABSENT}{more}", headers=known["tablet"])
+        assert (other.status_code, other.content) == (absent.status_code, absent.content) == (404, absent.content)
+        assert {*other.headers} == {*absent.headers}
+        assert httpx.get(place + more).status_code == 401
+    assert httpx.delete(place, headers=known["tablet"]).status_code == 404
+    assert np.array_equal(loaded(httpx.get(f"{place}/outputs/scores", headers=known["phone"])), SCORES)
+
+
+def test_a_link_is_signed_only_where_there_is_a_key_for_that(serve, store, keys):
+    path, known = keys
+    url, manifest = serve(path), put_result(store, OUTPUTS, owner=owner("phone"))
+    link = outputs_of(url, manifest, headers=known["phone"])["scores"]["parameters"]["result_link"]
+    assert "?" not in link
+    forged = f"{url}{link}?owner={owner('phone')}&expires=99999999999&signature={'A' * 43}"
+    assert httpx.get(forged).status_code == 401
+
+
+def test_who_has_a_signed_link_reads_that_output_and_nothing_else(serve, store, keys):
+    path, known = keys
+    url, manifest = serve(path, results_link_key=LINK_KEY), put_result(store, OUTPUTS, owner=owner("phone"))
+    found = outputs_of(url, manifest, headers=known["phone"])
+    link = httpx.URL(url + found["scores"]["parameters"]["result_link"])
+    assert np.array_equal(loaded(httpx.get(link)), SCORES)
+    assert httpx.head(link).status_code == 200
+    assert int(link.params["expires"]) == int(manifest.expires)
+    assert "phone" not in str(link)
+    place = f"{url}/v2/results/{manifest.id}"
+    others = [f"{place}?{link.query.decode()}", f"{place}/parts/scores?{link.query.decode()}"]
+    assert [httpx.get(other).status_code for other in others] == [401, 401]
+    assert httpx.delete(f"{place}?{link.query.decode()}").status_code == 401
+    assert httpx.get(f"{place}/outputs/head%2Fclasses?{link.query.decode()}").status_code == 403
+    for name in ("owner", "expires", "signature"):
+        altered = link.copy_merge_params({name: link.params[name][:-1] + "0"})
+        assert httpx.get(altered).status_code == (200 if altered == link else 403)
+        assert httpx.get(altered, headers=known["phone"]).status_code == (200 if altered == link else 403)
+    httpx.delete(place, headers=known["phone"])
+    assert httpx.get(link).status_code == 404
+
+
+def test_unknown_parameters_are_refused_by_name(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS)
+    for more in ("?format=zip", "/outputs/scores?format=zip", "/parts/scores?expires=1"):
+        assert httpx.get(f"{url}/v2/results/{manifest.id}{more}").status_code == 422
+
+
+def broken(store, manifest, tile, how):
+    key = manifest.place.key(tile)
+    if how == "gone":
+        store.delete([key])
+    else:
+        value = bytearray(store.get(key))
+        value[manifest.outputs[0].parts[tile].start + 5] ^= 1
+        store.put(key, bytes(value), 600)
+
+
+@pytest.mark.parametrize("how", ["gone", "altered"])
+def test_a_part_that_is_missing_half_way_ends_the_connection(serve, store, how, monkeypatch, tmp_path):
+    monkeypatch.setattr(kept_module, "CHUNK_BYTES", 34 * 30 * 4)
+    url, manifest = serve(), put_result(store, {"scores": SCORES}, grid=(1, 2))
+    broken(store, manifest, 1, how)
+    reply = httpx.get(f"{url}/v2/results/{manifest.id}/outputs/scores") if how == "gone" else None
+    if reply is not None:  # its first row is not there: nothing was sent
+        assert reply.status_code == 503
+        manifest = put_result(store, {"scores": SCORES}, grid=(2, 1))
+        broken(store, manifest, 1, how)
+        monkeypatch.setattr(kept_module, "CHUNK_BYTES", 16 * 30 * 4)
+    with httpx.stream("GET", f"{url}/v2/results/{manifest.id}/outputs/scores") as reply:
+        assert reply.status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError, match="without sending complete"):
+            reply.read()
+    with serfer.Client(url, retries=1) as client, pytest.raises(ServiceError):
+        client.open_result(manifest.id).download("scores", tmp_path / "scores.npy")
+    assert not [*tmp_path.glob("*.npy*")]
+
+
+class Slow:
+    """A store whose reads wait: for what a test does in between."""
+
+    def __init__(self, store):
+        self._store, self.between = store, lambda: None
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def get_many(self, ranges):
+        self.between()
+        return self._store.get_many(ranges)
+
+
+def test_a_result_that_is_deleted_while_it_is_read_is_never_whole(serve, store, monkeypatch, tmp_path):
+    monkeypatch.setattr(kept_module, "CHUNK_BYTES", 34 * 30 * 4)
+    slow = Slow(store)
+    url, manifest = serve(results=slow), put_result(store, {"scores": SCORES})
+    reads = iter(range(1000))
+
+    def delete_later():
+        if next(reads) == 3:
+            httpx.delete(f"{url}/v2/results/{manifest.id}")
+
+    slow.between = delete_later
+    with serfer.Client(url) as client:
+        result = client.open_result(manifest.id)
+        with pytest.raises((RequestRefusedError, ServiceUnavailableError)):
+            result.download("scores", tmp_path / "x.npy")
+    assert not (tmp_path / "x.npy").exists()
+    assert next(reads) > 3
+
+
+def test_downloads_that_are_too_many_are_refused(serve, store, keys):
+    path, known = keys
+    url = serve(path, api_downloads=2)
+    large = np.zeros((1, 8, 1024, 1024), np.float32)
+    manifest = put_result(store, {"large": large}, owner=owner("phone"))
+    place = f"{url}/v2/results/{manifest.id}/outputs/large"
+    with httpx.Client(headers=known["phone"]) as client, client.stream("GET", place) as first:
+        assert first.status_code == 200
+        second = httpx.get(place, headers=known["phone"])
+        assert (second.status_code, second.headers["Retry-After"]) == (429, "1")
+        assert httpx.head(place, headers=known["phone"]).status_code == 200
+        other = put_result(store, {"large": large[:, :1]}, owner=owner("tablet"))
+        assert httpx.get(f"{url}/v2/results/{other.id}/outputs/large", headers=known["tablet"]).status_code == 200
+    metrics = httpx.get(f"{url}/metrics", headers=known["phone"]).text
+    assert 'serfer_result_bytes_total{direction="sent"}' in metrics
+
+
+def test_where_responses_end_at_some_bytes_larger_outputs_have_no_file(serve, store):
+    url = serve(streams=False, api_max_answer_bytes=20_000)
+    manifest = put_result(store, OUTPUTS)
+    found = outputs_of(url, manifest)
+    assert ["result_link" in output["parameters"] for output in found.values()] == [False, True, True]
+    place = f"{url}/v2/results/{manifest.id}/outputs"
+    reply = httpx.get(f"{place}/scores")
+    assert (reply.status_code, "lists its parts" in reply.json()["error"]) == (422, True)
+    assert np.array_equal(loaded(httpx.get(f"{place}/head%2Fclasses")), CLASSES)
+
+
+def memory_kb():
+    """Return this process's resident memory, most since it was reset."""
+    text = Path("/proc/self/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def test_a_large_result_takes_bounded_memory_to_send_and_to_receive(serve, store, tmp_path):
+    large = np.frombuffer(secrets.token_bytes(1 << 20) * 100, "<f4").reshape(1, 25, 1024, 1024)
+    large = np.nan_to_num(large, copy=True)
+    digest, size = hashlib.sha256(large.tobytes()).hexdigest(), large.nbytes
+    url, manifest = serve(), put_result(store, {"large": large}, grid=(4, 4))
+    del large
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    before = memory_kb()
+    with serfer.Client(url) as client:
+        client.open_result(manifest.id).download("large", tmp_path / "large.npy")
+    assert memory_kb() - before < 60_000  # of server and client together
+    array = np.load(tmp_path / "large.npy", mmap_mode="r")
+    assert (array.nbytes, hashlib.sha256(array.tobytes()).hexdigest()) == (size, digest)
+    assert {path.name for path in tmp_path.iterdir()} == {"results", "large.npy"}

@@ -1,0 +1,189 @@
+"""Answers that are kept: by /v2 and by the client, with queries that run."""
+
+import asyncio
+import io
+import time
+from contextlib import ExitStack
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient.http import InferenceServerClient, InferInput
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.decoding.decoders import Decoders
+from serfer.api.service import Service
+from serfer.core.errors import RequestRefusedError
+from serfer.settings import Settings
+from storage import open_store
+from tests.api.conftest import PATIENCE, Observed, running
+from tests.e2e.dense import OUTPUTS, split_dense
+from tests.e2e.small import SIZE, batch
+
+MAPS = ("scores", "classes", "head/depth")
+IMAGE_BYTES = sum(int(np.prod(OUTPUTS[name][1])) * np.dtype(OUTPUTS[name][0]).itemsize for name in MAPS)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return split_dense(tmp_path_factory.mktemp("dense"), MAPS)
+
+
+@pytest.fixture(scope="module")
+def expected(plan):
+    with serfer.open(plan) as pipeline:
+        return pipeline.run(batch(2))
+
+
+@pytest.fixture(scope="module")
+def serve(plan, forks, tmp_path_factory):
+    """Serve the plan, with or without a store of results, and answers of one image; returns the URL."""
+    with ExitStack() as opened:
+
+        def start(*, results=True, keys=None, **settings):
+            url = tmp_path_factory.mktemp("results").as_uri() if results else None
+            store = opened.enter_context(open_store(url)) if url else None
+            pipeline = opened.enter_context(serfer.open(plan, results=url))
+            service = Service({"dense": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks), results=store)
+            ring = KeyRing(keys, time.monotonic) if keys else None
+            limits = Settings(**{"api_max_answer_bytes": IMAGE_BYTES, **settings})
+            return opened.enter_context(running(make_app(service, limits, ring)))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def url(serve):
+    return serve()
+
+
+@pytest.fixture
+def http(url):
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        yield client
+
+
+@pytest.fixture
+def client(url):
+    with serfer.Client(url, timeout_s=PATIENCE) as client:
+        yield client
+
+
+def asked(images=2, outputs=None, **parameters):
+    data = batch(images)
+    tensor = {"name": "input", "shape": [*data.shape], "datatype": "FP32", "data": data.ravel().tolist()}
+    named = {"outputs": outputs} if outputs else {}
+    return {"id": "mine", "inputs": [tensor], "parameters": parameters, **named}
+
+
+def infer(http, **request):
+    return http.post("/v2/models/dense/infer", json=asked(**request))
+
+
+def test_an_answer_by_link_has_no_data_and_is_found_again(http, expected):
+    reply = infer(http, result="link")
+    answer = reply.json()
+    assert (reply.status_code, answer["id"], answer["model_name"]) == (200, "mine", "dense")
+    place = answer["parameters"]["result_location"]
+    assert reply.headers["Content-Location"] == place == f"/v2/results/{answer['parameters']['result']}"
+    assert http.get(place).json() == {name: value for name, value in answer.items() if name != "id"}
+    assert [output["name"] for output in answer["outputs"]] == [*MAPS]
+    for output in answer["outputs"]:
+        assert "data" not in output
+        array = np.load(io.BytesIO(http.get(output["parameters"]["result_link"]).content))
+        assert array.dtype == expected[output["name"]].dtype
+        assert np.array_equal(array, expected[output["name"]])
+    assert 86_000 < answer["parameters"]["result_expires"] - time.time() <= 86_400
+
+
+def test_an_answer_that_is_too_large_is_kept_unless_it_is_wanted_inline(http):
+    answer = infer(http, binary_data_output=True).json()
+    assert {"result_link", "result_bytes"} == {*answer["outputs"][0]["parameters"]}
+    small = infer(http, images=1, binary_data_output=True)
+    assert "Content-Location" not in small.headers
+    refused = infer(http, binary_data_output=True, result="inline")
+    assert refused.status_code == 422
+    assert "with the parameter result, for a link" in refused.json()["error"]
+
+
+def test_outputs_that_are_named_are_listed_in_that_order(http):
+    answer = infer(http, result="link", outputs=[{"name": "head/depth"}, {"name": "scores"}]).json()
+    assert [output["name"] for output in answer["outputs"]] == ["head/depth", "scores"]
+
+
+def test_tritons_client_gets_the_links(url):
+    given = InferInput("input", [2, 3, SIZE, SIZE], "FP32")
+    given.set_data_from_numpy(batch(2))
+    with InferenceServerClient(url.removeprefix("http://"), network_timeout=PATIENCE) as triton:
+        answer = triton.infer("dense", [given], parameters={"result": "link"})
+        assert answer.get_output("scores")["parameters"]["result_link"].endswith("/outputs/scores")
+        assert "result_links" in triton.get_server_metadata()["extensions"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "words"),
+    [
+        ({"result": "file"}, 400, "parameters.result: Input should be 'inline' or 'link'"),
+        ({"result": True}, 400, "parameters.result"),
+        ({"result": "link", "deadline_ms": 1}, 504, "deadline"),
+    ],
+)
+def test_what_cannot_be_is_refused(http, parameters, status, words):
+    reply = infer(http, **parameters)
+    assert (reply.status_code, words in reply.json()["error"]) == (status, True)
+
+
+def test_a_service_without_a_store_says_what_would_help(serve):
+    url = serve(results=False)
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        large, link = infer(http, binary_data_output=True), infer(http, result="link")
+        assert (large.status_code, link.status_code) == (422, 422)
+        for reply in (large, link):
+            assert "SERFER_RESULTS" in reply.json()["error"]
+        assert "result_links" not in http.get("/v2").json()["extensions"]
+
+
+def test_a_result_that_would_be_too_large_is_never_computed(serve):
+    url = serve(api_max_result_bytes=IMAGE_BYTES)
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        assert infer(http, images=1, result="link").status_code == 200
+        reply = infer(http, result="link")
+        assert (reply.status_code, "SERFER_API_MAX_RESULT_BYTES" in reply.json()["error"]) == (422, True)
+
+
+def test_results_belong_to_their_key(serve, tmp_path, expected):
+    path = tmp_path / "keys.json"
+    known = [add_key(path, name, None) for name in ("phone", "tablet")]
+    url = serve(keys=path)
+    with serfer.Client(url, api_key=known[0]) as phone, serfer.Client(url, api_key=known[1]) as tablet:
+        result = phone.infer(batch(2), model="dense", result="link")
+        assert np.array_equal(np.asarray(result["classes"]), expected["classes"])
+        with pytest.raises(RequestRefusedError, match="no such result"):
+            tablet.open_result(result.id)
+        result.delete()
+        with pytest.raises(RequestRefusedError, match="no such result"):
+            phone.open_result(result.id)
+
+
+def test_the_client_has_arrays_and_files(client, expected, tmp_path):
+    result = client.infer(batch(2), model="dense", result="link")
+    for name, array in expected.items():
+        assert np.array_equal(np.asarray(result[name]), array)
+        assert np.array_equal(np.load(result.download(name, tmp_path / f"{name.replace('/', '_')}.npy")), array)
+    assert [*client.open_result(result.id)] == [*expected]
+
+
+def test_the_asynchronous_client_does_too(url, expected, tmp_path):
+    async def ask():
+        async with serfer.AsyncClient(url, timeout_s=PATIENCE) as client:
+            result = await client.infer(batch(2), model="dense", result="link")
+            await result.download("scores", tmp_path / "scores.npy")
+            tensor = await result.tensor("classes")
+            await result.delete()
+            return tensor
+
+    assert np.array_equal(np.asarray(asyncio.run(ask())), expected["classes"])
+    assert np.array_equal(np.load(tmp_path / "scores.npy"), expected["scores"])

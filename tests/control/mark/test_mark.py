@@ -1,0 +1,158 @@
+"""MArk as a policy: ahead by the time of a boot, backups where queries are late, stand-ins for spot instances."""
+
+import math
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
+from serfer.control.policy import (
+    InstanceGroup,
+    InstanceState,
+    Interruption,
+    LatencyWindow,
+    Observation,
+    fleet_of,
+)
+from serfer.control.scenario import Market, parse_scenario
+from serfer.core.errors import InputError
+from tests.control.worlds import QPS, TWO_TYPES, fleet, scenario, seen, steps
+
+
+class Ramp:
+    """A forecaster that knows the load of each of the next minutes: 10 queries/s more in each."""
+
+    def __init__(self):
+        self.passed = 0
+
+    def observe(self, peak):
+        del peak
+        self.passed += 1
+
+    def forecast(self, units):
+        return [QPS * (self.passed + unit) for unit in range(1, units + 1)]
+
+
+def mark(world=None, **options):
+    return Mark(world or scenario(), MarkOptions(**options))
+
+
+def with_ramp(monkeypatch, **options):
+    monkeypatch.setitem(__import__("serfer.control.policies.mark.forecaster", fromlist=["x"]).FORECASTERS, "ramp", Ramp)
+    return mark(forecaster="ramp", **options)
+
+
+def plans(policy, load, step_s=10.0, serving=0):
+    return [policy.observe(Observation(0.0, *step, fleet=fleet(serving))) for step in steps(load, step_s)]
+
+
+def totals(policy, load, step_s=10.0, serving=0):
+    return [plan.total for plan in plans(policy, load, step_s, serving)]
+
+
+def test_instances_are_launched_for_the_load_that_comes_when_they_serve(monkeypatch):
+    policy = with_ramp(monkeypatch)  # a boot takes 4 minutes
+    on = totals(policy, [(180, 0.0)])
+    assert on[5::6] == [5, 6, 7]  # of minutes 5, 6 and 7
+    assert on[:5] == [0] * 5
+    tau = with_ramp(monkeypatch, lead_units=2)
+    assert totals(tau, [(60, 0.0)])[-1] == 3
+
+
+def test_a_decision_is_made_each_minute():
+    assert totals(mark(), [(60, 0.0), (30, 5 * QPS)], serving=9)[-1] == 0
+    assert totals(mark(), [(120, 3 * QPS)], serving=3)[5:] == [3] * 7
+
+
+def test_an_instance_is_kept_for_the_cool_down():
+    policy = mark(cooldown_s=300.0)
+    assert totals(policy, [(600, 3 * QPS)], serving=3)[-1] == 3
+    on = totals(policy, [(1800, 0.0)], serving=3)
+    assert on[:29] == [3] * 29
+    assert on[-1] <= 1
+
+
+def test_backups_are_launched_where_less_than_98_percent_of_the_last_queries_were_in_time():
+    def late(share):
+        window = LatencyWindow(answered=1000, late=round(1000 * share), p99_ms=900.0)
+        policy = mark(backups=2)
+        return policy.observe(Observation(0.0, 10.0, 100.0, fleet(3), latency=window))
+
+    assert late(0.02).total == 0  # nothing is planned yet
+    assert late(0.021).total == 5
+    assert "backups, as queries are late" in late(0.021).reason
+
+
+def test_the_monitor_waits_for_enough_queries_and_launches_once_a_minute():
+    policy = mark(monitor_queries=100, backups=1)
+    window = LatencyWindow(answered=50, late=50, p99_ms=900.0)
+    seen_late = Observation(0.0, 5.0, 10.0, fleet(1), latency=window)
+    assert ["backups" in policy.observe(seen_late).reason for _ in range(26)] == [
+        number in {1, 13, 25} for number in range(26)
+    ]
+
+
+def test_queries_that_come_faster_than_instances_serve_count_as_late_where_latencies_are_not_known():
+    policy = mark(monitor_queries=100)
+    booting = Observation(0.0, 10.0, 2.0 * QPS, fleet_of(scenario().instance, 1, 1))
+    assert "backups" not in policy.observe(booting).reason
+    assert "backups" in policy.observe(replace(booting, rate=2.1 * QPS)).reason
+
+
+def test_a_policy_resumes_with_running_instances():
+    policy = mark()
+    policy.resume(fleet(3))
+    assert policy.observe(seen(10.0, 0.0)).total == 3
+    assert totals(policy, [(300, 0.0)])[-1] == 0
+
+
+def test_decisions_are_the_same_each_time_and_a_scenario_without_a_type_in_time_is_refused():
+    load = [(60, 30.0), (600, 55.0), (60, 0.0), (900, 12.0)]
+    assert plans(mark(), load) == plans(mark(), load)
+    with pytest.raises(InputError, match="no instance type answers an image within slo_ms 5: there are gpu"):
+        mark(scenario(slo_ms=5.0))
+
+
+def test_only_the_first_type_is_used_on_demand_unless_all_types_and_spot_are_wanted():
+    world = parse_scenario(tomllib.loads(TWO_TYPES))
+    load = [(600, 500.0)]
+    first = plans(Mark(world), load)[-1].instances
+    assert {(one.kind, one.market) for one in first} == {("g4dn.xlarge", Market.ON_DEMAND)}
+    alone = replace(MarkSpot.options, monitor_queries=math.inf)  # backups are on demand
+    both = plans(MarkSpot(world, alone), load)[-1].instances
+    assert {one.market for one in both} == {Market.SPOT}
+    assert sum(one.count * world.kind(one.kind).qps for one in both) >= 500.0
+    assert [(one.kind, one.count) for one in both if one.kind == "g5.xlarge"] == [("g5.xlarge", 2)]
+
+
+def burstable():
+    """Constructed: a small type that stands in, as the paper's t2 instances do, and serves after 100 s."""
+    world = scenario()
+    spot = replace(world.instance, spot_usd_per_hour=1000.0)
+    return replace(world, instances=(spot, replace(spot, name="t2", qps=4.0, boot_s=100.0, spot_usd_per_hour=0.0)))
+
+
+def test_stand_ins_serve_from_an_interruption_until_spot_instances_are_back():
+    policy = Mark(burstable(), MarkOptions(spot=True, all_types=True, standby="t2"))
+
+    def observe(serving, lost=0):
+        group = InstanceGroup("gpu", Market.SPOT, InstanceState.SERVING, serving)
+        taken = (Interruption("gpu", lost),) if lost else ()
+        plan = policy.observe(Observation(0.0, 10.0, 19.5 * QPS, (group,), LatencyWindow(0, 0, 0.0), taken))
+        return {one.kind: one.count for one in plan.instances}, plan.warm
+
+    for _ in range(12):
+        planned = observe(20)
+    assert planned == ({"gpu": 20}, 0)
+    after = observe(16, lost=4)  # a fifth of them
+    assert after == ({"gpu": 20, "t2": 10}, 3)  # 40 queries/s of 4 each; 40 * 60 ms at once on Lambda
+    assert observe(16) == after
+    assert observe(20) == ({"gpu": 20}, 0)
+
+
+def test_a_stand_in_is_no_candidate():
+    world = burstable()
+    cheap = replace(world.instances[1], usd_per_hour=1.0)
+    policy = Mark(replace(world, instances=(world.instance, cheap)), MarkOptions(all_types=True, standby="t2"))
+    assert {one.kind for one in plans(policy, [(120, 30.0)])[-1].instances} == {"gpu"}

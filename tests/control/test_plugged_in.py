@@ -1,0 +1,145 @@
+"""Policies of the user's own: from a file, a module, or an entry point; what is none is refused, and says why."""
+
+import re
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from serfer.control.policies import POLICIES, make_policy
+from serfer.core.errors import InputError, UsageError
+from tests.control.worlds import fleet, scenario, seen
+
+HEAD = """
+from serfer.control.policy import InstanceCount, ProvisioningPlan, on_demand
+from serfer.control.scenario import Market
+"""
+POLICY = (
+    HEAD
+    + """
+import mine_count
+
+class Mine:
+    name = "mine"
+    def __init__(self, scenario):
+        self.kind = scenario.instance
+    def observe(self, seen):
+        return {plan}
+    def resume(self, fleet):
+        pass
+"""
+)
+
+
+@pytest.fixture
+def made(tmp_path):
+    def write(plan="on_demand(self.kind, mine_count.COUNT, 'mine')", text=POLICY):
+        (tmp_path / "mine_count.py").write_text("COUNT = 3\n")
+        path = tmp_path / "mine.py"
+        path.write_text(text.replace("{plan}", plan))
+        return f"{path}:Mine"
+
+    return write
+
+
+def plugged(monkeypatch, *entries):
+    mine = EntryPoints([EntryPoint(name, value, "serfer.policies") for name, value in entries])
+    monkeypatch.setattr("serfer.modules.entry_points", lambda group: mine.select(group=group))
+
+
+def test_a_file_of_the_users_own_has_a_policy_and_may_import_its_neighbours(made):
+    name = made()
+    policy = make_policy(name, scenario())
+    policy.resume(fleet(1))
+    assert policy.name == name
+    assert policy.observe(seen(1.0, 5.0)).total == 3
+
+
+def test_an_installed_module_has_a_policy():
+    policy = make_policy("serfer.control.policies.fixed:Serverless", scenario())
+    assert policy.observe(seen(1.0, 5.0)).total == 0
+
+
+def test_a_policy_is_plugged_in_by_its_entry_point(monkeypatch):
+    plugged(monkeypatch, ("mine", "serfer.control.policies.fixed:Instances"), ("serverless", "nowhere:Nothing"))
+    assert make_policy("mine", scenario()).observe(seen(1.0, 0.0)).total == 1
+    assert make_policy("serverless", scenario()).observe(seen(1.0, 9.0)).total == 0  # a built-in name stays what it is
+    with pytest.raises(UsageError, match=r"no policy 'yours'.*mine, and MODULE:Class"):
+        make_policy("yours", scenario())
+
+
+def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch):
+    plugged(monkeypatch, ("mine", "my_policy:Mine"))
+    with pytest.raises(UsageError, match=r"mine \(serfer.policies\) cannot be loaded from 'my_policy:Mine'.*No module"):
+        make_policy("mine", scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import no_such_thing_here", "No module named 'no_such_thing_here'"),
+        ("Other = 3", "mine.py defines no 'Mine'"),
+        ("def Mine(scenario): return None", "function is not a class"),
+        ("class Mine: pass", "no observe and no resume"),
+        ("class Mine:\n def observe(self, seen): ...", "no resume"),
+        (
+            "class Mine:\n def __init__(self, scenario): 1 / 0\n def observe(self): ...\n def resume(self): ...",
+            "could not be made for the scenario: ZeroDivisionError",
+        ),
+        (
+            "class Mine:\n def observe(self): ...\n def resume(self): ...",
+            "could not be made for the scenario: TypeError",
+        ),
+    ],
+)
+def test_what_is_no_policy_is_refused_in_one_line(made, text, words):
+    with pytest.raises(UsageError, match=re.escape(words)) as raised:
+        make_policy(made(text=text), scenario())
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_module:Mine", "no_such_module.py:NAME"),
+        ("none.py:Mine", "none.py is not a Python file"),
+        (":Mine", "cannot be loaded"),
+        ("serfer.control.policies.fixed:", "cannot be loaded"),
+    ],
+)
+def test_what_is_not_there_is_named(name, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        make_policy(name, scenario())
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("3", "int, not a ProvisioningPlan"),
+        ("None", "NoneType, not a ProvisioningPlan"),
+        ("1 / 0", "observe failed: ZeroDivisionError"),
+        ("ProvisioningPlan([], 'x')", "tuple of InstanceCount"),
+        ("ProvisioningPlan((3,), 'x')", "tuple of InstanceCount"),
+        ("ProvisioningPlan((InstanceCount('cpu', Market.ON_DEMAND, 1),), 'x')", "'cpu'"),
+        ("ProvisioningPlan((InstanceCount('gpu', 'soon', 1),), 'x')", "'soon'"),
+        ("on_demand(self.kind, -1, 'x')", "-1 instances"),
+        ("on_demand(self.kind, 1.5, 'x')", "1.5 instances"),
+        ("on_demand(self.kind, 10**9, 'x')", "1000000000 instances"),
+        ("ProvisioningPlan((), 'x', warm=-2)", "-2 warm environments"),
+        ("ProvisioningPlan((InstanceCount('gpu', Market.SPOT, 1),) * 2, 'x')", "twice"),
+        ("on_demand(self.kind, 1, 'x\\ny')", "reason"),
+        ("on_demand(self.kind, 1, None)", "reason"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_before_anybody_acts_on_it(made, plan, words):
+    policy = make_policy(made(plan), scenario())
+    with pytest.raises(InputError, match=re.escape(words)):
+        policy.observe(seen(1.0, 5.0))
+
+
+def test_no_name_of_a_built_in_policy_means_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ski-rental.py").write_text("raise RuntimeError")
+    assert all(":" not in name for name in POLICIES)
+    assert make_policy("ski-rental", scenario()).name == "ski-rental"

@@ -1,0 +1,99 @@
+"""A recording is written beside the decisions: it never delays one, never outgrows its bound, and keeps older files."""
+
+import json
+import stat
+from io import FileIO
+from threading import Event
+
+import pytest
+
+from serfer.control.policies import make_policy
+from serfer.control.policy import on_demand
+from serfer.control.saved.recording import Decided, read_recording
+from serfer.core.errors import InputError
+from serfer.fleet.beside import recorder as recorder_module
+from serfer.fleet.beside.recorder import Recorder
+from tests.control.worlds import scenario, seen
+
+WORLD = scenario()
+PLAN = on_demand(WORLD.instance, 1, "a test")
+
+
+def recording(path, most_bytes=10_000_000):
+    recorder = Recorder(path, most_bytes)
+    recorder.begin(make_policy("break-even", WORLD), WORLD, fresh=True)
+    return recorder
+
+
+def test_lines_are_whole_and_for_their_owner_alone(tmp_path):
+    recorder = recording(tmp_path / "r.jsonl")
+    recorder.decided(seen(1.0, 2.0), PLAN)
+    recorder.decided(seen(1.0, 3.0), None, ValueError("a secret"))
+    recorder.close(60)
+    header, events = read_recording(tmp_path / "r.jsonl")
+    assert header.policy == "break-even"
+    assert [*events] == [Decided(seen(1.0, 2.0), PLAN), Decided(seen(1.0, 3.0), None, "ValueError")]
+    assert stat.S_IMODE((tmp_path / "r.jsonl").stat().st_mode) == 0o600
+    assert "secret" not in (tmp_path / "r.jsonl").read_text()
+
+
+def test_earlier_recordings_are_kept(tmp_path):
+    paths = []
+    for _ in range(3):
+        recorder = recording(tmp_path / "r.jsonl")
+        paths.append(recorder.path.name)
+        recorder.close(60)
+    assert paths == ["r.jsonl", "r.1.jsonl", "r.2.jsonl"]
+
+
+def test_a_recording_stops_at_its_bound_with_whole_lines_and_says_so(tmp_path, caplog):
+    recorder = recording(tmp_path / "r.jsonl", 2000)
+    for _ in range(100):
+        recorder.decided(seen(1.0, 2.0), PLAN)
+    recorder.close(60)
+    text = (tmp_path / "r.jsonl").read_text()
+    assert 1500 < len(text) <= 2000
+    assert all(json.loads(line) for line in text.splitlines())
+    messages = [record.serfer["message"] for record in caplog.records if record.message == "record"]
+    assert len(messages) == 1
+    assert "the recording stops: it has reached" in messages[0]
+
+
+def test_a_disk_that_hangs_delays_nothing(tmp_path, monkeypatch, caplog):
+    hangs, entered = Event(), Event()
+
+    def hang(_fields):
+        entered.set()
+        assert hangs.wait(60)
+        return b"{}"
+
+    monkeypatch.setattr(recorder_module, "write_json", hang)
+    monkeypatch.setattr(recorder_module, "_MAX_WAITING", 3)
+    recorder = recording(tmp_path / "r.jsonl")
+    assert entered.wait(60)
+    for _ in range(10):
+        recorder.decided(seen(1.0, 2.0), PLAN)
+    assert [record.serfer["message"] for record in caplog.records] == [
+        "the recording stops: the disk is too slow for it"
+    ]
+    hangs.set()
+    recorder.close(60)
+
+
+def test_a_disk_that_is_full_ends_the_recording(tmp_path, monkeypatch, caplog):
+    full = FileIO("/dev/full", "w")
+    monkeypatch.setattr(recorder_module, "_new_file", lambda path: (path, full))
+    recorder = recording(tmp_path / "r.jsonl")
+    recorder.decided(seen(1.0, 2.0), PLAN)
+    recorder.close(60)
+    assert full.closed
+    assert [record.serfer["message"] for record in caplog.records] == [
+        "the recording stops: [Errno 28] No space left on device"
+    ]
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_the_start(tmp_path):
+    with pytest.raises(InputError, match="--record"):
+        Recorder(tmp_path / "none" / "r.jsonl")
+    with pytest.raises(InputError, match="--record"):
+        Recorder(tmp_path / "a\0b")

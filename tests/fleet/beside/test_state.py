@@ -1,0 +1,276 @@
+"""What a policy has learnt survives restarts; what cannot be taken is refused, and the service starts without it."""
+
+import asyncio
+import stat
+from threading import Event
+
+import pytest
+
+from serfer.control.policies import make_policy
+from serfer.control.router import Router
+from serfer.control.saved.state import StateOwner
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.fleet.beside.decider import Decider
+from serfer.fleet.beside.state_keeper import StateKeeper
+from serfer.fleet.beside.state_places import StateFile, check_apart, open_place
+from tests.control.worlds import QPS, scenario, seen, steps
+from tests.moto_server import ACCESS, MotoServer
+
+WORLD = scenario(5.0, boot_s=40.0)
+OWNER = StateOwner("alexnet", "break-even", WORLD.digest)
+BURSTS = [*steps([(300, 0.0), (120, 1.5 * QPS)] * 8, 5.0)]
+
+
+def new_policy(world=WORLD):
+    return make_policy("break-even", world)
+
+
+class Memory:
+    """A place that a test looks into, fails or holds up."""
+
+    def __init__(self):
+        self.data = None
+        self.writes = 0
+        self.fails = None
+        self.open = Event()
+        self.open.set()
+
+    def read(self, most_bytes):
+        if self.fails:
+            raise self.fails
+        assert self.data is None or len(self.data) <= most_bytes
+        return self.data
+
+    def write(self, data):
+        assert self.open.wait(60)
+        if self.fails:
+            raise self.fails
+        self.data, self.writes = data, self.writes + 1
+
+    def set_aside(self):
+        pass
+
+
+def messages(caplog):
+    return [record.serfer["message"] for record in caplog.records if record.message == "policy state"]
+
+
+def run(place, load, *, leads=True, owner=OWNER, world=WORLD):
+    """Run a service with a load and end it; returns its decisions and what it had."""
+    keeper = StateKeeper(place, owner, lambda: 1.7e9)
+    learnt = keeper.restored(lambda: new_policy(world))
+    router = Router(world, learnt or new_policy(world))
+    decider = Decider(router, keeper=keeper, fresh=learnt is None)
+
+    async def scene():
+        plans = [await decider.decide(seen(seconds, rate), leads=leads) for seconds, rate in load]
+        await decider.close(leads=leads)
+        return plans
+
+    return asyncio.run(scene()), router.policy, keeper
+
+
+def test_a_restarted_service_decides_as_if_it_had_not_stopped(tmp_path):
+    place = open_place(str(tmp_path / "new" / "folder"), "alexnet", "break-even")
+    half = len(BURSTS) // 2
+    first, _, _ = run(place, BURSTS[:half])
+    second, _, keeper = run(place, BURSTS[half:])
+    policy = new_policy()
+    assert first + second == [policy.observe(seen(seconds, rate)) for seconds, rate in BURSTS]
+    assert not keeper.troubles
+    (file,) = (tmp_path / "new" / "folder").iterdir()
+    assert (file.name, stat.S_IMODE(file.stat().st_mode)) == ("alexnet.break-even.json", 0o600)
+
+
+def test_the_leader_saves_every_few_minutes_and_at_its_end_and_no_other_driver_does():
+    place = Memory()
+    run(place, BURSTS[:10], leads=False)
+    assert place.writes == 0
+    run(place, BURSTS[:10])  # 50 s
+    assert place.writes == 1
+
+    class Awaited(Memory):
+        """Is done with a write before the next decision."""
+
+        def write(self, data):
+            super().write(data)
+            written.set()
+
+    written, place = Event(), Awaited()
+    keeper = StateKeeper(place, OWNER)
+    decider = Decider(Router(WORLD, new_policy()), keeper=keeper)
+
+    async def scene():
+        for number, (seconds, rate) in enumerate(BURSTS[:130], 1):
+            await decider.decide(seen(seconds, rate), leads=True)
+            if number % 60 == 0:  # 300 s
+                assert await asyncio.to_thread(written.wait, 60)
+                written.clear()
+        assert place.writes == 2
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: data[:-20], "torn"),
+        (lambda data: data.replace(b'"version":1', b'"version":7', 1), "newer version, 7"),
+        (lambda data: data.replace(b'"break-even"', b'"ski-rental"', 1), "of the policy 'ski-rental'"),
+        (lambda data: data.replace(WORLD.digest.encode(), b"f" * 64), "other prices or speeds"),
+        (lambda data: b"\0" * len(data), "not a policy's state"),
+        (lambda data: data + b" " * 100_000_000, "more than"),
+    ],
+)
+def test_a_state_that_cannot_be_taken_is_refused_named_and_set_aside(tmp_path, caplog, damage, words):
+    place = StateFile(tmp_path, "state.json")
+    run(place, BURSTS)
+    caplog.clear()
+    damaged = damage((tmp_path / "state.json").read_bytes())
+    (tmp_path / "state.json").write_bytes(damaged)
+    _, policy, keeper = run(place, BURSTS[-1:])
+    (message,) = messages(caplog)
+    assert message.startswith("refused, so the policy starts anew: ")
+    assert words in message
+    assert keeper.troubles["state"] == 1
+    assert policy.snapshot() != new_policy().snapshot()  # it goes on learning
+    assert (tmp_path / "state.refused.json").read_bytes() == damaged
+    assert StateKeeper(place, OWNER).restored(new_policy) is not None
+
+
+def test_a_snapshot_that_the_policy_refuses_leaves_no_half_of_it(caplog):
+    place = Memory()
+    other = scenario(5.0, boot_s=4.0)
+    run(place, [*BURSTS, *[(5.0, 0.0)] * 60])
+    caplog.clear()
+    keeper = StateKeeper(place, OWNER)
+    assert keeper.restored(lambda: new_policy(other)) is None  # its gaps are larger than a start costs there
+    assert "gap should be" in messages(caplog)[0] or "boot should be" in messages(caplog)[0]
+
+
+def test_an_unreachable_place_is_logged_once_and_counted_and_delays_no_decision(caplog):
+    place = Memory()
+    place.fails = UnavailableError("S3: no route")
+    plans, _, keeper = run(place, [(300.0, QPS)] * 3)
+    assert len(plans) == 3
+    assert keeper.troubles["state"] >= 2
+    assert messages(caplog)[0] == "refused, so the policy starts anew: S3: no route"
+    assert messages(caplog)[1:] == ["not saved: S3: no route"]
+
+
+def test_while_a_state_is_written_the_latest_one_waits():
+    place, policy = Memory(), new_policy()
+    place.open.clear()
+    keeper = StateKeeper(place, OWNER)
+    for seconds, rate in BURSTS[:100]:
+        policy.observe(seen(seconds, rate))
+        keeper.offer(policy)
+    place.open.set()
+    keeper.close(60)
+    assert StateKeeper(place, OWNER).restored(new_policy).snapshot() == policy.snapshot()
+    assert 1 <= place.writes <= 3
+    assert not keeper.troubles
+
+
+def test_a_place_that_hangs_is_not_waited_for(caplog):
+    place = Memory()
+    place.open.clear()
+    keeper = StateKeeper(place, OWNER)
+    keeper.offer(new_policy())
+    keeper.close(0.0)
+    assert messages(caplog) == ["not saved: TimeoutError: it was not written within 0 s"]
+    place.open.set()
+
+
+def test_a_policy_that_learns_nothing_is_said_to(caplog):
+    keeper = StateKeeper(Memory(), OWNER)
+    assert keeper.restored(lambda: make_policy("serverless", WORLD)) is None
+    assert messages(caplog) == ["serverless learns nothing that can be kept"]
+
+
+@pytest.mark.parametrize("where", ["", "a\0b", "ftp://a/b", "s3://", "s3://A_B/c", "s3://bucket/p?q=1", "redis://a"])
+def test_places_that_are_none_are_refused(where):
+    with pytest.raises(UsageError, match="--policy-state"):
+        open_place(where, "m", "p")
+
+
+@pytest.mark.parametrize(
+    ("where", "model", "place"),
+    [
+        ("s3://bucket", "alexnet", "s3://bucket/alexnet.break-even.json"),
+        ("s3://bucket/a/b/", "alexnet", "s3://bucket/a/b/alexnet.break-even.json"),
+        ("/var/lib", "../../etc", "/var/lib/b2463a0ae0a18c21.break-even.json"),
+    ],
+)
+def test_a_place_has_a_name_for_model_and_policy(where, model, place):
+    if model == "../../etc":
+        name = str(open_place(where, model, "break-even"))
+        assert name.startswith("/var/lib/")
+        assert name.count("/") == 3
+    else:
+        assert str(open_place(where, model, "break-even")) == place
+
+
+def test_a_place_in_the_store_of_activations_is_refused():
+    for where, store in [
+        ("s3://bucket/store/state", "s3://bucket/store"),
+        ("s3://bucket/state", "s3://bucket"),
+        ("/srv/store/state", "file:///srv/store"),
+        ("s3://bucket/store", "s3://bucket/store?region=eu-west-1"),
+    ]:
+        with pytest.raises(UsageError, match="inside the store"):
+            check_apart(where, store)
+    check_apart("s3://bucket/state", "s3://bucket/store")
+    check_apart("/srv/state", "redis://127.0.0.1:6379/0")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with MotoServer() as server:
+        with server.client("s3") as client:
+            for bucket, versions in (("versioned", "Enabled"), ("plain", "Suspended")):
+                client.create_bucket(Bucket=bucket)
+                client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": versions})
+        yield server
+
+
+@pytest.fixture
+def access(monkeypatch, server):
+    for name, value in {**ACCESS, "AWS_ENDPOINT_URL_S3": server.url}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.mark.usefixtures("access")
+def test_a_versioned_bucket_keeps_the_state_and_earlier_ones(server, caplog):
+    place = open_place("s3://versioned/policies", "alexnet", "break-even")
+    run(place, BURSTS[:50])
+    plans, _, keeper = run(place, BURSTS[50:])
+    policy = new_policy()
+    assert plans == [policy.observe(seen(seconds, rate)) for seconds, rate in BURSTS][50:]
+    assert not keeper.troubles
+    assert messages(caplog) == []
+    with server.client("s3") as client:
+        versions = client.list_object_versions(Bucket="versioned")["Versions"]
+    assert {version["Key"] for version in versions} == {"policies/alexnet.break-even.json"}
+    assert len(versions) >= 2
+
+
+@pytest.mark.usefixtures("access")
+def test_a_bucket_without_versions_is_named(caplog):
+    run(open_place("s3://plain", "alexnet", "break-even"), BURSTS[:5])
+    assert messages(caplog) == ["the bucket plain keeps no versions: what a new state replaces is lost"]
+
+
+@pytest.mark.usefixtures("access")
+def test_a_bucket_that_is_not_there_lets_the_service_start(caplog):
+    _, _, keeper = run(open_place("s3://no-such-bucket", "alexnet", "break-even"), BURSTS[:5])
+    assert keeper.troubles["state"] == 2
+    assert all("NoSuchBucket" in message for message in messages(caplog))
+
+
+def test_an_object_that_is_too_large_is_not_read_whole(monkeypatch, server, access):  # noqa: ARG001 - fixtures
+    with server.client("s3") as client:
+        client.put_object(Bucket="versioned", Key="m.p.json", Body=b"x" * 1000)
+    with pytest.raises(InputError, match="more than 100 bytes"):
+        open_place("s3://versioned", "m", "p").read(100)

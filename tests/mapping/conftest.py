@@ -1,0 +1,40 @@
+from types import SimpleNamespace
+
+import pytest
+
+from serfer.cli.main import app
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from tests.mapping.plans import make_map_plan
+from tests.mapping.whole import HEIGHT, WIDTH
+from tests.raster.files import UTM, WHERE, pixels, write
+
+
+@pytest.fixture(scope="session")
+def plan(tmp_path_factory):
+    """A map plan for images of 48 or 64 x 80 pixels."""
+    directory = tmp_path_factory.mktemp("map") / "plan"
+    make_map_plan(directory)
+    return directory
+
+
+@pytest.fixture
+def serfer(capsys, monkeypatch):
+    """Run a command in this process: its exit code, and what it printed."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def run(*arguments):
+        code = _exit_code(app, [str(each) for each in arguments], _Interrupt())
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=code, out=captured.out, err=" ".join(captured.err.split()))
+
+    return run
+
+
+@pytest.fixture
+def image(tmp_path):
+    return write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH), crs=UTM, transform=WHERE)
+
+
+@pytest.fixture
+def command(image, plan, tmp_path):
+    return ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")

@@ -1,0 +1,181 @@
+"""`serfer map` on images that fit into memory: its results are the network's on the whole image."""
+
+import json
+
+import numpy as np
+import pytest
+import rasterio
+
+import serfer as package
+from serfer.core.errors import IncompleteMapError, TaskFailedError
+from serfer.mapping.spending import Spending
+from serfer.pipeline.pipeline import Pipeline
+from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.raster.files import UTM, WHERE, pixels, write
+
+
+def test_a_result_is_the_network_on_the_whole_image_with_its_georeference(serfer, command, tmp_path):
+    done = serfer(*command, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["windows"], report["computed"], report["resumed"], report["failures"]) == (20, 20, 0, [])
+    assert report["cost_usd"] > 0
+    assert set(report["window_ms"]) == {"p50", "p90", "p99", "p100"}
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+    with rasterio.open(tmp_path / "result.tif") as dataset:
+        assert (dataset.crs, dataset.transform) == (rasterio.CRS.from_string(UTM), WHERE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
+
+
+def test_the_python_function_maps_another_size_of_the_same_plan(plan, tmp_path):
+    image = write(tmp_path / "image.png", pixels(48, WIDTH), driver="PNG")
+    report = package.map(image, plan, tmp_path / "result.npy")
+    assert isinstance(report, package.MapReport)
+    assert (report.windows, report.result) == (15, str(tmp_path / "result.npy"))
+    assert_equal(np.load(tmp_path / "result.npy"), expected(pixels(48, WIDTH)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "scale"),
+    [
+        ("uint16", [], 1 / 65535),
+        ("uint16", ["--full-scale", "10000"], 1 / 10000),
+        ("int16", [], 1 / 32767),
+        ("float32", ["--full-scale", "255"], 1 / 255),
+        ("float64", [], 1.0),
+        ("uint8", ["--full-scale", "128"], 1 / 128),
+    ],
+)
+def test_other_types_are_normalised_to_their_own_range(serfer, plan, tmp_path, dtype, options, scale):
+    values = pixels(48, WIDTH, dtype=dtype)
+    image = write(tmp_path / "image.tif", values)
+    out = tmp_path / "result.npy"
+    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", *options)
+    assert done.code == 0, done.err
+    assert_equal(np.load(out), expected(values, scale))
+
+
+def test_bands_are_chosen_and_ordered(serfer, plan, tmp_path):
+    values = pixels(48, WIDTH, bands=5)
+    image = write(tmp_path / "image.tif", values)
+    command = ("map", image, "--plan", plan, "--out", tmp_path / "result.npy", "--workers", "inprocess")
+    refused = serfer(*command)
+    assert refused.code == 3
+    assert "image.tif has 5 bands, and the network takes 3 channels: choose them with --bands" in refused.err
+    assert serfer(*command, "--bands", "4,2,9").code == 3
+    assert serfer(*command, "--bands", "4,2").code == 3
+    assert serfer(*command, "--bands", "4,2,5").code == 0
+    assert_equal(np.load(tmp_path / "result.npy"), expected(values[[3, 1, 4]]))
+
+
+def test_pixels_without_data_have_none_in_the_result_and_their_windows_are_not_computed(serfer, plan, tmp_path):
+    values = np.maximum(pixels(HEIGHT, WIDTH), 1)
+    values[:, :40, :50] = 0
+    values[0, 60, 60] = 0  # in one band only: a value as any other
+    image = write(tmp_path / "image.tif", values, nodata=0, crs=UTM, transform=WHERE)
+    out = tmp_path / "result.tif"
+    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json")
+    report = json.loads(done.out)
+    assert (report["empty"], report["computed"]) == (6, 14)
+    missing = np.zeros((HEIGHT, WIDTH), bool)
+    missing[:40, :50] = True
+    result = read(out)
+    assert (np.isnan(result) == missing).all()
+    wanted = expected(values, missing=missing)
+    assert_equal(result[:, ~missing], wanted[:, ~missing])
+    with rasterio.open(out) as dataset:
+        assert np.isnan(dataset.nodata)
+    whole = serfer("map", image, "--plan", plan, "--out", out, "--workers=inprocess", "--no-data=none", "--overwrite")
+    assert whole.code == 0
+    assert_equal(read(out), expected(values))
+
+
+def test_a_dry_run_says_what_it_takes_and_writes_nothing(serfer, command, tmp_path):
+    done = serfer(*command, "--dry-run")
+    assert done.code == 0
+    assert "64 x 80 pixels, 20 windows" in done.out
+    assert "$0.0000" in done.out
+    estimate = json.loads(serfer(*command, "--dry-run", "--json").out)
+    assert estimate["missing"] == 20
+    assert 0 < estimate["overlap"] < 0.5
+    assert estimate["usd"] > 0
+    assert estimate["seconds"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["image.tif"]
+
+
+def test_a_window_that_fails_is_listed_and_computed_when_it_is_run_again(serfer, command, tmp_path, monkeypatch):
+    submit, calls = Pipeline.submit, []
+
+    def failing(pipeline, batch, **given):
+        calls.append(given["context"].window)
+        if len(calls) == 3:
+            raise TaskFailedError("the function ran out of memory")
+        return submit(pipeline, batch, **given)
+
+    monkeypatch.setattr(Pipeline, "submit", failing)
+    done = serfer(*command, "--json")
+    assert done.code == 1
+    [failure] = json.loads(done.out)["failures"]
+    assert failure["error"] == "the function ran out of memory"
+    assert "19 of 20 windows are kept in" in done.err
+    assert "run the same command again" in done.err
+    assert not (tmp_path / "result.tif").exists()
+    again = serfer(*command, "--json")
+    assert again.code == 0
+    assert (json.loads(again.out)["resumed"], json.loads(again.out)["computed"]) == (19, 1)
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+def test_the_error_of_the_python_function_has_the_report(plan, image, tmp_path, monkeypatch):
+    def failing(*_, **__):
+        raise TaskFailedError("the function ran out of memory")
+
+    monkeypatch.setattr(Pipeline, "submit", failing)
+    with pytest.raises(TaskFailedError, match="ran out of memory"):  # after so many in a row
+        package.map(image, plan, tmp_path / "result.tif", concurrency=1)
+    small = write(tmp_path / "small.tif", pixels(48, WIDTH))
+    with pytest.raises(IncompleteMapError) as caught:
+        package.map(small, plan, tmp_path / "small-result.tif", concurrency=1)
+    assert len(caught.value.report.failures) == 15
+    assert caught.value.report.result is None
+
+
+def test_dollars_end_at_the_ceiling_with_those_in_flight_at_their_predicted_price(
+    serfer, command, tmp_path, monkeypatch
+):
+    settle = Spending.settle  # a busy machine takes its time, which costs more than predicted
+    monkeypatch.setattr(Spending, "settle", lambda spending, predicted, _: settle(spending, predicted, predicted))
+    predicted = json.loads(serfer(*command, "--dry-run", "--json").out)["usd"]
+    refused = serfer(*command, "--max-cost-usd", predicted / 2)
+    assert refused.code == 2
+    assert "more than --max-cost-usd" in refused.err
+    assert not (tmp_path / "result.tif.parts").is_dir() or not any((tmp_path / "result.tif.parts").glob("*.values"))
+    ceiling = predicted / 20
+    done = serfer(*command, "--max-cost-usd", ceiling, "--force", "--json")
+    assert done.code == 1
+    report = json.loads(done.out)
+    assert 0 < report["computed"] < 20
+    assert report["cost_usd"] <= ceiling
+    assert "run the same command again with more to spend" in done.err
+    again = serfer(*command, "--json")
+    assert again.code == 0
+    assert json.loads(again.out)["resumed"] == report["computed"]
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+def test_local_workers_compute_the_same(serfer, command, tmp_path):
+    done = serfer(*command[:-1], "local")
+    assert done.code == 0, done.err
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+def test_a_state_machine_which_runs_whole_plans_is_refused(serfer, command):
+    refused = serfer(*command[:-1], "local", "--driver", "stepfunctions")
+    assert refused.code == 2
+    assert "use push or poll" in refused.err
+
+
+def test_more_windows_in_flight_than_slots_wait_and_may_share_invocations(serfer, command, tmp_path):
+    done = serfer(*command, "--concurrency", 40, "--json")
+    assert done.code == 0, done.err
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))

@@ -1,0 +1,122 @@
+"""`serfer map` by plans of `serfer.map_plan`: networks with strides, on images of odd sizes, are the whole image."""
+
+import json
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+
+import serfer as package
+from tests.mapping.plans import PREPROCESS
+from tests.mapping.whole import assert_equal, read
+from tests.raster.files import UTM, WHERE, pixels, write
+
+
+class Net(torch.nn.Module):
+    """An encoder-decoder with a skip, of stride 4; with `half`, its map has half the image's rows and columns."""
+
+    def __init__(self, *, half=False):
+        super().__init__()
+        torch.manual_seed(1)
+        conv = torch.nn.Conv2d
+        self.first, self.second = conv(3, 6, 3, padding=1), conv(6, 8, 3, stride=2, padding=1)
+        self.third, self.last = conv(8, 8, 3, stride=2, padding=1), conv(14, 4, 3, padding=1)
+        self.half = half
+
+    def forward(self, x):
+        one = torch.relu(self.first(x))
+        two = torch.relu(self.second(one))
+        if self.half:
+            return two
+        three = torch.relu(self.third(two))
+        up = torch.nn.functional.interpolate(three, size=one.shape[2:], mode="nearest")
+        return self.last(torch.cat([one, up], 1))
+
+
+def whole(network, image):
+    mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
+    with torch.no_grad():
+        return network(torch.from_numpy((image.astype(np.float32) / 255 - mean) / std)[None])[0].numpy()
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    def plan(network, sizes, **given):
+        directory = tmp_path_factory.mktemp("map") / "plan"
+        package.map_plan(network.eval(), sizes, directory, preprocess=PREPROCESS, **given)
+        return directory
+
+    return plan
+
+
+def test_windows_of_two_sizes_give_the_network_on_the_whole_image(serfer, make, tmp_path):
+    network, results = Net(), []
+    for window in (32, 48):
+        plan = make(network, [(152, 204), (96, 204)], window=window)
+        for height in (152, 96):
+            image = write(tmp_path / f"image-{height}.tif", pixels(height, 204), crs=UTM, transform=WHERE)
+            out = tmp_path / f"result-{height}-{window}.tif"
+            done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json")
+            assert done.code == 0, done.err
+            assert json.loads(done.out)["exact"]
+            assert_equal(read(out), whole(network, pixels(height, 204)))
+            results.append(read(out))
+    assert np.abs(results[0] - results[2]).max() < 1e-5 * np.ptp(results[0])
+
+
+def test_a_map_of_half_the_size_lies_where_its_image_does(serfer, make, tmp_path):
+    network = Net(half=True)
+    image = write(tmp_path / "image.tif", pixels(151, 203), crs=UTM, transform=WHERE)
+    plan = make(network, [(151, 203)], window=40)
+    done = serfer("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    assert done.code == 0, done.err
+    result = read(tmp_path / "result.tif")
+    assert result.shape == (8, 76, 102)
+    assert_equal(result, whole(network, pixels(151, 203)))
+    with rasterio.open(tmp_path / "result.tif") as dataset:
+        assert dataset.transform == WHERE @ rasterio.Affine.scale(2)
+
+
+def test_classes_are_a_palette_image_whose_largest_value_is_no_data(serfer, make, tmp_path):
+    network = Net()
+    plan = make(network, [(96, 204)], window=32, reduce="argmax", labels=("sea", "land", "ice", "cloud"))
+    values = np.maximum(pixels(96, 204), 1)
+    values[:, :40, :70] = 0
+    image = write(tmp_path / "image.tif", values, nodata=0, crs=UTM, transform=WHERE)
+    done = serfer("map", image, "--plan", plan, "--out", tmp_path / "classes.tif", "--workers", "inprocess", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["dtype"], report["channels"], report["empty"]) == ("uint8", 1, 2)
+    with rasterio.open(tmp_path / "classes.tif") as dataset:
+        assert dataset.nodata == 255
+        assert dataset.colorinterp[0] == rasterio.enums.ColorInterp.palette
+        classes = dataset.read(1)
+    assert (classes[:40, :70] == 255).all()
+    np.testing.assert_array_equal(classes[60:, 100:], whole(network, values)[:, 60:, 100:].argmax(0))
+
+
+class Gated(Net):
+    """Each channel times a number that depends on the whole image."""
+
+    def forward(self, x):
+        values = super().forward(x)
+        return values * values.mean((2, 3), keepdim=True).sigmoid()
+
+
+def test_an_approximate_map_says_how_far_off_it_is_before_and_after(serfer, make, tmp_path):
+    plan = make(Gated(), [(152, 204)], window=64, approximate=16)
+    image = write(tmp_path / "image.tif", pixels(152, 204), crs=UTM, transform=WHERE)
+    command = ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    before = serfer(*command, "--dry-run")
+    assert "APPROXIMATE: each window is an image of its own, with 16 pixels around what it writes" in before.out
+    assert "on a generated image, 152 x 204 pixels, values differ by at most" in before.out
+    assert "Approximate: each window is an image of its own" in serfer("explain", plan).out
+    done = serfer(*command)
+    assert done.code == 0
+    assert "APPROXIMATE" in done.out
+    report = json.loads(serfer(*command, "--overwrite", "--json").out)
+    assert not report["exact"]
+    assert 0 < report["difference"]["error"] < 1
+    off = np.abs(read(tmp_path / "result.tif") - whole(Gated().eval(), pixels(152, 204)))
+    assert 0 < off.max() < 10 * report["difference"]["error"] * np.ptp(whole(Gated().eval(), pixels(152, 204)))

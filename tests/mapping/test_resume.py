@@ -1,0 +1,297 @@
+"""`serfer map` stopped anywhere goes on where it was; what is not its own is refused, nothing half-written counts."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+import rasterio
+
+from serfer.core.errors import ImageError
+from serfer.raster import ResultParts
+from serfer.raster.reading.source import RasterSource
+from tests.e2e.small import split_small
+from tests.mapping.plans import make_map_plan
+from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.raster.files import UTM, WHERE, pixels, write
+
+SLOW = """
+import sys, time
+from serfer.raster import ResultParts
+put = ResultParts.put
+def slow(self, number, values):
+    put(self, number, values)
+    time.sleep(0.2)
+ResultParts.put = slow
+from serfer.cli.main import main
+main()
+"""
+
+
+def start(command):
+    """Start the command as a process that takes a fifth of a second for each part."""
+    arguments = [sys.executable, "-c", SLOW, *map(str, command), "--concurrency", "1"]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_parts(process, directory, count):
+    while len([*directory.glob("*.values")]) < count:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def test_a_killed_map_goes_on_to_the_same_pixels_and_georeference(serfer, command, tmp_path):
+    parts = tmp_path / "result.tif.parts"
+    for count in (3, 9):
+        process = start(command)
+        wait_for_parts(process, parts, count)
+        process.kill()
+        process.communicate()
+        assert not (tmp_path / "result.tif").exists()
+    done = serfer(*command, "--json")
+    report = json.loads(done.out)
+    assert report["resumed"] >= 9
+    assert report["resumed"] + report["computed"] == 20
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+    with rasterio.open(tmp_path / "result.tif") as dataset:
+        assert (dataset.crs, dataset.transform) == (rasterio.CRS.from_string(UTM), WHERE)
+    assert not parts.exists()
+
+
+def test_an_interrupt_keeps_what_is_done(serfer, command, tmp_path):
+    process = start(command)
+    wait_for_parts(process, tmp_path / "result.tif.parts", 2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.strip().endswith("serfer: interrupted")
+    report = json.loads(serfer(*command, "--json").out)
+    assert report["resumed"] >= 2
+
+
+def test_one_killed_between_its_result_and_the_end_is_found_done(serfer, command, tmp_path, monkeypatch):
+    monkeypatch.setattr(ResultParts, "remove", lambda _: None)
+    assert serfer(*command).code == 0
+    monkeypatch.undo()
+    before = (tmp_path / "result.tif").read_bytes()
+    assert (tmp_path / "result.tif.parts").exists()
+    report = json.loads(serfer(*command, "--json").out)
+    assert (report["resumed"], report["computed"]) == (20, 0)
+    assert (tmp_path / "result.tif").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
+
+
+def test_one_killed_while_it_deletes_its_parts_is_found_done(serfer, command, tmp_path, monkeypatch):
+    def killed(parts):
+        for path in sorted(parts.directory.glob("*.values"))[:5]:
+            path.unlink()
+
+    monkeypatch.setattr(ResultParts, "remove", killed)
+    assert serfer(*command).code == 0
+    monkeypatch.undo()
+    report = json.loads(serfer(*command, "--json").out)
+    assert (report["resumed"], report["computed"]) == (20, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
+    monkeypatch.setattr(ResultParts, "remove", killed)
+    assert serfer(*command, "--overwrite").code == 0
+    monkeypatch.undo()
+    (tmp_path / "result.tif").unlink()
+    assert json.loads(serfer(*command, "--json").out)["computed"] == 5
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+@pytest.mark.parametrize("name", ["image.tif", "../{folder}/image.tif", "link.tif", "hard.tif"])
+def test_a_result_never_replaces_its_own_image(serfer, command, image, tmp_path, name):
+    (tmp_path / "link.tif").symlink_to(image)
+    (tmp_path / "hard.tif").hardlink_to(image)
+    before = image.read_bytes()
+    refused = serfer(*command, "--out", tmp_path / name.format(folder=tmp_path.name), "--overwrite")
+    assert refused.code == 2
+    assert "would replace its image" in refused.err
+    assert image.read_bytes() == before
+
+
+def test_an_image_that_was_never_read_may_be_replaced_by_another(serfer, command, image, tmp_path):
+    good = image.read_bytes()
+    image.write_bytes(good[:3000])
+    assert serfer(*command).code in {1, 3}
+    image.write_bytes(good)
+    done = serfer(*command)
+    assert done.code == 0, done.err
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+def test_a_result_that_exists_is_refused_unless_it_may_be_replaced(serfer, command, tmp_path):
+    (tmp_path / "result.tif").write_bytes(b"precious")
+    refused = serfer(*command)
+    assert refused.code == 3
+    assert "result.tif exists" in refused.err
+    assert (tmp_path / "result.tif").read_bytes() == b"precious"
+    assert serfer(*command, "--overwrite").code == 0
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+@pytest.fixture
+def begun(command, monkeypatch, serfer):
+    """A map that was stopped after seven windows."""
+    put = ResultParts.put
+
+    def full(parts, number, values):
+        if number >= 7:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        put(parts, number, values)
+
+    monkeypatch.setattr(ResultParts, "put", full)
+    stopped = serfer(*command, "--concurrency", 1)
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", "400")
+    return stopped
+
+
+def test_a_full_disk_keeps_what_is_done(serfer, command, begun, tmp_path):
+    assert begun.code == 4
+    assert not (tmp_path / "result.tif").exists()
+    assert json.loads(serfer(*command, "--json").out)["resumed"] == 7
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of its own, of eight megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield place
+    subprocess.run(["/bin/umount", place], check=True)
+
+
+def test_a_disk_that_is_really_full_at_nine_tenths_keeps_them_and_the_map_goes_on(serfer, command, disk, monkeypatch):
+    put, out = ResultParts.put, disk / "result.tif"
+
+    def filling(parts, number, values):
+        if number == 18:
+            with (disk / "others").open("wb", buffering=0) as others, suppress(OSError):
+                while True:
+                    others.write(bytes(1 << 12))
+        put(parts, number, values)
+
+    monkeypatch.setattr(ResultParts, "put", filling)
+    stopped = serfer(*command, "--out", out, "--concurrency", 1)
+    assert stopped.code == 4
+    assert "18 of 20" in stopped.err
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", "400")
+    assert sorted(path.name for path in disk.iterdir()) == ["others", "result.tif.parts"]
+    again = serfer(*command, "--out", out)
+    assert again.code == 4
+    assert not out.exists()
+    (disk / "others").unlink()
+    done = serfer(*command, "--out", out, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["resumed"], report["computed"]) == (18, 2)
+    assert_equal(read(out), expected(pixels(HEIGHT, WIDTH)))
+    assert [path.name for path in disk.iterdir()] == ["result.tif"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut"])
+def test_an_image_that_is_gone_half_way_makes_no_result_and_its_windows_are_kept(
+    serfer, command, image, how, tmp_path, monkeypatch
+):
+    put, whole, times = ResultParts.put, image.read_bytes(), image.stat()
+
+    def losing(parts, number, values):
+        put(parts, number, values)
+        if number == 9:
+            image.unlink() if how == "deleted" else os.truncate(image, 900)
+
+    monkeypatch.setattr(ResultParts, "put", losing)
+    stopped = serfer(*command, "--concurrency", 1)
+    assert stopped.code in {1, 3}
+    assert "image.tif" in stopped.err
+    assert not (tmp_path / "result.tif").exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", "400")
+    image.write_bytes(whole)
+    os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
+    report = json.loads(serfer(*command, "--restart", "--json").out)
+    assert report["computed"] == 20
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (["--full-scale", "100"], "options.full_scale was null, and is 100.0 now"),
+        (["--no-data", "3"], 'options.no_data was "auto", and is "3.0" now'),
+        (["--bands", "3,2,1"], "options.bands was [], and is [3, 2, 1] now"),
+    ],
+)
+def test_another_option_on_resume_is_refused_by_its_name(serfer, command, begun, changed, named):
+    del begun
+    refused = serfer(*command, *changed)
+    assert refused.code == 3
+    assert named in refused.err
+
+
+def test_another_image_or_plan_on_resume_is_refused_and_can_begin_anew(serfer, command, image, begun, tmp_path):
+    del begun
+    make_map_plan(tmp_path / "other", rows=(4,), cols=(5, 6))
+    other = serfer(*command, "--plan", tmp_path / "other")
+    assert other.code == 3
+    assert "plan was" in other.err
+    write(image, pixels(HEIGHT, WIDTH, seed=5))
+    os.utime(image, ns=(1, 1))
+    refused = serfer(*command)
+    assert refused.code == 3
+    assert "image." in refused.err
+    report = json.loads(serfer(*command, "--restart", "--json").out)
+    assert (report["resumed"], report["computed"]) == (0, 20)
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH, seed=5)))
+
+
+def test_a_size_that_the_plan_is_not_for_is_refused_with_the_option_that_makes_one(serfer, plan, tmp_path):
+    image = write(tmp_path / "image.tif", pixels(50, WIDTH))
+    refused = serfer("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    assert refused.code == 3
+    assert "the image has 50 x 80 pixels" in refused.err
+    assert "--size 50x80" in refused.err
+    assert not (tmp_path / "result.tif.parts").exists()
+
+
+def test_an_ordinary_plan_is_refused(serfer, image, tmp_path):
+    plan = split_small(tmp_path / "small", grids=[(1, 1)])
+    refused = serfer("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    assert refused.code == 3
+    assert "this is not a map plan" in refused.err
+
+
+def test_a_truncated_image_has_the_windows_that_can_be_read(serfer, plan, tmp_path):
+    image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH), tiled=True, blockxsize=16, blockysize=16)
+    image.write_bytes(image.read_bytes()[:-1500])
+    out = tmp_path / "result.tif"
+    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json")
+    assert done.code in {1, 3}
+    assert not out.exists()
+
+
+def test_a_window_that_cannot_be_read_is_listed_and_the_others_go_on(serfer, command, monkeypatch):
+    read_window = RasterSource.read
+
+    def broken(source, rect):
+        if rect.rows.start == 0 and rect.cols.start == 0:
+            raise ImageError("image.tif cannot be read: a block is broken")
+        return read_window(source, rect)
+
+    monkeypatch.setattr(RasterSource, "read", broken)
+    done = serfer(*command, "--json")
+    assert done.code == 1
+    assert [failure["window"] for failure in json.loads(done.out)["failures"]] == [0]
+    monkeypatch.undo()
+    assert json.loads(serfer(*command, "--json").out)["resumed"] == 19

@@ -1,0 +1,248 @@
+"""Windows of images of every kind that is read, against the arrays that they were written from."""
+
+import functools
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from serfer.core.errors import ImageError, InputError, UsageError
+from serfer.core.geometry import Rect, Span
+from serfer.packaging.manifest import CONTENTS
+from serfer.raster import RasterLimits, open_raster
+from tests.raster.files import UTM, WHERE, pixels, write
+
+HEIGHT, WIDTH = 83, 119
+TILES = {"tiled": True, "blockxsize": 32, "blockysize": 16}
+KINDS = {
+    "tiled": ("uint8", 3, TILES),
+    "striped": ("uint8", 3, {}),
+    "striped, bands apart": ("uint16", 2, {"interleave": "band", "compress": "lzw"}),
+    "deflate, predictor": ("int16", 4, {**TILES, "compress": "deflate", "predictor": 2}),
+    "floats": ("float32", 1, {**TILES, "compress": "zstd", "predictor": 3}),
+    "bands apart": ("uint16", 5, {**TILES, "interleave": "band", "compress": "lzw"}),
+    "BigTIFF": ("uint8", 1, {**TILES, "BIGTIFF": "YES"}),
+    "big-endian": ("uint16", 3, {**TILES, "ENDIANNESS": "BIG"}),
+    "one strip": ("uint8", 3, {"blockysize": HEIGHT, "compress": "deflate"}),
+    "signed bytes": ("int8", 2, TILES),
+    "32 bits": ("uint32", 1, {"compress": "packbits"}),
+    "doubles": ("float64", 1, TILES),
+    "COG": ("uint8", 3, {"driver": "COG", "compress": "deflate", "blocksize": 128}),
+    "PNG": ("uint8", 3, {"driver": "PNG"}),
+    "grey PNG of 16 bits": ("uint16", 1, {"driver": "PNG"}),
+    "PNG of 16 bits": ("uint16", 3, {"driver": "PNG"}),
+    "PNG with alpha": ("uint8", 4, {"driver": "PNG"}),
+}
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Open each kind once, and return its array and source."""
+    folder, sources = tmp_path_factory.mktemp("images"), []
+
+    @functools.cache
+    def kind(name):
+        dtype, bands, profile = KINDS[name]
+        values = pixels(HEIGHT, WIDTH, bands, dtype)
+        sources.append(open_raster(write(folder / name, values, **profile)))
+        return values, sources[-1]
+
+    yield kind
+    for source in sources:
+        source.close()
+
+
+def spans(size):
+    return st.integers(0, size - 1).flatmap(
+        lambda start: st.integers(start + 1, size).map(lambda end: Span(start, end))
+    )
+
+
+@settings(max_examples=150)
+@given(kind=st.sampled_from([*KINDS]), rect=st.builds(Rect, spans(HEIGHT), spans(WIDTH)))
+def test_a_window_is_that_part_of_the_whole(opened, kind, rect):
+    values, source = opened(kind)
+    rows, cols = rect.slices
+    window = source.read(rect)
+    assert window.dtype == values.dtype
+    np.testing.assert_array_equal(window, values[:, rows, cols])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_says_what_it_is(opened, kind):
+    values, source = opened(kind)
+    assert (source.bands, *source.size) == values.shape
+    assert source.dtype == values.dtype.name
+    assert source.nodata is None
+    assert source.identity["size"] == [HEIGHT, WIDTH]
+
+
+def test_a_jpeg_is_decoded_as_everywhere_in_serfer_and_read_by_windows(tmp_path):
+    values = pixels(HEIGHT, WIDTH)
+    path = write(tmp_path / "a.jpg", values, "JPEG", quality=95)
+    with Image.open(path) as image, open_raster(path) as source:
+        decoded = np.asarray(image).transpose(2, 0, 1)
+        np.testing.assert_array_equal(source.read(Rect(Span(10, 60), Span(7, 100))), decoded[:, 10:60, 7:100])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_jpeg_is_upright(tmp_path, orientation):
+    image = Image.fromarray(np.kron(np.arange(6, dtype="uint8").reshape(2, 3) * 40, np.ones((32, 32), "uint8")))
+    exif = Image.Exif()
+    exif[274] = orientation
+    image.save(tmp_path / "a.jpg", exif=exif, quality=95)
+    with Image.open(tmp_path / "a.jpg") as stored, open_raster(tmp_path / "a.jpg") as source:
+        upright = np.asarray(ImageOps.exif_transpose(stored))
+        assert source.size == upright.shape
+        np.testing.assert_array_equal(source.read(Rect.whole(*source.size))[0], upright)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_a_palette_becomes_its_colours(tmp_path, suffix):
+    image = Image.fromarray(pixels(40, 50, 1)[0]).quantize(7)
+    image.save(tmp_path / f"a{suffix}")
+    with open_raster(tmp_path / f"a{suffix}") as source:
+        assert (source.bands, source.dtype) == (3, "uint8")
+        expected = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        np.testing.assert_array_equal(source.read(Rect.whole(40, 50)), expected)
+
+
+def test_a_png_of_one_bit_is_black_and_white(tmp_path):
+    image = Image.fromarray(pixels(40, 50, 1)[0]).convert("1")
+    image.save(tmp_path / "a.png")
+    with open_raster(tmp_path / "a.png") as source:
+        np.testing.assert_array_equal(source.read(Rect.whole(40, 50))[0], np.asarray(image) * np.uint8(255))
+
+
+def test_georeference_and_nodata_are_read(tmp_path):
+    path = write(tmp_path / "a.tif", pixels(20, 30), crs=UTM, transform=WHERE, nodata=7)
+    with open_raster(path) as source:
+        assert source.nodata == 7
+        assert isinstance(source.nodata, int)
+        assert rasterio.CRS.from_wkt(source.georeference.crs) == rasterio.CRS.from_string(UTM)
+        assert source.georeference.transform == tuple(WHERE)[:6]
+        assert source.georeference.not_kept == ()
+
+
+def test_ground_control_points_are_named_as_not_kept(tmp_path):
+    points = [rasterio.control.GroundControlPoint(r, c, r + c, r - c) for r, c in ((0, 0), (0, 9), (9, 0), (9, 9))]
+    path = write(tmp_path / "a.tif", pixels(20, 30), gcps=points, crs=UTM)
+    with open_raster(path) as source:
+        assert source.georeference.not_kept == ("its ground control points",)
+
+
+def test_further_pages_are_noted(tmp_path):
+    page = Image.fromarray(pixels(40, 50, 1)[0])
+    page.save(tmp_path / "a.tif", save_all=True, append_images=[page, page])
+    with open_raster(tmp_path / "a.tif") as source:
+        assert source.notes == ("it has 3 pages: the first is read",)
+
+
+def test_files_beside_an_image_change_nothing(tmp_path):
+    path = write(tmp_path / "a.tif", values := pixels(20, 30))
+    (tmp_path / "a.tfw").write_text("1\n0\n0\n-1\n5\n6\n")
+    (tmp_path / "a.tif.aux.xml").write_text("<PAMDataset><SRS>EPSG:4326</SRS></PAMDataset>")
+    write(tmp_path / "a.tif.ovr", pixels(10, 15))
+    write(tmp_path / "a.tif.msk", pixels(20, 30, 1))
+    with open_raster(path) as source:
+        assert source.georeference.crs is None
+        assert source.georeference.transform is None
+        np.testing.assert_array_equal(source.read(Rect.whole(20, 30)), values)
+
+
+@pytest.mark.parametrize("name", ["zip+file:x!a.tif", "a?b#c.tif", "GTIFF_DIR:2:a.tif", "ümläut \N{SNOWMAN}.tif"])
+def test_any_name_is_only_a_name(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    values = pixels(20, 30)
+    write(tmp_path / "plain.tif", values).rename(name)
+    with open_raster(name) as source:
+        np.testing.assert_array_equal(source.read(Rect.whole(20, 30)), values)
+
+
+def test_several_threads_read_at_once(opened):
+    values, source = opened("deflate, predictor")
+    rects = [Rect(Span(row, row + 9), Span(col, col + 13)) for row in range(0, 70, 3) for col in range(0, 100, 7)]
+
+    def right(rect):
+        rows, cols = rect.slices
+        return bool((source.read(rect) == values[:, rows, cols]).all())
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(right, rects))
+
+
+@pytest.mark.parametrize(
+    "rect", [Rect(Span(0, 0), Span(0, 5)), Rect(Span(-1, 5), Span(0, 5)), Rect(Span(0, 84), Span(0, 5))]
+)
+def test_a_window_must_lie_in_the_image(opened, rect):
+    with pytest.raises(UsageError, match="is not a rectangle within"):
+        opened("tiled")[1].read(rect)
+
+
+def test_a_window_is_bounded(tmp_path):
+    path = write(tmp_path / "a.tif", pixels(HEIGHT, WIDTH))
+    limits = RasterLimits(max_read_bytes=3 * 40 * 50)
+    with open_raster(path, limits) as source:
+        source.read(Rect(Span(0, 40), Span(0, 50)))
+        with pytest.raises(UsageError, match="read smaller windows"):
+            source.read(Rect(Span(0, 40), Span(0, 51)))
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path):
+    path = write(tmp_path / "a.tif", pixels(HEIGHT, WIDTH))
+    with open_raster(path) as source:
+        source.check_unchanged()
+        path.write_bytes(path.read_bytes()[:900])
+        with pytest.raises(InputError, match="was changed while it was read"):
+            source.read(Rect.whole(HEIGHT, WIDTH))
+
+
+def test_a_file_that_is_replaced_is_read_as_it_was_opened(tmp_path):
+    path = write(tmp_path / "a.tif", values := pixels(HEIGHT, WIDTH))
+    with open_raster(path) as source:
+        write(tmp_path / "b.tif", pixels(9, 9)).replace(path)
+        np.testing.assert_array_equal(source.read(Rect.whole(HEIGHT, WIDTH)), values)
+        with pytest.raises(InputError, match="was changed while it was read"):
+            source.check_unchanged()
+
+
+def test_identity_tells_versions_of_a_file_apart(tmp_path):
+    path = write(tmp_path / "a.tif", pixels(HEIGHT, WIDTH))
+    with open_raster(path) as source:
+        before = source.identity
+    with open_raster(path) as source:
+        assert source.identity == before
+    os.utime(path, ns=(1, 1))
+    with open_raster(path) as source:
+        assert source.identity != before
+
+
+def test_closing_leaves_no_descriptor_open(tmp_path):
+    path = write(tmp_path / "a.tif", pixels(HEIGHT, WIDTH))
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with open_raster(path) as source:
+        source.read(Rect.whole(HEIGHT, WIDTH))
+    (tmp_path / "broken.tif").write_bytes(b"II*\0 nothing of a TIFF")
+    with pytest.raises(ImageError):
+        open_raster(tmp_path / "broken.tif")
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_rasterio_is_imported_when_an_image_is_opened_and_not_before():
+    code = "import sys, serfer, serfer.raster; assert 'rasterio' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_package_of_a_function_has_rasterio():
+    for contents in CONTENTS.values():
+        assert not {*contents.distributions} & {"rasterio", "affine", "cligj", "click-plugins"}
+    for package in ("worker", "runner"):
+        assert not [name for name, _ in CONTENTS[package].our_files() if name.startswith("serfer/raster")]

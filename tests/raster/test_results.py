@@ -1,0 +1,433 @@
+"""Results from their parts: the same values in every format, whole or not there."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import rasterio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.geometry import Grid, Rect, Span, grid_rects
+from serfer.raster import (
+    Georeference,
+    ResultLayout,
+    ResultOptions,
+    ResultParts,
+    check_result,
+    check_space,
+    open_raster,
+    write_result,
+)
+from serfer.raster.palette import DepthScale, colours, mask_image, palette, read_depth, write_depth
+from serfer.raster.results import tiff_result
+from tests.moto_server import ACCESS, MotoServer
+from tests.raster.files import UTM, WHERE, pixels
+
+NOWHERE = Georeference()
+
+
+def layout_of(height, width, channels, rows=3, cols=2):
+    return ResultLayout(height, width, channels, grid_rects(height, width, Grid(rows, cols)))
+
+
+def kept(folder, values, layout):
+    parts = ResultParts.create_or_resume(folder, {"job": 1}, len(layout.rects))
+    for number, rect in enumerate(layout.rects):
+        rows, cols = rect.slices
+        parts.put(number, values[:, rows, cols])
+    return parts
+
+
+def written(tmp_path, name, values, layout=None, georeference=NOWHERE, **options):
+    """Write a result and return its path."""
+    layout = layout or layout_of(values.shape[1], values.shape[2], values.shape[0])
+    with kept(tmp_path / "parts", values, layout) as parts:
+        write_result(
+            tmp_path / name,
+            parts,
+            layout,
+            dtype=values.dtype.name,
+            georeference=georeference,
+            options=ResultOptions(**options),
+        )
+        parts.remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+    return tmp_path / name
+
+
+def read(path):
+    with rasterio.open(path) as dataset:
+        return dataset.read()
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+class TestTiff:
+    @pytest.mark.parametrize("compression", ["deflate", "zstd", "none"])
+    @pytest.mark.parametrize(
+        ("dtype", "channels"), [("uint8", 1), ("uint8", 3), ("int8", 1), ("uint16", 2), ("int32", 1), ("float32", 6)]
+    )
+    def test_a_result_has_the_values_of_its_parts(self, tmp_path, dtype, channels, compression):
+        values = pixels(700, 1100, channels, dtype)
+        path = written(tmp_path, "a.tif", values, compression=compression)
+        np.testing.assert_array_equal(read(path), values)
+        with rasterio.open(path) as dataset:
+            assert dataset.block_shapes[0] == (512, 512)
+            assert (dataset.compression is None) == (compression == "none")
+
+    def test_nan_and_infinity_are_kept(self, tmp_path):
+        values = pixels(40, 50, 1, "float32")
+        values[0, 3, 4:7] = np.nan, np.inf, -np.inf
+        np.testing.assert_array_equal(read(written(tmp_path, "a.tif", values, compression="zstd")), values)
+
+    def test_georeference_nodata_names_and_tags_are_kept(self, tmp_path):
+        georeference = Georeference(rasterio.CRS.from_string(UTM).to_wkt(), tuple(WHERE)[:6])
+        tags = {"PLAN": "abc", "NOTE": "ü"}
+        path = written(
+            tmp_path,
+            "a.tif",
+            pixels(40, 50, 2),
+            georeference=georeference.scaled(4, 4),
+            nodata=255,
+            names=("road", "house"),
+            tags=tags,
+        )
+        with rasterio.open(path) as dataset:
+            assert dataset.crs.to_string() == UTM
+            assert dataset.transform == WHERE @ rasterio.Affine.scale(4)
+            assert dataset.nodata == 255
+            assert dataset.descriptions == ("road", "house")
+            assert tags.items() <= dataset.tags().items()
+
+    def test_pixels_that_are_points_stay_where_they_are(self, tmp_path):
+        georeference = Georeference(rasterio.CRS.from_string(UTM).to_wkt(), tuple(WHERE)[:6], point=True)
+        with open_raster(written(tmp_path, "a.tif", pixels(40, 50), georeference=georeference)) as source:
+            assert source.georeference.transform == georeference.transform
+            assert source.georeference.point
+
+    def test_a_mask_has_the_colours_of_its_classes(self, tmp_path):
+        values = pixels(40, 50, 1)
+        path = written(tmp_path, "a.tif", values, mask=True)
+        np.testing.assert_array_equal(read(path), values)
+        with open_raster(path) as source:
+            np.testing.assert_array_equal(source.read(Rect.whole(40, 50)).transpose(1, 2, 0), colours(values[0]))
+
+    def test_more_than_four_gigabytes_are_a_bigtiff(self):
+        layout = layout_of(40_000, 40_000, 3)
+        mosaic = SimpleNamespace(layout=layout, dtype="uint8")
+        assert tiff_result._profile(rasterio, mosaic, Georeference(), ResultOptions())["BIGTIFF"] == "YES"
+
+    def test_what_the_disk_did_not_keep_is_noticed(self, tmp_path, monkeypatch):
+        real = tiff_result._write
+
+        def altering(rasterio, path, *given):
+            checksums = real(rasterio, path, *given)
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+            return checksums
+
+        monkeypatch.setattr(tiff_result, "_write", altering)
+        with pytest.raises(UnavailableError, match="are not what was written; all 6 parts are kept in"):
+            written(tmp_path, "a.tif", pixels(512, 512), compression="none")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["parts"]
+
+
+cuts = st.lists(st.integers(1, 1299), max_size=4, unique=True)
+
+
+@settings(max_examples=15)
+@given(rows=cuts, cols=cuts, channels=st.sampled_from([1, 3, 5]))
+def test_parts_may_lie_anyhow_between_blocks(tmp_path_factory, rows, cols, channels):
+    height, width = 700, 1300
+    edges = [sorted({0, size, *(cut for cut in cut_ if cut < size)}) for cut_, size in ((rows, height), (cols, width))]
+    rects = [Rect(Span(*down), Span(*across)) for across in pairwise(edges[1]) for down in pairwise(edges[0])]
+    layout = ResultLayout(height, width, channels, rects)
+    values = pixels(height, width, channels)
+    path = written(tmp_path_factory.mktemp("result"), "a.npy", values, layout)
+    np.testing.assert_array_equal(np.load(path), values)
+
+
+class TestOtherFormats:
+    @pytest.mark.parametrize("dtype", ["uint8", "int16", "float64"])
+    def test_npy(self, tmp_path, dtype):
+        values = pixels(700, 90, 3, dtype)
+        loaded = np.load(written(tmp_path, "a.npy", values))
+        assert loaded.dtype == values.dtype
+        np.testing.assert_array_equal(loaded, values)
+
+    @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
+    def test_png_of_pictures(self, tmp_path, channels, mode):
+        values = pixels(700, 90, channels)
+        with Image.open(written(tmp_path, "a.png", values)) as image:
+            assert image.mode == mode
+            np.testing.assert_array_equal(np.asarray(image).reshape(700, 90, channels).transpose(2, 0, 1), values)
+
+    def test_png_of_masks(self, tmp_path):
+        values = pixels(700, 90, 1)
+        with Image.open(written(tmp_path, "a.png", values, mask=True)) as image:
+            assert image.mode == "P"
+            np.testing.assert_array_equal(np.asarray(image), values[0])
+            np.testing.assert_array_equal(np.asarray(image.convert("RGB")), colours(values[0]))
+
+    def test_png_of_depth_keeps_its_values_to_16_bits(self, tmp_path):
+        values = pixels(700, 90, 1, "float32") / 7 - 20
+        values[0, 5, 5:7] = np.nan, -9999
+        found = read_depth(written(tmp_path, "a.png", values, nodata=-9999))
+        assert np.isnan(found[5, 5:7]).all()
+        found[5, 5:7] = values[0, 5, 5:7] = 0
+        assert np.abs(found - values[0]).max() <= (values.max() - values.min()) / 131_068 * 1.01
+
+    def test_png_of_16_bits(self, tmp_path):
+        values = pixels(70, 90, 1, "uint16") * np.uint16(200)
+        np.testing.assert_array_equal(np.asarray(Image.open(written(tmp_path, "a.png", values))), values[0])
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "channels", "dtype", "options", "match"),
+        [
+            ("a.jpg", 1, "uint8", {}, "a result ends in .tif, .tiff, .png, .npy, not in .jpg"),
+            ("a", 1, "uint8", {}, "not in nothing"),
+            ("a.png", 2, "uint8", {}, "write a TIFF"),
+            ("a.png", 3, "float32", {}, "write a TIFF"),
+            ("a.tif", 1, "float16", {}, "not float16"),
+            ("a.tif", 3, "uint8", {"mask": True}, "a mask is one channel of uint8"),
+            ("a.tif", 1, "uint8", {"nodata": 256}, "no value of uint8 is 256"),
+            ("a.tif", 1, "uint8", {"nodata": 0.5}, "no value of uint8 is 0.5"),
+            ("http://x/a.tif", 1, "uint8", {}, "neither a path nor"),
+        ],
+    )
+    def test_what_does_not_go_together_is_refused_before_work_begins(
+        self, tmp_path, monkeypatch, name, channels, dtype, options, match
+    ):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UsageError, match=match):
+            check_result(name, layout_of(10, 10, channels), dtype, ResultOptions(**options))
+
+    def test_a_png_is_bounded(self, tmp_path):
+        with pytest.raises(UsageError, match="write a TIFF"):
+            check_result(tmp_path / "a.png", layout_of(12_000, 12_000, 1), "uint8")
+
+    def test_a_result_that_exists_is_kept_unless_it_may_be_overwritten(self, tmp_path):
+        values = pixels(40, 50)
+        path = tmp_path / "a.npy"
+        path.write_bytes(b"precious")
+        with pytest.raises(InputError, match=r"a.npy exists"):
+            written(tmp_path, "a.npy", values)
+        assert path.read_bytes() == b"precious"
+        shutil.rmtree(tmp_path / "parts")
+        np.testing.assert_array_equal(np.load(written(tmp_path, "a.npy", values, overwrite=True)), values)
+
+    def test_a_result_that_appears_meanwhile_is_kept(self, tmp_path, monkeypatch):
+        path, real = tmp_path / "a.npy", os.link
+
+        def link(*given):
+            path.write_bytes(b"of another")
+            real(*given)
+
+        monkeypatch.setattr(os, "link", link)
+        with pytest.raises(InputError, match=r"a.npy exists"):
+            written(tmp_path, "a.npy", pixels(40, 50))
+        assert path.read_bytes() == b"of another"
+
+    def test_a_directory_that_is_not_there_is_refused(self, tmp_path):
+        with pytest.raises(InputError, match="cannot be written"):
+            check_result(tmp_path / "none" / "a.tif", layout_of(10, 10, 1), "uint8")
+
+    def test_missing_parts_are_named_and_nothing_is_written(self, tmp_path):
+        values, layout = pixels(40, 50), layout_of(40, 50, 3)
+        with kept(tmp_path / "parts", values, layout) as parts:
+            data = bytearray((parts.directory / "00000004.values").read_bytes())
+            data[-100] ^= 1
+            (parts.directory / "00000004.values").write_bytes(data)
+            with pytest.raises(UnavailableError, match=r"1 of 6 parts in .* are missing, part 4 first"):
+                write_result(tmp_path / "a.tif", parts, layout, dtype="uint8")
+            assert parts.done() == {0, 1, 2, 3, 5}
+        assert not (tmp_path / "a.tif").exists()
+
+    def test_parts_of_another_shape_or_dtype_are_refused(self, tmp_path):
+        values, layout = pixels(40, 50), layout_of(40, 50, 3)
+        with kept(tmp_path / "parts", values, layout) as parts:
+            with pytest.raises(UsageError, match="the result needs uint16"):
+                write_result(tmp_path / "a.tif", parts, layout, dtype="uint16")
+            with pytest.raises(UsageError, match="part 0 in"):
+                write_result(tmp_path / "a.tif", parts, layout_of(40, 48, 3), dtype="uint8")
+
+    @pytest.mark.parametrize(
+        "rects",
+        [
+            [],
+            [Rect.whole(9, 10)],
+            [Rect.whole(10, 10), Rect(Span(3, 3), Span(0, 4))],
+            [Rect(Span(0, 5), Span(0, 10)), Rect(Span(0, 5), Span(0, 10))],
+            [Rect(Span(-1, 9), Span(0, 10))],
+            [Rect(Span(0, 6), Span(0, 10)), Rect(Span(5, 10), Span(0, 8))],
+        ],
+    )
+    def test_a_layout_covers_the_result_once(self, rects):
+        with pytest.raises(UsageError, match="part"):
+            ResultLayout(10, 10, 1, rects)
+
+
+class TestFullDisks:
+    @pytest.mark.parametrize("name", ["a.tif", "a.npy"])
+    def test_a_full_disk_leaves_the_parts_and_no_result(self, tmp_path, monkeypatch, name):
+        def fsync(number):
+            if "/parts/" not in str(Path(f"/proc/self/fd/{number}").readlink()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        values, layout = pixels(600, 700), layout_of(600, 700, 3)
+        with kept(tmp_path / "parts", values, layout) as parts:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", fsync)
+                with pytest.raises(UnavailableError, match=r"no room .* all 6 parts are kept in"):
+                    write_result(tmp_path / name, parts, layout, dtype="uint8")
+            assert [path.name for path in tmp_path.iterdir()] == ["parts"]
+            write_result(tmp_path / name, parts, layout, dtype="uint8")
+        assert (tmp_path / name).exists()
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
+    @pytest.mark.parametrize("name", ["a.tif", "a.npy"])
+    def test_a_disk_that_is_really_full_is_named(self, tmp_path, name):
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        if subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], check=False).returncode:
+            pytest.skip("this container mounts nothing")
+        try:
+            values, layout = pixels(1600, 1600), layout_of(1600, 1600, 3)
+            with kept(tmp_path / "parts", values, layout) as parts:
+                with pytest.raises(UnavailableError, match=r"no room on the disk of .*disk .* all 6 parts are kept"):
+                    write_result(disk / name, parts, layout, dtype="uint8", options=ResultOptions(compression="none"))
+                assert [*disk.iterdir()] == []
+                assert parts.verify() == set()
+        finally:
+            subprocess.run(["/bin/umount", disk], check=True)
+
+    def test_space_is_estimated_before_work_begins(self, tmp_path, monkeypatch):
+        layout, needed = layout_of(100, 100, 3, 2, 2), 30_000
+        with ResultParts.create_or_resume(tmp_path / "parts", {"job": 1}, 4) as parts:
+            free = SimpleNamespace(free=needed - 1)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+            with pytest.raises(UnavailableError, match="needs 30,000 bytes for 4 of 4 parts, and its disk has 29,999"):
+                check_space(parts, layout, tmp_path / "a.tif", "uint8")
+            parts.put(0, pixels(50, 50))
+            warning = check_space(parts, layout, tmp_path / "a.tif", "uint8")
+            assert "22,500 bytes of parts and up to 30,000 of the result go there" in warning
+            free.free = 52_500
+            assert check_space(parts, layout, tmp_path / "a.tif", "uint8") is None
+
+
+def test_a_killed_assembly_leaves_no_result_and_is_done_again(tmp_path):
+    values, layout = pixels(600, 700), layout_of(600, 700, 3)
+    kept(tmp_path / "parts", values, layout).close()
+    code = f"""
+import os, signal
+from pathlib import Path
+from serfer.core.geometry import *
+from serfer.raster import *
+os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
+layout = ResultLayout(600, 700, 3, grid_rects(600, 700, Grid(3, 2)))
+folder = Path({str(tmp_path)!r})
+with ResultParts.create_or_resume(folder / "parts", {{"job": 1}}, 6) as parts:
+    write_result(folder / "a.tif", parts, layout, dtype="uint8")
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert not (tmp_path / "a.tif").exists()
+    with ResultParts.create_or_resume(tmp_path / "parts", {"job": 1}, 6) as parts:
+        write_result(tmp_path / "a.tif", parts, layout, dtype="uint8")
+        parts.remove()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tif"]  # what the killed one began is gone too
+
+
+@pytest.fixture(scope="module")
+def server():
+    with MotoServer() as server:
+        with server.client("s3") as client:
+            client.create_bucket(Bucket="results")
+        yield server
+
+
+@pytest.fixture
+def bucket(server, monkeypatch):
+    for name, value in {**ACCESS, "AWS_ENDPOINT_URL_S3": server.url}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("serfer.raster.objects._PART_BYTES", 5 * 1024 * 1024)  # S3 takes no smaller ones
+    with server.client("s3") as client:
+        yield client
+
+
+class TestS3:
+    @pytest.mark.parametrize("side", [300, 1500])
+    def test_a_result_is_uploaded_whole(self, bucket, tmp_path, side):
+        values, layout = pixels(side, side), layout_of(side, side, 3)
+        options = ResultOptions(compression="none")
+        place = f"s3://results/folder/{side}.tif"
+        with kept(tmp_path / "parts", values, layout) as parts:
+            write_result(place, parts, layout, dtype="uint8", options=options)
+            with pytest.raises(InputError, match=rf"{side}.tif exists"):
+                write_result(place, parts, layout, dtype="uint8", options=options)
+            parts.remove()
+        assert [*tmp_path.iterdir()] == []
+        with open_raster(place) as source:
+            np.testing.assert_array_equal(source.read(Rect.whole(side, side)), values)
+        assert "Uploads" not in bucket.list_multipart_uploads(Bucket="results")
+
+    def test_an_upload_that_fails_or_was_killed_leaves_no_parts_there(self, bucket, tmp_path, monkeypatch):
+        values, layout = pixels(1500, 1500), layout_of(1500, 1500, 3)
+        options = ResultOptions(compression="none")
+        begun = bucket.create_multipart_upload(Bucket="results", Key="b.tif")
+        with kept(tmp_path / "parts", values, layout) as parts:
+            record = f'{{"Bucket": "results", "Key": "b.tif", "UploadId": "{begun["UploadId"]}"}}'
+            (parts.directory / "upload.json").write_text(record)
+            monkeypatch.setattr("serfer.raster.objects.Bucket._send", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                write_result("s3://results/b.tif", parts, layout, dtype="uint8", options=options)
+            assert "Uploads" not in bucket.list_multipart_uploads(Bucket="results")
+            assert {path.suffix for path in parts.directory.iterdir()} == {".values", ".json", ""}
+            monkeypatch.undo()
+
+    @pytest.mark.usefixtures("bucket")
+    def test_a_bucket_that_is_not_there_is_named_before_work_begins(self):
+        with pytest.raises(InputError, match="bucket does not exist"):
+            check_result("s3://no-such-bucket/b.tif", layout_of(30, 30, 3), "uint8")
+
+
+def test_the_palette_is_that_of_pascal_voc():
+    assert palette()[:5] == ((0, 0, 0), (128, 0, 0), (0, 128, 0), (128, 128, 0), (0, 0, 128))
+    assert palette()[20] == (0, 64, 128)
+    assert palette()[255] == (224, 224, 192)
+    assert len({*palette()}) == 256
+    mask = np.arange(256, dtype="uint8").reshape(16, 16)
+    np.testing.assert_array_equal(np.asarray(mask_image(mask).convert("RGB")), colours(mask))
+
+
+@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=50))
+def test_depth_is_linear_between_its_extremes(values):
+    array = np.array(values, "float32")
+    scale = DepthScale.of(array)
+    found = scale.values(scale.levels(array))
+    assert np.abs(found.astype(float) - array).max() <= (scale.max - scale.min) / 131_068 * 1.01
+
+
+def test_depth_of_one_value_and_of_none(tmp_path):
+    write_depth(tmp_path / "a.png", np.full((3, 4), 2.5, "float32"))
+    np.testing.assert_array_equal(read_depth(tmp_path / "a.png"), np.full((3, 4), 2.5, "float32"))
+    with pytest.raises(UsageError, match="none of the values is finite"):
+        write_depth(tmp_path / "b.png", np.full((3, 4), np.nan, "float32"))
+
+
+def test_a_georeference_is_scaled_about_the_corner_of_the_image():
+    georeference = Georeference("WKT", tuple(WHERE)[:6]).scaled(rows=4, cols=2, top=10, left=6)
+    expected = WHERE @ rasterio.Affine.translation(6, 10) @ rasterio.Affine.scale(2, 4)
+    assert georeference.transform == tuple(expected)[:6]
+    assert Georeference().scaled(2, 2) == Georeference()

@@ -1,0 +1,135 @@
+"""Networks whose outputs are maps, several tensors, whole numbers, or of any rank."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import serfer
+from serfer.core.errors import ModelError
+from serfer.core.exactness import difference
+from serfer.plan_directory import load_plan
+
+SIZE = (40, 36)
+
+
+class Dense(nn.Module):
+    """A small encoder and decoder; `form` makes the outputs from the scores, the features and the input."""
+
+    def __init__(self, form):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.down = nn.Conv2d(6, 8, 3, padding=1, stride=2)
+        self.up = nn.ConvTranspose2d(8, 6, 2, stride=2)
+        self.last = nn.Conv2d(12, 5, 1)
+        self.classify = nn.Linear(8, 7)
+        self.form = form
+
+    def forward(self, images):
+        full = self.first(images).relu()
+        half = self.down(full).relu()
+        scores = self.last(torch.cat([full, self.up(half)], 1))
+        return self.form(self, scores, half)
+
+
+def _vector(net, half):
+    return net.classify(half.mean((2, 3)))
+
+
+FORMS = {
+    "a map": lambda _, scores, _half: scores,
+    "maps of two sizes": lambda _, scores, half: {"out": scores, "aux": half},
+    "a map and a vector": lambda net, scores, half: (scores, _vector(net, half)),
+    "classes of positions": lambda _, scores, _half: scores.argmax(1),
+    "a map without channels": lambda _, scores, _half: scores[:, 0],
+    "channels last": lambda _, scores, _half: scores.permute(0, 2, 3, 1),
+    "a vector for each class": lambda _, scores, _half: scores.flatten(2),
+    "one number": lambda net, _, half: _vector(net, half)[:, 0],
+    "five axes": lambda _, scores, _half: scores[:, :, None] * 2,
+    "a comparison": lambda _, scores, _half: {"scores": scores, "is positive": scores > 0},
+    "one tensor twice": lambda _, scores, _half: (scores, scores),
+    "an output that others are computed from": lambda _, scores, half: {
+        "half": half,
+        "scores": scores,
+        "s": scores + 1,
+    },
+}
+
+
+def network(form):
+    return Dense(FORMS[form]).eval()
+
+
+def images(count=2):
+    return np.random.default_rng(0).standard_normal((count, 3, *SIZE), dtype=np.float32)
+
+
+def expected(net, batch):
+    with torch.inference_mode():
+        outputs = net(torch.from_numpy(batch))
+    named = (
+        outputs if isinstance(outputs, dict) else dict(enumerate(outputs if isinstance(outputs, tuple) else [outputs]))
+    )
+    return [value.numpy() for value in named.values()]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("grids", ["2x2", "3x2", "1"])
+@pytest.mark.filterwarnings("ignore::serfer.PlanWarning")  # not every form can be tiled
+def test_a_split_network_has_the_outputs_of_the_module(form, grids, tmp_path):
+    net, batch = network(form), images()
+    plan = serfer.split(net, batch[:1], tmp_path / "plan", grids=grids)
+    with serfer.open(tmp_path / "plan") as pipeline:
+        answer = pipeline.run(batch)
+    values = list(answer.values()) if isinstance(answer, dict) else [answer]
+    wanted = expected(net, batch)
+    assert [(value.shape, value.dtype) for value in values] == [(value.shape, value.dtype) for value in wanted]
+    assert all(difference(value, whole).exact for value, whole in zip(values, wanted, strict=True))
+    assert [tensor.dims for tensor in plan.output_tensors] == [value.shape[1:] for value in wanted]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
+def test_outputs_are_named_as_in_the_onnx_file(tmp_path):
+    net = network("maps of two sizes")
+    program = torch.onnx.export(
+        net, (torch.zeros(1, 3, *SIZE),), dynamo=True, verbose=False, output_names=["segmentation", "auxiliary"]
+    )
+    program.save(tmp_path / "net.onnx")
+    serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids="2x2")
+    plan = load_plan(tmp_path / "plan")
+    assert [tensor.name for tensor in plan.outputs] == ["segmentation", "auxiliary"]
+    assert plan.format == 8
+
+
+def test_a_network_that_classifies_has_a_plan_of_an_older_format(tmp_path):
+    net = Dense(lambda net, _, half: _vector(net, half)).eval()
+    plan = serfer.split(net, images(1), tmp_path / "plan", weights="zip", gang="never")
+    assert plan.classifies
+    assert (plan.format, plan.outputs, plan.output_tensors[0].name) == (5, (), "logits")
+
+
+def test_a_dense_network_is_not_asked_for_classes(tmp_path):
+    serfer.split(network("a map"), images(1), tmp_path / "plan", grids="2x2")
+    with serfer.open(tmp_path / "plan") as pipeline, pytest.raises(serfer.PlanError, match="no score for each class"):
+        pipeline.classify([b""])
+
+
+def test_labels_of_a_map_are_those_of_its_channels(tmp_path):
+    labels = [f"class {number}" for number in range(5)]
+    plan = serfer.split(network("a map"), images(1), tmp_path / "plan", grids="1", labels=labels)
+    assert plan.labels == tuple(labels)
+    with pytest.raises(ModelError, match="4 labels for a network with 5 outputs"):
+        serfer.split(network("a map"), images(1), tmp_path / "other", labels=labels[:4])
+
+
+def test_an_output_that_does_not_depend_on_the_image_is_refused_by_name(tmp_path):
+    net = Dense(lambda _, scores, _half: {"scores": scores, "constant": torch.ones(1, 3)}).eval()
+    with pytest.raises(ModelError, match=r"output .* does not depend on its input"):
+        serfer.split(net, images(1), tmp_path / "plan")
+
+
+def test_an_output_that_mixes_images_is_refused(tmp_path):
+    net = Dense(lambda _, scores, _half: scores.mean(0)).eval()
+    with pytest.raises(ModelError):
+        serfer.split(net, images(1), tmp_path / "plan")

@@ -1,0 +1,63 @@
+"""Instance and group normalisation: tiles pool their shares, and the answer is ONNX Runtime's."""
+
+import numpy as np
+import pytest
+
+from serfer.core.errors import ModelError
+from splitter.network.ingest import from_onnx
+from tests.splitter.models import Net, worst_error
+from tests.splitter.tiling.test_elementwise import network, spread
+
+EXACT = 5e-6
+
+
+def normalised(net, x, kind, channels=6):
+    scale, bias = (net.constant(net.floats(channels)) for _ in "sb")
+    if kind == "instance":
+        return net.op("InstanceNormalization", x, scale, bias, epsilon=1e-3)
+    groups = {"one": 1, "pairs": 3, "channels": channels}[kind]
+    ones, zeros = net.constant(np.ones(groups, np.float32)), net.constant(np.zeros(groups, np.float32))
+    inner = net.op("Reshape", x, net.constant(np.array([0, groups, -1])))
+    inner = net.op(
+        "Reshape", net.op("InstanceNormalization", inner, ones, zeros), net.constant(np.array([0, 6, 9, 11]))
+    )
+    scale, bias = (net.constant(net.floats(channels, 1, 1)) for _ in "sb")
+    return net.op("Add", net.op("Mul", inner, scale), bias)
+
+
+@pytest.mark.parametrize("kind", ["instance", "one", "pairs", "channels"])
+@pytest.mark.parametrize("grid", ["2x2", "3x2"])
+def test_a_normalised_map_is_tiled(tmp_path, kind, grid):
+    net, x = network()
+    x = net.op("Relu", normalised(net, net.op("Add", x, net.constant(np.float32(50))), kind))
+    assert spread(net, net.conv(x, 6, 3, [3, 3], pads=[1, 1, 1, 1]), tmp_path, grid) <= EXACT
+
+
+def test_the_operator_of_newer_opsets_is_refused_by_name():
+    net = Net(3, 9, 11, opset=21)
+    scale, bias = (net.constant(net.floats(3)) for _ in "sb")
+    x = net.op("GroupNormalization", "x", scale, bias, num_groups=3)
+    with pytest.raises(ModelError, match=r"\(GroupNormalization\) cannot be split.*opset 20"):
+        from_onnx(net.model(net.flat(x)), 9, 11)
+
+
+def test_one_that_also_reads_what_it_folds_is_tiled(tmp_path):
+    net, x = network()
+    folded = net.op("Reshape", x, net.constant(np.array([0, 3, -1])))
+    ones, zeros = net.constant(np.ones(3, np.float32)), net.constant(np.zeros(3, np.float32))
+    y = net.op("InstanceNormalization", folded, ones, zeros)
+    y = net.op("Reshape", y, net.constant(np.array([0, 6, 9, 11])))
+    largest = net.op(
+        "Reshape", net.op("ReduceMax", folded, net.constant(np.array([2]))), net.constant(np.array([0, 3]))
+    )
+    model = net.model(net.op("Concat", largest, net.flat(y), axis=1))
+    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+
+
+def test_groups_that_cut_channels_are_normalised_in_one_piece(tmp_path):
+    net, x = network()
+    x = net.op("Reshape", x, net.constant(np.array([0, 9, -1])))
+    values = [net.constant(net.floats(9)) for _ in "sb"]
+    x = net.op("Reshape", net.op("InstanceNormalization", x, *values), net.constant(np.array([0, 6, 9, 11])))
+    model = net.model(net.flat(net.conv(x, 6, 3, [3, 3])))
+    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT

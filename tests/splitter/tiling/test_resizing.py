@@ -1,0 +1,139 @@
+"""Resize in every mode, up and down, on maps of any size, against ONNX Runtime's own on the whole map."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.core.exactness import relative_error
+from serfer.core.geometry import Span
+from splitter.network.ingest import from_onnx
+from splitter.tiling.resizing.interpolation import interpolation_of
+from tests.splitter.models import Net, unsplit
+from tests.splitter.tiling.test_elementwise import spread
+from tests.splitter.tiling.tiles import in_tiles
+
+EXACT = 2e-6
+PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric")
+ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
+def resized(net, x, channels, size, **attributes):
+    return net.op("Resize", x, "", "", net.constant(np.array([1, channels, *size])), **attributes)
+
+
+def kinds(net, x):
+    return [node.kind for node in from_onnx(net.model(net.flat(x)), *net.size[1:]).nodes]
+
+
+def tile_error(net, x, grid):
+    """Return how far the map `x`, in tiles, is from ONNX Runtime's on the whole map."""
+    model, batch = net.model(net.flat(x)), net.batch_of(1)
+    graph = from_onnx(model, *net.size[1:])
+    answer = in_tiles(graph, graph.nodes[-1].inputs[0], grid, batch)
+    return relative_error(answer.reshape(1, -1), unsplit(model, batch))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("size", [(260, 296), (391, 222), (67, 117), (500, 129)], ids=["twice", "odd", "less", "mixed"])
+def test_a_map_too_large_for_whole_matrices(mode, where, size):
+    net = Net(1, 130, 148)
+    x = resized(net, "x", 1, size, mode=mode, coordinate_transformation_mode=where)
+    assert "Resize" in kinds(net, x)
+    assert tile_error(net, x, (3, 2)) <= EXACT
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    before=st.tuples(st.integers(1, 40), st.integers(1, 160)),
+    after=st.tuples(st.integers(2, 90), st.integers(2, 330)),
+    mode=st.sampled_from(["nearest", "linear", "cubic"]),
+    where=st.sampled_from(PLACES),
+    rounding=st.sampled_from(ROUNDINGS),
+    by_scales=st.booleans(),
+    antialias=st.booleans(),
+    grid=st.sampled_from([(1, 1), (2, 2), (1, 3), (4, 4)]),
+)
+def test_any_resize_in_tiles(before, after, mode, where, rounding, by_scales, antialias, grid):
+    net = Net(2, *before)
+    attributes = {"mode": mode, "coordinate_transformation_mode": where}
+    if mode == "nearest":
+        attributes["nearest_mode"] = rounding
+    elif antialias and where == "half_pixel":
+        attributes["antialias"] = 1
+    if by_scales:
+        scales = np.array([1, 1, *((new + 0.5) / old for new, old in zip(after, before, strict=True))], np.float32)
+        x = net.op("Resize", "x", "", net.constant(scales), **attributes)
+    else:
+        x = resized(net, "x", 2, after, **attributes)
+    grid = tuple(min(parts, size) for parts, size in zip(grid, after, strict=True))
+    assert tile_error(net, x, grid) <= EXACT
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_resizing_a_pooled_map_spreads_one_value(tmp_path, mode):
+    net = Net(3, 20, 18)
+    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    gate = resized(net, net.conv(net.op("GlobalAveragePool", x), 4, 4, [1, 1]), 4, (20, 18), mode=mode)
+    assert "Expand" in kinds(net, gate)
+    assert spread(net, net.op("Concat", x, gate, axis=1), tmp_path) <= EXACT
+
+
+def test_resizing_to_the_same_size_is_nothing():
+    net = Net(3, 20, 18)
+    x = resized(net, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), 4, (20, 18), mode="linear")
+    assert "Resize" not in kinds(net, x)
+
+
+@pytest.mark.parametrize("nearest_mode", ROUNDINGS)
+def test_repeating_rows_and_columns_is_one_operator_in_every_tile(nearest_mode):
+    net = Net(3, 20, 18)
+    where = "asymmetric" if nearest_mode == "floor" else "half_pixel"
+    x = resized(net, "x", 3, (40, 54), mode="nearest", coordinate_transformation_mode=where, nearest_mode=nearest_mode)
+    graph = from_onnx(net.model(net.flat(x)), 20, 18)
+    repeated = nearest_mode != "ceil"
+    assert [node.kind for node in graph.nodes] == ["Resize", "Flatten"]
+    assert (graph.nodes[0].attributes["nearest_mode"] == b"floor") is repeated
+    assert tile_error(net, "t0", (2, 2)) == 0
+
+
+def test_the_rounding_of_a_coordinate_at_a_thousand_rows_is_that_of_the_whole_map():
+    net = Net(1, 1201, 4)
+    x = resized(net, "x", 1, (3001, 9), mode="linear", coordinate_transformation_mode="align_corners")
+    assert tile_error(net, x, (4, 1)) <= EXACT / 4
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("before", "after"), [(3, 5), (11, 13)])
+def test_a_tile_that_needs_whole_columns_has_all_their_rows(before, after, mode):
+    """By scales, ONNX would make 4 rows of 3, and ONNX Runtime 12 of 11."""
+    net = Net(1, before, 200)
+    x = resized(net, "x", 1, (after, 200), mode=mode)
+    x = net.op("Add", x, net.constant(net.floats(after, 200)))
+    assert tile_error(net, x, (1, 4)) <= EXACT
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    inputs=st.integers(1, 900),
+    outputs=st.integers(1, 1200),
+    mode=st.sampled_from(["nearest", "linear", "cubic"]),
+    where=st.sampled_from(PLACES),
+    by_scale=st.booleans(),
+    antialias=st.booleans(),
+)
+def test_weights_of_long_axes_are_those_of_each_input_row(inputs, outputs, mode, where, by_scale, antialias):
+    attributes = {"mode": mode, "coordinate_transformation_mode": where}
+    if mode != "nearest":
+        attributes["antialias"] = int(antialias)
+    scale = (outputs + 0.25) / inputs if by_scale else None
+    known = interpolation_of(attributes, inputs, outputs, scale, 18)
+    net = Net(1, inputs, 1)
+    given = net.constant(np.array([1, 1, scale, 1], np.float32)) if by_scale else ""
+    sizes = "" if by_scale else net.constant(np.array([1, 1, outputs, 1]))
+    model = net.model(net.flat(net.op("Resize", "x", "", given, sizes, **attributes)))
+    column = np.random.default_rng(outputs).standard_normal((1, 1, inputs, 1)).astype(np.float32)
+    expected = unsplit(model, column)[0]
+    mine = known.matrix(Span(0, outputs), Span(0, inputs)) @ column[0, 0, :, 0]
+    assert np.abs(mine - expected).max() <= 1e-5

@@ -1,0 +1,342 @@
+"""Map plans: windows of an image make the network's result on the whole image, or the network is refused by name."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import serfer
+from drivers.driver import RequestContext
+from serfer.core.errors import InputError, ModelError, PlanError, UsageError
+from serfer.core.exactness import relative_error
+from serfer.core.plan import parse_plan
+from serfer.plan_directory import load_plan
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
+EXACT = 1e-5
+
+
+class Unet(nn.Module):
+    """Two halvings and back; `enlarge` is how: transposed convolutions, a factor, or another map's size."""
+
+    def __init__(self, enlarge="transposed", **attributes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.enlarge, self.attributes = enlarge, attributes
+        self.first, self.second, self.third = (
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.Conv2d(6, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 3, padding=2, dilation=2),
+        )
+        self.up_one, self.up_two = nn.ConvTranspose2d(8, 8, 2, stride=2), nn.ConvTranspose2d(8, 6, 2, stride=2)
+        self.narrow = nn.Conv2d(8, 6, 1)
+        self.last = nn.Conv2d(12, 4, 3, padding=1)
+
+    def forward(self, image):
+        full = self.first(image).relu()
+        half = self.second(functional.max_pool2d(full, 2)).relu()
+        quarter = self.third(functional.avg_pool2d(half, 2)).relu()
+        if self.enlarge == "transposed":
+            again = self.up_two(half + self.up_one(quarter))
+        else:
+            again = self.narrow(self._larger(half + self._larger(quarter, half), full))
+        return self.last(torch.cat([full, again], 1))
+
+    def _larger(self, small, like):
+        if self.enlarge == "factor":
+            return functional.interpolate(small, scale_factor=2, **self.attributes)
+        return functional.interpolate(small, size=like.shape[-2:], **self.attributes)
+
+
+def layers(*modules):
+    torch.manual_seed(0)
+    return nn.Sequential(*modules).eval()
+
+
+class Best(Unet):
+    def forward(self, image):
+        return super().forward(image).argmax(1)
+
+
+NETWORKS = {
+    "transposed convolutions": Unet,
+    "nearest by a factor": lambda: Unet("factor", mode="nearest"),
+    "bilinear by a factor": lambda: Unet("factor", mode="bilinear"),
+    "bicubic to a size": lambda: Unet("size", mode="bicubic"),
+    "bilinear to a size": lambda: Unet("size", mode="bilinear"),
+    "a coarse map": lambda: layers(nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 5, 3, stride=2, padding=1)),
+    "a finer map": lambda: layers(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.PixelShuffle(2)),
+    "padding by reflection": lambda: layers(nn.Conv2d(3, 6, 5, padding=2, padding_mode="reflect"), nn.ReLU()),
+    "without padding": lambda: layers(nn.Conv2d(3, 6, 7), nn.ReLU(), nn.Conv2d(6, 2, 5)),
+    "the best class": Best,
+}
+
+
+def image(height, width, channels=3):
+    return np.random.default_rng(height + width).standard_normal((1, channels, height, width), dtype=np.float32)
+
+
+def whole(net, batch):
+    with torch.inference_mode():
+        return net.eval()(torch.from_numpy(batch)).numpy()
+
+
+def by_windows(directory, batch):
+    """Run an image through the windows of a plan; return the result, (1, ..., H, W), and how many there were."""
+    plan = load_plan(directory)
+    windows = plan.windows.of(*batch.shape[2:])
+    result = None
+    with serfer.open(directory) as pipeline:
+        for window in windows:
+            part = np.ascontiguousarray(batch[:, :, *window.read.slices])
+            values = pipeline.submit(part, context=RequestContext(window=window.tile)).result().logits
+            if result is None:
+                result = np.empty((*values.shape[:-2], windows.height, windows.width), values.dtype)
+            result[..., *window.written.slices] = values
+    return result, len(windows)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Return what exports a network of NETWORKS once, for images of any size: its module and its file."""
+    known = {}
+
+    def export(name):
+        if name not in known:
+            net = NETWORKS[name]().eval()
+            free = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+            program = torch.onnx.export(
+                net, (torch.zeros(1, 3, 64, 64),), dynamo=True, verbose=False, dynamic_shapes=(free,)
+            )
+            file = tmp_path_factory.mktemp("network") / "net.onnx"
+            program.save(file)
+            known[name] = net, file
+        return known[name]
+
+    return export
+
+
+def check(exported, name, size, window, directory):
+    """Compare windows with the whole image; returns how many windows there were."""
+    net, file = exported(name)
+    serfer.map_plan(file, [size], directory, window=window)
+    batch = image(*size)
+    result, count = by_windows(directory, batch)
+    expected = whole(net, batch)
+    assert result.shape == expected.shape
+    if result.dtype == np.int64:
+        assert (result != expected).mean() < 1e-3  # where the two best scores are as good as equal
+    else:
+        assert relative_error(result, expected) <= EXACT
+    return count
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_windows_make_the_result_of_the_whole_image(exported, name, tmp_path):
+    scale = {"a coarse map": 4}.get(name, 1)
+    assert check(exported, name, (212, 308), 64 // scale, tmp_path / "plan") >= 12
+    assert check(exported, name, (148, 100), 32 // scale, tmp_path / "plan") >= 12
+
+
+def test_sizes_that_the_stride_does_not_divide(exported, tmp_path):
+    for size in ((211, 307), (213, 310), (64, 500)):
+        check(exported, "a coarse map", size, 16, tmp_path / "plan")
+
+
+def test_a_module_is_exported_for_images_of_any_size(exported, tmp_path):
+    net, _ = exported("bilinear to a size")
+    serfer.map_plan(net, [(128, 160)], tmp_path / "plan", window=64)
+    result, _ = by_windows(tmp_path / "plan", image(128, 160))
+    assert relative_error(result, whole(net, image(128, 160))) <= EXACT
+
+
+def test_one_plan_is_for_images_of_several_sizes(exported, tmp_path):
+    (net, file), sizes = exported("transposed convolutions"), [(128, 160), (200, 160), (60, 300)]
+    plan = serfer.map_plan(file, sizes, tmp_path / "plan", window=64)
+    assert len(plan.stages[0].functions) == 1
+    for height in (128, 200, 60):
+        for width in (160, 300):
+            result, _ = by_windows(tmp_path / "plan", image(height, width))
+            assert relative_error(result, whole(net, image(height, width))) <= EXACT
+    with pytest.raises(InputError, match="128 x 128 pixels, and this plan is for heights of 128 or 200 or 60 and"):
+        plan.windows.of(128, 128)
+
+
+def test_windows_of_two_sizes_make_the_same_result(exported, tmp_path):
+    (_, file), batch = exported("bilinear by a factor"), image(256, 320)
+    results = []
+    for window in (32, 96):
+        serfer.map_plan(file, [(256, 320)], tmp_path / "plan", window=window)
+        results.append(by_windows(tmp_path / "plan", batch)[0])
+    assert relative_error(*results) <= EXACT
+
+
+def test_an_image_of_many_windows_has_nine_kinds(exported, tmp_path):
+    plan = serfer.map_plan(exported("transposed convolutions")[1], [(90_000, 120_000)], tmp_path / "plan", window=512)
+    assert len(plan.stages[0].tiles) == 9
+    assert len(plan.windows.of(90_000, 120_000)) == 176 * 235
+    assert plan.windows.stride == 4
+    assert (tmp_path / "plan" / "plan.json").stat().st_size < 200_000
+    assert "windows" in plan.why
+
+
+def test_an_image_that_is_smaller_than_a_window_is_one_window(exported, tmp_path):
+    (net, file), batch = exported("transposed convolutions"), image(40, 52)
+    serfer.map_plan(file, [(40, 52)], tmp_path / "plan")
+    result, count = by_windows(tmp_path / "plan", batch)
+    assert count == 1
+    assert relative_error(result, whole(net, batch)) <= EXACT
+
+
+class Gated(nn.Module):
+    """Squeeze and excite."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, image):
+        values = self.first(image)
+        return values * self.gate(values.mean((2, 3), keepdim=True)).sigmoid()
+
+
+class Aligned(Unet):
+    def __init__(self):
+        super().__init__("factor", mode="bilinear", align_corners=True)
+
+
+class Placed(nn.Module):
+    """Adds the number of its row to each pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, image):
+        values = self.first(image)
+        return values + torch.arange(values.shape[2], dtype=torch.float32)[:, None]
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 4, stride=4)
+
+    def forward(self, image):
+        values = self.first(image)
+        tokens = values.flatten(2).transpose(1, 2)
+        mixed = (tokens @ tokens.transpose(1, 2)).softmax(2) @ tokens
+        return mixed.transpose(1, 2).reshape(values.shape)
+
+
+@pytest.mark.parametrize(
+    ("net", "operator"),
+    [
+        (Gated, "ReduceMean"),
+        (Aligned, "Resize"),
+        (Placed, "Add"),
+        (Attention, "MatMul|Reshape|Transpose"),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.InstanceNorm2d(4)), "InstanceNormalization"),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "ReduceMean|GlobalAveragePool|exported"),
+    ],
+)
+def test_a_network_that_looks_at_the_whole_image_is_refused(net, operator, tmp_path):
+    with pytest.raises(ModelError, match=operator):
+        serfer.map_plan(net().eval(), [(1280, 1280)], tmp_path / "plan", window=128)
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_network_of_several_outputs_or_of_scores_is_refused(tmp_path):
+    class Both(Unet):
+        def forward(self, image):
+            result = super().forward(image)
+            return result, result.relu()
+
+    with pytest.raises(ModelError, match="needs one output that is a map"):
+        serfer.map_plan(Both().eval(), [(128, 128)], tmp_path / "plan")
+    with pytest.raises(ModelError, match="classifies whole images"):
+        serfer.map_plan("squeezenet", [(128, 128)], tmp_path / "plan")
+
+
+def test_a_resizing_to_a_size_that_is_not_the_strides_multiple_is_refused(exported, tmp_path):
+    with pytest.raises(ModelError, match=r"Resize.*multiples"):
+        serfer.map_plan(exported("bilinear to a size")[1], [(1281, 1280)], tmp_path / "plan", window=128)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 30}, "--window 30 is not a multiple of the network's stride: the nearest ones are 28 and 32"),
+        ({"window": 4096, "memory_mb": 512}, "windows of 4096 pixels take about"),
+        ({"window": "large"}, '"auto" or a number of pixels'),
+        ({"window": 0}, '"auto" or a number of pixels'),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(exported, options, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        serfer.map_plan(exported("transposed convolutions")[1], [(9000, 9000)], tmp_path / "plan", **options)
+
+
+@pytest.mark.parametrize("sizes", [[], [(0, 10)], [(10, 3_000_000)]])
+def test_sizes_that_no_image_has_are_refused(sizes, tmp_path):
+    with pytest.raises(UsageError, match=r"size|pixels a side"):
+        serfer.map_plan(Unet().eval(), sizes, tmp_path / "plan")
+
+
+@pytest.fixture(scope="module")
+def map_directory(exported, tmp_path_factory):
+    place = tmp_path_factory.mktemp("map") / "plan"
+    serfer.map_plan(exported("transposed convolutions")[1], [(128, 160)], place, window=64)
+    return place
+
+
+def test_a_query_without_a_window_is_refused(map_directory):
+    with serfer.open(map_directory) as pipeline:
+        with pytest.raises(PlanError, match="a map plan, whose queries are windows"):
+            pipeline.run(image(128, 160))
+        with pytest.raises(InputError, match="no window of kind 99"):
+            pipeline.submit(image(128, 160), context=RequestContext(window=99))
+        with pytest.raises(InputError, match="this plan takes"):
+            pipeline.submit(image(10, 10), context=RequestContext(window=0))
+
+
+def test_a_window_of_a_plan_without_windows_is_refused(tmp_path):
+    serfer.split(Unet().eval(), image(64, 64), tmp_path / "plan", grids="1")
+    with serfer.open(tmp_path / "plan") as pipeline, pytest.raises(InputError, match="not a map plan"):
+        pipeline.submit(image(64, 64), context=RequestContext(window=0))
+
+
+def _gap(windows):
+    axis = windows.heights[0]
+    return replace(windows, heights=(replace(axis, windows=axis.windows[1:]),))
+
+
+def _outside(windows):
+    axis = windows.widths[0]
+    last = axis.windows[-1]
+    moved = replace(last, read=replace(last.read, stop=last.read.stop + 1))
+    return replace(windows, widths=(replace(axis, windows=(*axis.windows[:-1], moved)),))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _gap,
+        _outside,
+        lambda windows: replace(windows, heights=()),
+        lambda windows: replace(windows, tiles=()),
+        lambda windows: replace(windows, tiles=((0, 0), (0, 99))),
+        lambda windows: replace(windows, tiles=((0, 1), (3,))),
+        lambda windows: replace(windows, stride=0),
+    ],
+)
+def test_windows_that_no_splitter_writes_are_refused(change, map_directory):
+    from serfer.core.plan import dump_plan, sealed  # noqa: PLC0415 - what the test alters
+
+    plan = load_plan(map_directory)
+    text = dump_plan(sealed(replace(plan, windows=change(plan.windows))))
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        parse_plan(text)

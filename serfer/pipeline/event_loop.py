@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -27,9 +27,9 @@ class LoopThread:
         """Start a coroutine on the loop; cancelling its future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def close(self) -> None:
-        """Cancel what still runs, let it end, and stop the loop and its thread."""
-        self.wait(_end_everything())
+    def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Cancel what still runs, let it end, run `last`, and stop the loop and its thread."""
+        self.wait(_end_everything(last))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -44,12 +44,14 @@ def result_of(future: Future[T]) -> T:
         raise
 
 
-async def _end_everything() -> None:
-    """Do what `asyncio.run` does at its end."""
+async def _end_everything(last: Callable[[], Awaitable[object]] | None) -> None:
+    """Do what `asyncio.run` does at its end, with `last` once no other task runs."""
     loop = asyncio.get_running_loop()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    if last is not None:
+        await last()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

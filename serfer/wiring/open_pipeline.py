@@ -151,11 +151,11 @@ def _opened_in(deployment: Deployment, opening: _Opening) -> Pipeline:
 
 
 def _opened(opening: _Opening) -> Pipeline:
-    loop = LoopThread()
+    loop, parts = LoopThread(), AsyncExitStack()
     try:
-        return loop.wait(_assemble(opening, loop))
+        return loop.wait(_assemble(opening, parts, loop))
     except BaseException:
-        loop.close()
+        loop.close(parts.aclose)  # an interrupt may come when the pipeline is complete but not yet returned
         raise
 
 
@@ -177,8 +177,7 @@ class _Opening:
         return self.settings.facts().functions
 
 
-async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
-    parts = AsyncExitStack()
+async def _assemble(opening: _Opening, parts: AsyncExitStack, loop: LoopThread) -> Pipeline:
     try:
         return await _Assembly(opening, parts).pipeline(loop)
     except BaseException:
@@ -231,7 +230,7 @@ class _Assembly:
             plan=plan,
             driver=None,
             loop=loop,
-            close=self.parts.pop_all().aclose,
+            close=self.parts.aclose,
             facts=opening.facts,
             limits=settings.image_limits(),
             probe=Probe(plan, store, functions, opening.cold),

@@ -288,13 +288,13 @@ class TestChaos:
             check(pipeline, rows, start(pipeline, seed))
         invocations.stop()
         query = start(pipeline)
-        _, pids = invocations.members(2)
+        late, pids = invocations.members(2)
         if behind == "later":
             monkeypatch.setattr(Gangs, "progress", watched)
             assert probed.wait(PATIENCE)
         os.kill(pids[1], signal.SIGCONT)
-        assert check(pipeline, rows, query).hedges == 1
-        assert [task.tile for task in invocations.seen[-1:]] == [0]
+        assert check(pipeline, rows, query).hedges >= 1  # on a busy machine also for other tasks
+        assert [task.tile for task in invocations.seen if task and task.query == late.query].count(0) == 2
 
     @pytest.mark.slow
     def test_a_member_that_is_cold_by_two_seconds_is_waited_for(self, settings, rows, redis, invocations):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from serfer.control.saved.fields import Snapshot
 from serfer.control.scenario import InstanceType, Market
@@ -39,11 +39,17 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class LatencyWindow:
-    """The queries that were answered since the last observation, how many of them past the SLO, and their latency."""
+    """The queries that were answered since the last observation, how many of them past the SLO, and their latency.
+
+    Of several drivers, `p99_ms` is the largest of theirs.
+    """
 
     answered: int
     late: int
     p99_ms: float
+
+
+NO_QUERIES: Final = LatencyWindow(0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,8 @@ class Observation:
 
     `now_s` is the caller's clock in seconds: Unix time in a service, the load's own time in a simulation. `rate` is the
     load of all drivers in queries/s over the `elapsed_s` seconds up to now, one image each; `applications` divides it
-    by application, None where there is one. `latency` is None where it is not known; `fleet` has the instances
-    that are paid for.
+    by application, None where there is one. `latency` is None where it is not known, as in simulations; `fleet` has the
+    instances that are paid for.
     """
 
     now_s: float

@@ -24,6 +24,7 @@ from drivers.instance.client import InstanceClient
 from serfer.control.policy import InstanceGroup, InstanceState, Observation, ProvisioningPlan, paid_for
 from serfer.control.scenario import S_PER_HOUR, Market
 from serfer.fleet.beside.decider import Decider
+from serfer.fleet.latencies import of_all
 from serfer.fleet.leader import Leader, end_instances
 from serfer.fleet.log_events import log_event
 from serfer.fleet.pool import Pool
@@ -124,7 +125,9 @@ class Controller:
         on = len(self._fleet.members) if self._fleet else 0
         fleet = self._groups()
         self._resume(fleet)
-        wanted = await self._wanted(Observation(now, elapsed_s, load.rate + self._view.rate, fleet), leads=leads)
+        latency = of_all((load.latency, *(other.latency for other in self._view.others)))
+        seen = Observation(now, elapsed_s, load.rate + self._view.rate, fleet, latency)
+        wanted = await self._wanted(seen, leads=leads)
         self._instances.add(now, on * self._pool.router.scenario.instance.usd_per_hour * elapsed_s / S_PER_HOUR)
         self._act(now, wanted, leads=leads, busy=frozenset((*load.busy, *self._view.busy)))
         self._use()
@@ -154,7 +157,9 @@ class Controller:
     def _load(self, elapsed_s: float) -> DriverLoad:
         stats = self._pool.take_stats()
         rate = stats.images / elapsed_s if elapsed_s > 0 else 0.0
-        return DriverLoad(self._registry.driver, rate, stats.in_flight, stats.paid_usd, stats.hour_usd, stats.busy)
+        return DriverLoad(
+            self._registry.driver, rate, stats.in_flight, stats.paid_usd, stats.hour_usd, stats.busy, stats.latency
+        )
 
     async def _exchange(self, load: DriverLoad) -> bool:
         """Exchange loads with the other drivers, and say whether this one leads.

@@ -23,9 +23,11 @@ from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from drivers.instance.client import Fault, FaultKind, InstanceClient
 from drivers.instance.open_inference import Inferred
 from drivers.target import InstanceAnswer
+from serfer.control.policy import LatencyWindow
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.core.wire import Crop
+from serfer.fleet.latencies import Latencies
 from serfer.fleet.log_events import log_event
 from serfer.fleet.rolling_sum import RollingSum
 
@@ -71,6 +73,7 @@ class DriverStats:
     paid_usd: float
     hour_usd: float
     busy: tuple[str, ...]
+    latency: LatencyWindow
 
 
 class Pool:
@@ -93,6 +96,7 @@ class Pool:
         self._in_flight = 0
         self._paid_usd = 0.0
         self._hour = RollingSum()
+        self._latencies = Latencies(router.scenario.slo_ms)
 
     async def run(
         self, batch: NDArray[Any], deadline_s: float, context: RequestContext = NO_CONTEXT
@@ -110,11 +114,15 @@ class Pool:
             self._pay(images)
             return None
         query = _Query(batch, deadline, context.request, SERVERLESS in decision.targets)
-        return await self._try_in_turn(decision.targets[0], query)
+        begun = self._clock()
+        served = await self._try_in_turn(decision.targets[0], query)
+        if served is not None:
+            self._latencies.add((self._clock() - begun) * _MS_PER_S)
+        return served
 
     def counted(self, driver: Driver) -> Driver:
-        """Return a driver whose queries count as in flight on Lambda."""
-        return _Counted(driver, self._count)
+        """Return a driver whose queries count as in flight on Lambda, and whose latencies are observed."""
+        return _Counted(driver, self._count, self._latencies, self._clock)
 
     def use(self, members: Mapping[str, str]) -> None:
         """Send queries to these instances, URLs by name, and to no others; queries in flight may finish."""
@@ -131,7 +139,8 @@ class Pool:
         """Return what this driver did since the last call, and does now."""
         images, self._images = self._images, 0
         busy = tuple(endpoint.name for endpoint in self._endpoints.values() if endpoint.waiting)
-        return DriverStats(images, self._in_flight, self._paid_usd, self._hour.total(self._clock()), busy)
+        hour_usd, latency = self._hour.total(self._clock()), self._latencies.take()
+        return DriverStats(images, self._in_flight, self._paid_usd, hour_usd, busy, latency)
 
     def down(self) -> Sequence[InstanceClient]:
         """Return the clients of instances that get no queries because they did not answer one."""
@@ -259,20 +268,27 @@ class Pool:
 
 
 class _Counted:
-    """A driver that counts the queries in flight."""
+    """A driver that counts the queries in flight, and notes what those that are answered took."""
 
-    def __init__(self, driver: Driver, count: Callable[[int], None]) -> None:
+    def __init__(
+        self, driver: Driver, count: Callable[[int], None], latencies: Latencies, clock: Callable[[], float]
+    ) -> None:
         self._driver = driver
         self._count = count
+        self._latencies = latencies
+        self._clock = clock
 
     async def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
     ) -> Answer:
+        begun = self._clock()
         self._count(1)
         try:
-            return await self._driver.run(crops, batch, deadline_s, context)
+            answer = await self._driver.run(crops, batch, deadline_s, context)
         finally:
             self._count(-1)
+        self._latencies.add((self._clock() - begun) * _MS_PER_S)
+        return answer
 
     async def close(self) -> None:
         await self._driver.close()

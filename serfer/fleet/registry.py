@@ -14,9 +14,10 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final, TypeVar
 
+from serfer.control.policy import NO_QUERIES, LatencyWindow
 from serfer.core.backoff import Backoff
 from serfer.core.errors import PlanError, StoreUnavailableError
 from serfer.core.structure import structure, unstructure
@@ -43,7 +44,7 @@ class DriverLoad:
     """One driver's images a second, its queries on Lambda now, and what it paid.
 
     `paid_usd` is all that it ever spent on Lambda, `hour_usd` in the last hour. `busy` are the instances that owe it
-    responses.
+    responses, `latency` are the queries that it answered since it last wrote.
     """
 
     driver: str
@@ -52,6 +53,7 @@ class DriverLoad:
     paid_usd: float = 0.0
     hour_usd: float = 0.0
     busy: tuple[str, ...] = ()
+    latency: LatencyWindow = NO_QUERIES
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,8 @@ def _entry(value: Any) -> _Entry | None:  # noqa: ANN401
     if entry is None or not (_words([entry.load.driver, *entry.load.busy]) and len(entry.load.busy) <= MAX_MEMBERS):
         return None
     load = entry.load
-    return entry if _bounded(entry.beats, load.rate, load.in_flight, load.paid_usd, load.hour_usd) else None
+    numbers = (entry.beats, load.rate, load.in_flight, load.paid_usd, load.hour_usd, *astuple(load.latency))
+    return entry if _bounded(*numbers) else None
 
 
 def _lease(value: Any) -> Lease | None:  # noqa: ANN401

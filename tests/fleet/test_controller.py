@@ -33,10 +33,12 @@ class Steps:
     def __init__(self):
         self.wanted = 0
         self.rates = []
+        self.latencies = []
         self.resumed = []
 
     def observe(self, seen):
         self.rates.append((seen.elapsed_s, seen.rate))
+        self.latencies.append(seen.latency)
         return on_demand(scenario().instance, self.wanted, f"{self.wanted} because the test says so")
 
     def resume(self, fleet):
@@ -133,6 +135,24 @@ def test_a_pool_grows_serves_and_shrinks_to_nothing():
         assert made.provisioner.there == {}
         assert (one.status.on, one.status.serving) == (0, 0)
         assert one.changes == {"started": 2, "stopped": 2}
+
+    run(scene)
+
+
+def test_policies_see_the_latencies_of_all_drivers():
+    async def scene():
+        made = Drivers()
+        names = ("a", "b")
+        pools = [made.add(name).pool for name in names]
+        made.want(1)
+        await made.step(15)
+        for pool in pools:
+            assert await pool.run(ONE, 30) is not None
+        await made.step(3)
+        for name in names:
+            seen = made.policies[name].latencies
+            assert sum(window.answered for window in seen) == 2
+            assert sum(window.late for window in seen) == 0
 
     run(scene)
 

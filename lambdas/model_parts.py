@@ -5,7 +5,9 @@ connected layers one after the other, convolutions all together. So
 
     Gemm(x, W, b)             becomes Concat(Gemm(x, W[rows], b[rows]), ...), pieces of 64 MB at most;
     graph { a ... b, c ... }  becomes graph { a ... b }, graph { c ... }, where nothing but b's output passes, and both
-                              have large weights of convolutions: a session each.
+                              have large weights of convolutions: a session each;
+    Conv(x, Cast(W))          becomes Conv(x, W) where W is stored in fp16: cast while it is streamed (model_stream.py),
+                              since ONNX Runtime would have it in both types.
 
 Outputs are the same bits. Each row of W is a column of the output, computed as in the whole layer. Between parts the
 tensor has ONNX's layout, into which ONNX Runtime brings it in any case for a Slice, and from which for a convolution;
@@ -34,8 +36,10 @@ _NODES, _INITIALIZERS, _INPUTS, _OUTPUTS = 1, 5, 11, 12  # of a graph
 _NODE_INPUT, _NODE_OUTPUT, _NODE_KIND, _NODE_ATTRIBUTE = 1, 2, 4, 5
 _DIMS, _TYPE, _TENSOR_NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
 _ATTRIBUTE_NAME, _ATTRIBUTE_NUMBER, _ATTRIBUTE_TYPE = 1, 3, 20
-_FLOAT, _EXTERNAL, _INT = 1, 1, 2  # a tensor's type, its data's location, an attribute's type
-_FLOAT_BYTES = 4
+_FLOAT, _HALF, _EXTERNAL, _INT = 1, 10, 1, 2  # tensors' types, a tensor's data's location, an attribute's type
+_FLOAT_BYTES, _HALF_BYTES = 4, 2
+STORED_AS, FP16 = b"stored", b"fp16"
+"""What the external data of a tensor in fp32 say of one that is stored in fp16: no other program reads these models."""
 _READERS = frozenset({b"Conv", b"Slice"})
 
 
@@ -57,7 +61,10 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """An initializer: its bytes are `raw`, or `length` bytes of the weights in `location` from `offset`, or unknown."""
+    """An initializer: its bytes are `raw`, or `length` bytes of the weights in `location` from `offset`, or unknown.
+
+    Those in the weights are fp16 numbers where the tensor is `half`, which is in fp32.
+    """
 
     content: bytes
     name: bytes
@@ -67,23 +74,45 @@ class _Tensor:
     location: bytes = b""
     offset: int = 0
     length: int = 0
+    half: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor in memory."""
+        return self.length * (_FLOAT_BYTES // _HALF_BYTES if self.half else 1) or len(self.raw)
+
+    def in_fp32(self, name: bytes) -> _Tensor:
+        """Return a tensor of fp16 numbers as one in fp32."""
+        return _stored(replace(self, name=name, kind=_FLOAT, half=True))
 
     def rows(self, name: bytes, start: int, stop: int) -> _Tensor:
         """Return a part of a tensor by its first axis (a vector's columns, too, where it has two axes)."""
         axis = 0 if self.shape[0] > 1 else len(self.shape) - 1
         row = (self.length or len(self.raw)) // self.shape[axis]
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
-        content = b"".join(number_field(_DIMS, size) for size in shape)
-        content += number_field(_TYPE, self.kind) + protobuf.field(_TENSOR_NAME, name)
-        raw, offset, length = self.raw[start * row : stop * row], self.offset + start * row, (stop - start) * row
-        if raw:
-            return _Tensor(content + protobuf.field(_RAW_DATA, raw), name, shape, self.kind, raw)
-        place = {b"location": self.location, b"offset": b"%d" % offset, b"length": b"%d" % length}
-        for entry in place.items():
-            both = b"".join(protobuf.field(number, text) for number, text in enumerate(entry, 1))
-            content += protobuf.field(_EXTERNAL_DATA, both)
-        content += number_field(_DATA_LOCATION, _EXTERNAL)
-        return _Tensor(content, name, shape, self.kind, b"", self.location, offset, length)
+        part = replace(self, name=name, shape=shape)
+        if self.raw:
+            raw = self.raw[start * row : stop * row]
+            return replace(part, raw=raw, content=_described(part) + protobuf.field(_RAW_DATA, raw))
+        return _stored(replace(part, offset=self.offset + start * row, length=(stop - start) * row))
+
+
+def _described(tensor: _Tensor) -> bytes:
+    """Write a tensor's shape, type and name."""
+    content = b"".join(number_field(_DIMS, size) for size in tensor.shape)
+    return content + number_field(_TYPE, tensor.kind) + protobuf.field(_TENSOR_NAME, tensor.name)
+
+
+def _stored(tensor: _Tensor) -> _Tensor:
+    """Return a tensor with the message that says where its bytes are in the weights."""
+    place = {b"location": tensor.location, b"offset": b"%d" % tensor.offset, b"length": b"%d" % tensor.length}
+    if tensor.half:
+        place[STORED_AS] = FP16
+    content = _described(tensor)
+    for entry in place.items():
+        both = b"".join(protobuf.field(number, text) for number, text in enumerate(entry, 1))
+        content += protobuf.field(_EXTERNAL_DATA, both)
+    return replace(tensor, content=content + number_field(_DATA_LOCATION, _EXTERNAL))
 
 
 @dataclass(frozen=True)
@@ -97,9 +126,13 @@ class _Graph:
     nodes: tuple[_Node, ...]
     tensors: dict[bytes, _Tensor]
 
+    def read(self) -> set[bytes]:
+        """Return the tensors that operators read."""
+        return {name for node in self.nodes for name in node.inputs}
+
     def model(self) -> bytes:
         """Write the model."""
-        read = {name for node in self.nodes for name in node.inputs}
+        read = self.read()
         content = b"".join(
             (
                 *(node.field() for node in self.nodes),
@@ -119,6 +152,11 @@ class Part:
     graph: _Graph = field(repr=False)
     reads: str = ""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights in memory."""
+        return sum(self.graph.tensors[name].size for name in self.graph.read() if name in self.graph.tensors)
+
     def model(self, shape: Sequence[int | str | None] = ()) -> bytes:
         """Write the model; `shape` is that of the tensor it reads, as the session of the part before says."""
         if not self.reads:
@@ -127,12 +165,14 @@ class Part:
         return replace(self.graph, inputs={name: _value(name, shape)}).model()
 
 
-def parts(model: bytes) -> list[Part]:
+def parts(model: bytes, *, streams: bool = True) -> list[Part]:
     """Return a model in parts, each of which reads what the one before computes; most models are one.
 
-    Raises IndexError, KeyError or ValueError for bytes that are no model.
+    With `streams` they can only be read by a stream that casts weights (model_stream.py). Raises IndexError, KeyError
+    or ValueError for bytes that are not a model.
     """
-    graph = _with_pieces(_read(model))
+    graph = _read(model)
+    graph = _with_pieces(_in_fp32(graph) if streams else graph)
     cuts = _cuts(graph)
     return [_part(graph, start, stop) for start, stop in pairwise([0, *cuts, len(graph.nodes)])]
 
@@ -156,7 +196,7 @@ def _cuts(graph: _Graph) -> list[int]:
     nodes = graph.nodes
     weights = [[graph.tensors[name] for name in node.inputs if name in graph.tensors] for node in nodes]
     sizes = [
-        sum(one.length for one in each) if node.kind == b"Conv" else 0
+        sum(one.size for one in each if one.length) if node.kind == b"Conv" else 0
         for node, each in zip(nodes, weights, strict=True)
     ]
     before = [0, *accumulate(sizes)]
@@ -192,12 +232,31 @@ def _in_order(first: Iterable[Sequence[_Tensor]], second: Iterable[Sequence[_Ten
     return max(ends, default=0) <= min(starts, default=sys.maxsize)
 
 
-def _with_pieces(graph: _Graph) -> _Graph:
-    """Return a graph whose large fully connected layers are computed in pieces."""
+def _readers(graph: _Graph) -> dict[bytes, int]:
+    """Return how many times operators read each tensor."""
     readers: dict[bytes, int] = defaultdict(int)
     for node in graph.nodes:
         for name in node.inputs:
             readers[name] += 1
+    return readers
+
+
+def _in_fp32(graph: _Graph) -> _Graph:
+    """Return a graph whose weights in fp16 are tensors in fp32, without the operators that cast them."""
+    readers, nodes, tensors = _readers(graph), [], dict(graph.tensors)
+    for node in graph.nodes:
+        half = graph.tensors.get(node.inputs[0]) if node.kind == b"Cast" else None
+        if half and half.kind == _HALF and half.length and readers[half.name] == 1 and _number(node, b"to") == _FLOAT:
+            [name] = node.outputs
+            tensors[name] = half.in_fp32(name)
+        else:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), tensors=tensors)
+
+
+def _with_pieces(graph: _Graph) -> _Graph:
+    """Return a graph whose large fully connected layers are computed in pieces."""
+    readers = _readers(graph)
     nodes: list[_Node] = []
     tensors = dict(graph.tensors)
     for node in graph.nodes:
@@ -222,28 +281,28 @@ def _with_pieces(graph: _Graph) -> _Graph:
 def _piece_rows(node: _Node, tensors: dict[bytes, _Tensor], readers: dict[bytes, int]) -> int:
     """Return how many rows of its weights a piece of an operator has; 0 for one that stays whole."""
     constants = [tensors.get(name) for name in node.inputs[1:]]
-    if node.kind != b"Gemm" or not all(constants) or not _is_transposed(node):
+    if node.kind != b"Gemm" or not all(constants) or _number(node, b"transB") != 1:
         return 0
     weights, *bias = (one for one in constants if one)
     count = weights.shape[0]
-    if weights.length <= PIECE_BYTES or any(readers[one.name] > 1 for one in (weights, *bias)):
+    if not weights.length or weights.size <= PIECE_BYTES or any(readers[one.name] > 1 for one in (weights, *bias)):
         return 0
     if any(one.kind != _FLOAT for one in (weights, *bias)):
         return 0
-    if any(one.shape[-1:] != (count,) or (one.length or len(one.raw)) != count * _FLOAT_BYTES for one in bias):
+    if any(one.shape[-1:] != (count,) or one.size != count * _FLOAT_BYTES for one in bias):
         return 0
-    rows = max(1, PIECE_BYTES // (weights.length // count) // _ROWS) * _ROWS
+    rows = max(1, PIECE_BYTES // (weights.size // count) // _ROWS) * _ROWS
     return rows if rows < count else 0
 
 
-def _is_transposed(node: _Node) -> bool:
-    """Return whether a Gemm has its weights as output columns x input columns."""
+def _number(node: _Node, attribute: bytes) -> int:
+    """Return an operator's attribute that is a number; 0 where it has none of that name."""
     for number, _, content in fields(node.rest):
         if number == _NODE_ATTRIBUTE:
             entry = {inner: value for inner, _, value in fields(content)}
-            if entry[_ATTRIBUTE_NAME] == b"transB":
-                return read_varint(entry.get(_ATTRIBUTE_NUMBER, b"\0"))[0] == 1
-    return False
+            if entry[_ATTRIBUTE_NAME] == attribute:
+                return read_varint(entry.get(_ATTRIBUTE_NUMBER, b"\0"))[0]
+    return 0
 
 
 def _read(model: bytes) -> _Graph:

@@ -7,7 +7,8 @@ and their pages are given back behind it. In Protocol Buffers a message may come
     file    = model { versions, graph { nodes, initializer { name, dims, external data: offset, length }, ... } }
     stream  = model { versions, graph { nodes } }, model { graph { initializer { name, dims, bytes } } }, ...
 
-Field numbers are those of onnx.proto.
+Weights that are stored in fp16 for a tensor in fp32 (model_parts.py) are cast on the way. Field numbers are those of
+onnx.proto.
 """
 
 from __future__ import annotations
@@ -20,21 +21,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import numpy as np
+
+from lambdas.model_parts import FP16, STORED_AS
 from lambdas.protobuf import field, fields, header
 
 MOST_BYTES = (1 << 31) - (1 << 26)
-"""Weights up to which a model can be streamed: Protocol Buffers read 2 GB at most."""
+"""Weights, in memory, up to which a model can be streamed: Protocol Buffers read 2 GB at most."""
 _GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _KEY, _VALUE = 7, 5, 9, 13, 14, 1, 2
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """An initializer whose bytes are `length` bytes of the weights from `offset`; `rest` are its other fields."""
+    """An initializer whose bytes are `length` bytes of the weights from `offset`; `rest` are its other fields.
+
+    With `half` those bytes are fp16 numbers, and the initializer is in fp32.
+    """
 
     offset: int
     length: int
     rest: bytes
+    half: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the initializer in the stream."""
+        return 2 * self.length if self.half else self.length
 
 
 @contextmanager
@@ -67,12 +80,12 @@ def _write(
         _put(file, memoryview(head))
         for tensor, next_offset in zip(tensors, offsets[1:], strict=True):
             end = tensor.offset + tensor.length
-            rest = tensor.rest + header(_RAW_DATA, tensor.length)
-            initializer = header(_INITIALIZER, len(rest) + tensor.length) + rest
-            _put(file, memoryview(header(_GRAPH, len(initializer) + tensor.length) + initializer))
+            rest = tensor.rest + header(_RAW_DATA, tensor.size)
+            initializer = header(_INITIALIZER, len(rest) + tensor.size) + rest
+            _put(file, memoryview(header(_GRAPH, len(initializer) + tensor.size) + initializer))
             for start in range(tensor.offset, end, _CHUNK):
                 stop = min(start + _CHUNK, end)
-                _put(file, view[start:stop])
+                _put(file, _in_fp32(view[start:stop]) if tensor.half else view[start:stop])
                 if given:
                     behind = _give_back(given, behind, min(stop, next_offset))
 
@@ -88,6 +101,10 @@ def _closed(file: int) -> Iterator[None]:
 def _put(file: int, data: memoryview) -> None:
     while data:
         data = data[os.write(file, data) :]
+
+
+def _in_fp32(halves: memoryview) -> memoryview:
+    return np.frombuffer(halves, "<f2").astype("<f4").data.cast("B")
 
 
 def _give_back(weights: mmap.mmap, start: int, stop: int) -> int:
@@ -126,4 +143,7 @@ def _tensor(initializer: bytes) -> _Tensor | None:
             place[entry[_KEY]] = entry[_VALUE]
         elif number != _DATA_LOCATION:
             rest += whole
-    return _Tensor(int(place.get(b"offset", b"0")), int(place[b"length"]), bytes(rest)) if place else None
+    if not place:
+        return None
+    offset, length = int(place.get(b"offset", b"0")), int(place[b"length"])
+    return _Tensor(offset, length, bytes(rest), place.get(STORED_AS) == FP16)

@@ -189,16 +189,18 @@ class SessionCache:
         from lambdas.model_stream import MOST_BYTES, streamed  # noqa: PLC0415 - same
 
         sessions: list[ort.InferenceSession] = []
+        found = parts(model)
+        streams = all(part.weight_bytes <= MOST_BYTES for part in found)
         with _heap_trimmed():
-            for part in parts(model):
+            for part in found if streams else parts(model, streams=False):
                 options, source = self._options(), part.model(sessions[-1].get_outputs()[0].shape if sessions else ())
-                if len(weights) > MOST_BYTES:
+                if streams:
+                    with streamed(source, weights, give_back=give_back) as readable:
+                        sessions.append(_session(readable, options))
+                else:
                     name = Path(function.weights.path).name
                     options.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
                     sessions.append(_session(source, options))
-                else:
-                    with streamed(source, weights, give_back=give_back) as readable:
-                        sessions.append(_session(readable, options))
         return _Chain(sessions) if sessions[1:] else sessions[0]
 
     def _options(self) -> ort.SessionOptions:

@@ -1,7 +1,6 @@
 """Models whose large layers come in pieces, and whose convolutions come in parts."""
 
 import hashlib
-import mmap
 import subprocess
 import sys
 from itertools import pairwise
@@ -26,15 +25,20 @@ FILE = "weights-0.bin"
 
 
 class Network:
-    """A tile's graph that is written node by node, with its weights in a file in the order of their readers."""
+    """A tile's graph that is written node by node, with its weights in a file in the order of their readers.
 
-    def __init__(self, shape, seed=0):
-        self.random = np.random.default_rng(seed)
+    With `half` those are fp16 numbers, which the graph casts.
+    """
+
+    def __init__(self, shape, seed=0, *, half=False):
+        self.random, self.half = np.random.default_rng(seed), half
         self.shape, self.nodes, self.initializers, self.data = shape, [], [], bytearray()
 
     def weight(self, *shape, inside=False):
         name = f"w{len(self.initializers)}"
         array = (self.random.standard_normal(shape, dtype=np.float32) / np.sqrt(np.prod(shape[1:]))).astype("f4")
+        if self.half and not inside:
+            array, name = array.astype("f2"), f"{name}.half"
         tensor = numpy_helper.from_array(array, name)
         if not inside:
             tensor.ClearField("raw_data")
@@ -43,7 +47,7 @@ class Network:
                 tensor.external_data.add(key=key, value=str(value))
             self.data += array.tobytes() + bytes(-array.nbytes % 64)
         self.initializers.append(tensor)
-        return name
+        return name if array.dtype == np.float32 else self.add("Cast", name, to=TensorProto.FLOAT)
 
     def add(self, kind, *inputs, **attributes):
         output = f"v{len(self.nodes)}"
@@ -98,10 +102,16 @@ def written(model):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(1, 200), st.integers(1, 300), st.sampled_from([1, 2, 5, 64]), st.sampled_from([None, 1, 2]))
-def test_pieces_of_a_layer_give_the_same_bits(tmp_path_factory, outputs, inputs, batch, bias_rank):
+@given(
+    st.integers(1, 200),
+    st.integers(1, 300),
+    st.sampled_from([1, 2, 5, 64]),
+    st.sampled_from([None, 1, 2]),
+    st.booleans(),
+)
+def test_pieces_of_a_layer_give_the_same_bits(tmp_path_factory, outputs, inputs, batch, bias_rank, half):
     home = tmp_path_factory.mktemp("pieces")
-    network = Network((inputs,))
+    network = Network((inputs,), half=half)
     weights = network.weight(outputs, inputs)
     bias = [network.weight(*[1] * (bias_rank - 1), outputs, inside=outputs % 2 == 0)] if bias_rank else []
     output = network.add("Relu", network.add("Gemm", "x", weights, *bias, transB=1, alpha=0.5))
@@ -144,8 +154,9 @@ def chain(network, x, channels, layers):
     return x
 
 
-def test_convolutions_in_parts_give_the_same_bits(tmp_path, monkeypatch):
-    network = Network((3, 20, 18))
+@pytest.mark.parametrize("half", [False, True])
+def test_convolutions_in_parts_give_the_same_bits(tmp_path, monkeypatch, half):
+    network = Network((3, 20, 18), half=half)
     x = network.add("Relu", network.conv("x", 32, 3))
     kept = chain(network, x, 32, 2)
     x = network.add("Relu", network.add("Add", network.conv(kept, 32, 32), kept))
@@ -205,6 +216,34 @@ def test_a_model_stays_whole_where_a_part_would_need_more(case, monkeypatch):
     assert len(parts(model)) == 1
 
 
+def test_weights_in_fp16_come_as_tensors_in_fp32_or_with_the_operators_that_cast_them():
+    network = Network((3, 9, 9), half=True)
+    model = network.model(chain(network, "x", 3, 2), 4)
+    [streamed], [whole] = parts(model), parts(model, streams=False)
+    assert kinds([streamed.model()]) == [["Conv", "Relu"] * 2]
+    assert onnx.load_from_string(whole.model()) == onnx.load_from_string(model)
+    inside = sum(len(one.raw_data) for one in onnx.load_from_string(model).graph.initializer)
+    assert streamed.weight_bytes == 2 * 2 * 3 * 3 * 9 * 2 + inside
+
+
+@pytest.mark.parametrize("case", ["read twice", "cast to whole numbers", "read by another operator"])
+def test_weights_in_fp16_that_are_not_only_cast_stay_in_fp16(case):
+    network = Network((4,), half=True)
+    x = network.weight(1, 4)
+    [half] = network.initializers
+    if case == "read twice":
+        x = network.add("Add", x, network.add("Cast", half.name, to=TensorProto.FLOAT))
+    elif case == "cast to whole numbers":
+        network.nodes.clear()
+        x = network.add("Cast", network.add("Cast", half.name, to=TensorProto.INT64), to=TensorProto.FLOAT)
+    else:
+        network.nodes.clear()
+        x = network.add("Cast", network.add("Neg", half.name), to=TensorProto.FLOAT)
+    model = network.model(network.add("Add", "x", x), 2)
+    [part] = parts(model)
+    assert onnx.load_from_string(part.model()) == onnx.load_from_string(model)
+
+
 def test_damaged_models_are_refused():
     with pytest.raises((IndexError, KeyError, ValueError)):
         parts(b"\x3a\x80")
@@ -224,31 +263,32 @@ print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) /
 """
 
 
-def peak_mb(home, network, model):
-    """Return the most memory that a fresh process had which fetched the weights and built the session."""
+def above_the_weights_mb(home, network, model):
+    """Return the most memory of a fresh process that fetches weights and builds the session, above those in fp32."""
     digest = hashlib.sha256(network.data).hexdigest()
     (home / digest).write_bytes(network.data)
     (home / "tile.onnx").write_bytes(model)
     command = [sys.executable, "-c", PEAK, str(home), str(len(network.data)), digest]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+    peak = float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+    return peak - len(network.data) * (2 if network.half else 1) / (1 << 20)
 
 
 @pytest.mark.slow
-def test_a_large_layer_takes_300_mb_above_the_weights_at_most_while_it_is_loaded(tmp_path):
-    """VGG16's fully connected layers: measured 123 MB, and 451 with the largest one whole."""
-    network = Network((25088,))
+@pytest.mark.parametrize("half", [False, True])
+def test_a_large_layer_takes_300_mb_above_the_weights_at_most_while_it_is_loaded(tmp_path, half):
+    """VGG16's fully connected layers, measured 123 MB, 125 of fp16, and 451 with the largest one whole."""
+    network = Network((25088,), half=half)
     x = "x"
     for outputs, inputs in ((4096, 25088), (4096, 4096), (1000, 4096)):
         bias = network.weight(outputs, inside=True)
         x = network.add("Gemm", x, network.weight(outputs, inputs), bias, transB=1)
-    peak = peak_mb(tmp_path, network, network.model(x, 2))
-    assert peak - len(network.data) / mmap.PAGESIZE / 256 <= 300
+    assert above_the_weights_mb(tmp_path, network, network.model(x, 2)) <= 300
 
 
 @pytest.mark.slow
-def test_convolutions_take_300_mb_above_the_weights_at_most_while_they_are_loaded(tmp_path):
-    """Layers of 9 MB, as ResNet152's largest: measured 146 to 150 MB, and 363 to 367 in one part."""
-    network = Network((512, 7, 7))
+@pytest.mark.parametrize("half", [False, True])
+def test_convolutions_take_300_mb_above_the_weights_at_most_while_they_are_loaded(tmp_path, half):
+    """Layers of 9 MB, as ResNet152's largest, measured 146 to 150 MB, 152 of fp16, and 363 to 367 in one part."""
+    network = Network((512, 7, 7), half=half)
     x = chain(network, "x", 512, 30)
-    peak = peak_mb(tmp_path, network, network.model(x, 4))
-    assert peak - len(network.data) / mmap.PAGESIZE / 256 <= 300
+    assert above_the_weights_mb(tmp_path, network, network.model(x, 4)) <= 300

@@ -262,7 +262,7 @@ def test_weights_too_large_for_a_stream_give_the_same_bits(any_fetched, monkeypa
     monkeypatch.setattr(
         model_stream, "streamed", lambda *given, **named: streams.append(1) or streamed(*given, **named)
     )
-    for most in (1 << 30, 1):
+    for most in (1 << 30, -1):
         monkeypatch.setattr(model_stream, "MOST_BYTES", most)
         worker = Worker(plan, directory, MemoryStore(), "here", 1, 5.0, WeightSource(FileRanges(at)))
         answers.append(bytes(run_all(worker, plan, batch(2))[-1].output))

@@ -72,7 +72,6 @@ class TestSlowHandler:
             begun = time.perf_counter()
             while not rests or time.perf_counter() < begun + 0.02:  # a busy machine may skip the first rest
                 assert time.perf_counter() < begun + PATIENCE
-                pass
             during[:] = rests
             return event
 

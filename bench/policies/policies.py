@@ -20,6 +20,7 @@ from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
 from serfer.settings import load_settings
+from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.generators import GENERATORS
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
@@ -62,8 +63,10 @@ class Case:
         """Run the policies."""
         options, scenario = self.options, read_scenario(self.scenario)
         sim_input = prepare(self.load.read(options.seed), self.scenario.stem, scenario, self.scale)
-        times = scenario_times(scenario.serverless, load_settings().facts().functions)
-        detailed = DetailedRun(times, options.window_s) if options.window_s else None
+        facts = load_settings().facts().functions
+        limits = DriverLimits(hedge=True, growth=facts.growth)
+        times = scenario_times(scenario.serverless, facts)
+        detailed = DetailedRun(times, options.window_s, limits=limits) if options.window_s else None
         return [
             each.outcome for each in run_policies(sim_input, self.policies, options.run_options, options.seed, detailed)
         ]

@@ -27,6 +27,7 @@ from serfer.control.scenario import Market, Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.settings import Settings, load_settings
 from serfer.sim.calibration import Calibration, LocalRun
+from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.fleet import Purchase
 from serfer.sim.hours import Window
 from serfer.sim.queries import QueriesRun
@@ -140,16 +141,17 @@ def _quantile(name: str, share: float, made: Sequence[Calibration], scenario: Sc
 
 def _simulator_speeds(made: Calibration, scenario: Scenario, settings: Settings, progress: Progress) -> Iterator[Speed]:
     times = scenario_times(scenario.serverless, settings.facts().functions)
+    limits = DriverLimits(hedge=True, growth=settings.facts().functions.growth)
     calm = min(scenario.instance.qps / 2, 100.0)
     for what, launched in (("all on Lambda", 0), ("two instances", 2)):
         progress(f"timing queries, {what}")
         policy = make_policy("serverless" if not launched else "instances", scenario)
         policy.resume(fleet_of(scenario.instance, 0, launched))
         bought = (-scenario.instance.boot_s, Purchase(scenario.instance, Market.ON_DEMAND))
-        run = QueriesRun(scenario, Router(scenario, policy), times, [bought] * launched, 0)
+        run = QueriesRun(scenario, Router(scenario, policy), times, [bought] * launched, 0, limits=limits)
         yield Speed(f"queries, {what}", _speed(run, calm, _SPEED_QUERIES), "queries/min", "1,000,000")
     progress("timing tasks")
-    tasks = TasksRun(scenario, Router(scenario, make_policy("serverless", scenario)), made, [], 0)
+    tasks = TasksRun(scenario, Router(scenario, make_policy("serverless", scenario)), made, [], 0, limits=limits)
     what = f"tasks, {made.tasks} a query, all on Lambda"
     yield Speed(what, _speed(tasks, calm, _TASK_QUERIES), "queries/min", "100,000")
     for name in POLICIES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from serfer.sim.generators import describe_generators
 if TYPE_CHECKING:
     from serfer.control.scenario import LambdaTarget, Scenario
     from serfer.sim.calibration import Calibration
+    from serfer.sim.driver_limits import DriverLimits
     from serfer.sim.recommend import Comparison, LambdaChoice
     from serfer.sim.simulate import DetailedRun, Outcome, PolicyRun, SimInput
 
@@ -111,6 +112,14 @@ def simulate(
     spot_losses: Annotated[
         float, typer.Option(min=0, max=60, help="How many times an hour a spot instance is taken away, on average.")
     ] = 0.0,
+    drivers: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Query by query: how many drivers share the load.")
+    ] = 1,
+    driver_slots: Annotated[
+        int | None,
+        typer.Option(min=1, help="Invocations of a driver at once. [default: Lambda's concurrency, as on AWS]"),
+    ] = None,
+    hedge: Annotated[bool, typer.Option("--hedge/--no-hedge", help="A late task gets a duplicate.")] = True,
     from_time: Annotated[
         str,
         typer.Option(
@@ -151,6 +160,7 @@ def simulate(
 ) -> None:
     """Run routing policies on a load (HELP is what the command line shows)."""
     from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - the command line starts fast
+    from serfer.sim.driver_limits import DriverLimits  # noqa: PLC0415 - same
     from serfer.sim.recommend import ALL, Comparison, policies_of  # noqa: PLC0415 - same
     from serfer.sim.simulate import LoadSpec, RunOptions, policy_names, prepare, run_policies  # noqa: PLC0415 - same
 
@@ -173,7 +183,8 @@ def simulate(
     options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen)
     options.applied(world)
     spec = LoadSpec(load, _time("--from", from_time), _time("--until", until_time or "inf"), skip_zeros_over)
-    lambdas = _lambdas(level, world.serverless, plan, calibration, window_s, memory or ())
+    limits = DriverLimits(drivers, driver_slots, hedge, load_settings().facts().functions.growth)
+    lambdas = _lambdas(level, world.serverless, plan, calibration, window_s, memory or (), limits)
     every = ALL in (policy or ())
     if every or seeds > 1 or memory:
         comparison = Comparison(
@@ -276,6 +287,7 @@ def _lambdas(
     calibration: Path | None,
     window_s: float,
     memory: Sequence[int],
+    limits: DriverLimits,
 ) -> list[LambdaChoice]:
     """Return Lambda as the scenario has it, or at each memory; raises UsageError where a level lacks what it needs."""
     from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
@@ -290,19 +302,21 @@ def _lambdas(
         if memory:
             raise UsageError("--memory is of a plan's functions: give --plan DIR")
         known = read_calibration(calibration) if calibration else None
-        return [LambdaChoice(target, _detailed(level, target, known, window_s))]
+        return [LambdaChoice(target, _detailed(level, target, known, window_s, limits))]
     whole = load_plan(plan)
     if not memory:
-        return [LambdaChoice(target, _detailed(level, target, published_calibration(whole, facts), window_s))]
+        return [LambdaChoice(target, _detailed(level, target, published_calibration(whole, facts), window_s, limits))]
     choices = []
     for memory_mb in dict.fromkeys(memory):
         priced = priced_target(target, whole, facts, memory_mb)
         known = published_calibration(with_memory(whole, memory_mb), facts)
-        choices.append(LambdaChoice(priced, _detailed(level, priced, known, window_s), memory_mb))
+        choices.append(LambdaChoice(priced, _detailed(level, priced, known, window_s, limits), memory_mb))
     return choices
 
 
-def _detailed(level: str, target: LambdaTarget, known: Calibration | None, window_s: float) -> DetailedRun | None:
+def _detailed(
+    level: str, target: LambdaTarget, known: Calibration | None, window_s: float, limits: DriverLimits
+) -> DetailedRun | None:
     """Return how windows are looked at; raises UsageError where a level has not what it needs."""
     from serfer.sim.service_times import scenario_times  # noqa: PLC0415 - same
     from serfer.sim.simulate import DetailedRun  # noqa: PLC0415 - same
@@ -313,8 +327,9 @@ def _detailed(level: str, target: LambdaTarget, known: Calibration | None, windo
     if known is None:
         if level == "tasks":
             raise UsageError("--level tasks runs a plan's tasks: give --plan DIR or --calibration FILE")
-        return DetailedRun(scenario_times(target, load_settings().facts().functions), window_s)
-    return DetailedRun(service_times(known, target), window_s, known if level == "tasks" else None)
+        times = scenario_times(target, load_settings().facts().functions)
+        return DetailedRun(times, window_s, limits=limits)
+    return DetailedRun(service_times(known, target), window_s, known if level == "tasks" else None, limits)
 
 
 def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: int, *, as_json: bool) -> None:
@@ -417,4 +432,16 @@ def _rows(sim_input: SimInput, outcomes: Sequence[Outcome]) -> list[tuple[str, l
         ("idle GB-s", [f"{one.idle_gb_s or 0:,.0f}" for one in outcomes]),
         ("batches", [f"{one.batches or 0:,}" for one in outcomes]),
         ("throttled", [f"{one.throttled or 0:,}" for one in outcomes]),
+        *_what_drivers_did(outcomes),
     ]
+
+
+def _what_drivers_did(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[str]]]:
+    """Yield rows of what drivers did besides invoking each query once, where any of them did."""
+    if any(one.retries for one in outcomes):
+        yield "retries", [f"{one.retries or 0:,}" for one in outcomes]
+    if any(one.queued for one in outcomes):
+        yield "waited for a slot", [f"{one.queued or 0:,}" for one in outcomes]
+    if any(one.hedges for one in outcomes):
+        yield "duplicates", [f"{one.hedges or 0:,}" for one in outcomes]
+        yield "  duplicates $", [f"{one.hedges_usd or 0:,.4f}" for one in outcomes]

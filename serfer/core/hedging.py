@@ -8,13 +8,37 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 
+QUANTILE = 0.9
+"""Of a stage's latest times, the share within which those lie that lateness is reckoned from."""
 _REMEMBERED = 256  # tasks of a stage
 _KNOWN = 20  # tasks from which on lateness is defined
-_QUANTILE = 0.9
 _FACTOR = 2.0
 _LEAST_S = 0.02  # below that, what looks late is the driver's own turn
 _SHARE = 0.05  # of all tasks
 _HANDFUL = 4
+
+
+def late_after_s(usual_s: float) -> float:
+    """Return after how many seconds a task is late, of a stage of which a share of QUANTILE takes `usual_s` at most."""
+    return max(_LEAST_S, _FACTOR * usual_s)
+
+
+class HedgeBudget:
+    """The duplicates that there may be: one for twenty tasks that answered, and a handful in advance."""
+
+    def __init__(self) -> None:
+        self._left = float(_HANDFUL)
+
+    def earn(self, tasks: int = 1) -> None:
+        """Add what so many tasks that answered allow."""
+        self._left = min(self._left + _SHARE * tasks, _HANDFUL + _SHARE * _REMEMBERED)
+
+    def spend(self) -> bool:
+        """Take one duplicate out of the budget, if there is one left."""
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class LearntHedging:
@@ -26,7 +50,7 @@ class LearntHedging:
 
     def __init__(self) -> None:
         self._times: dict[int, tuple[deque[float], list[float]]] = {}
-        self._budget = float(_HANDFUL)
+        self._budget = HedgeBudget()
 
     def learn(self, stage: int, seconds: float) -> None:
         """Take the time of a task that answered."""
@@ -35,18 +59,15 @@ class LearntHedging:
         insort(ordered, seconds)
         if len(recent) > _REMEMBERED:
             del ordered[bisect_left(ordered, recent.popleft())]
-        self._budget = min(self._budget + _SHARE, _HANDFUL + _SHARE * _REMEMBERED)
+        self._budget.earn()
 
     def late_after(self, stage: int) -> float | None:
         """Return after how many seconds a task of a stage is late; None if that is unknown."""
         _, ordered = self._times.get(stage, ((), []))
         if len(ordered) < _KNOWN:
             return None
-        return max(_LEAST_S, _FACTOR * ordered[int(_QUANTILE * len(ordered))])
+        return late_after_s(ordered[int(QUANTILE * len(ordered))])
 
     def spend(self) -> bool:
         """Take one duplicate out of the budget, if there is one left."""
-        if self._budget < 1:
-            return False
-        self._budget -= 1
-        return True
+        return self._budget.spend()

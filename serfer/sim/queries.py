@@ -1,15 +1,18 @@
 """A stretch of a load query by query: the real router under a virtual clock.
 
     arrivals (Poisson, seeded) ──> Router.route ──> an instance's queue ──> batches, as soon as it is free
-                                              └──> Lambda: a warm environment, or a new one; a time is drawn
+                                              └──> Lambda: a driver's slot, a warm environment, or a new one; a time
+                                                   is drawn; throttled: again after a while; late: a duplicate
     every period ──> Router.tick with what came ──> instances launched, which serve after their boot, and stopped
 
 An instance that is stopped finishes what waits at it. Lambda reuses the environment that was used last, and drops one
-that was idle for `keep_alive_s`. The heaps hold only numbers: a million queries take about half a minute.
+that was idle for `keep_alive_s`. What a driver has to do later (retries, duplicates, queries that wait for a slot) is
+in a heap of its own, so that it costs nothing where there is none of it.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left
 from collections import deque
@@ -24,6 +27,9 @@ from serfer.control.policy import Observation
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import Scenario
 from serfer.core.errors import UsageError
+from serfer.core.hedging import QUANTILE
+from serfer.core.run_machine import Retry
+from serfer.sim.driver_limits import DriverLimits, Growth, KnownHedging
 from serfer.sim.fleet import Fleet, Instance, Purchase, SpotLosses, interruptions_of
 from serfer.sim.hours import Window
 from serfer.sim.rates import Progress, Steps, silent
@@ -34,6 +40,19 @@ MAX_QUERIES: Final = 50_000_000
 _LONGEST_LEAD_S: Final = 900.0
 _CHUNK: Final = 200  # steps between two reports of progress
 _MS: Final = 1000.0
+_RETRY: Final = Retry()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A query that is to be invoked: when it came, how often it was throttled.
+
+    Of a duplicate, `done` is when the first attempt answers.
+    """
+
+    came: float
+    throttles: int = 0
+    done: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +73,9 @@ class QueriesResult:
     """The outcome of a window's queries: each was answered, refused (429), throttled by a full Lambda, or failed.
 
     They fail past their deadline, only in simulations task by task. `latencies_s` are those of the answered queries,
-    `idle_gb_s` is the memory of environments that were warm and idle, `instances_usd` the price of instances.
+    `idle_gb_s` is the memory of environments that were warm and idle, `instances_usd` the price of instances. There
+    were `retries` after Lambda had throttled, `queued` invocations waited for a driver's slot, and `hedges` duplicated
+    what was late, at the price of `duplicates` queries.
     """
 
     window: Window
@@ -69,6 +90,10 @@ class QueriesResult:
     batches: int
     launches: int
     instances_usd: float
+    retries: int
+    queued: int
+    hedges: int
+    duplicates: float
 
     @property
     def on_serverless(self) -> int:
@@ -76,8 +101,8 @@ class QueriesResult:
         return self.queries - self.refused - self.throttled - self.on_instances
 
     def usd(self, scenario: Scenario) -> float:
-        """Price the window as the router spent it: Lambda's queries, and instances from their launches on."""
-        return self.on_serverless * scenario.serverless.usd_per_query + self.instances_usd
+        """Price the window as it was spent: Lambda's queries and duplicates, and instances from their launches on."""
+        return (self.on_serverless + self.duplicates) * scenario.serverless.usd_per_query + self.instances_usd
 
 
 def warm_up_s(scenario: Scenario) -> float:
@@ -96,6 +121,7 @@ class QueriesRun:
         launches: Sequence[tuple[float, Purchase]],
         seed: int,
         losses: SpotLosses | None = None,
+        limits: DriverLimits | None = None,
     ) -> None:
         self._scenario, self._router = scenario, router
         self._kinds = {kind.name: place for place, kind in enumerate(scenario.instances)}
@@ -113,6 +139,18 @@ class QueriesRun:
         self._computing: list[tuple[float, int, _Instance]] = []  # a heap: when batches are done
         self._busy: list[float] = []  # a heap: when Lambda's environments are free
         self._idle: deque[float] = deque()  # since when others are, the longest first
+        self._limits = limits or DriverLimits()
+        self._slots = self._limits.drivers * self._limits.slots_of_each(scenario.serverless.concurrency)
+        self._growth = Growth(self._limits.growth)
+        usual_s = services.warm_s.at(QUANTILE) if self._limits.hedge and services.one_task else math.inf
+        self._answered_before = 0
+        self._latencies, self._on_instances = array("d"), 0
+        self._hedging = KnownHedging([usual_s], self._answered)
+        self._late_after_s = self._hedging.late_after(0) or math.inf
+        self._due: list[tuple[float, int, _Attempt | None]] = []  # a heap of attempts; None: a slot may be free
+        self._waiting: list[tuple[float, int, _Attempt]] = []  # a heap of those for which there is no slot, by age
+        self._unsent = 0  # queries that wait for a slot, or to be tried again
+        self._jitter = np.random.default_rng((seed, 1))
         for instance in self._fleet.resume(launches):
             self._launch(instance)
         self._count_from(0.0)
@@ -120,10 +158,17 @@ class QueriesRun:
     def _count_from(self, time: float) -> None:
         """Begin to count."""
         self._since = time
+        self._answered_before = self._answered()
+        self._retries = self._queued = self._hedges = 0
+        self._duplicates = 0.0
         self._queries = self._refused = self._throttled = self._failed = 0
         self._on_instances = self._colds = self._batches = self._launches = 0
         self._idle_gb_s = self._instances_usd = 0.0
         self._latencies = array("d")
+
+    def _answered(self) -> int:
+        """Return how many queries Lambda has answered."""
+        return self._answered_before + len(self._latencies) - self._on_instances
 
     def over(self, steps: Steps, begin_s: float, window: Window, progress: Progress = silent) -> QueriesResult:
         """Run over steps, the first of which begins at `begin_s`, and count from the window's beginning on."""
@@ -174,21 +219,30 @@ class QueriesRun:
     def _arrive(self, times: list[float]) -> None:
         """Route queries in the order of their arrivals: the hot loop."""
         route, endpoints, busy, idle, named = self._router.route, self._endpoints, self._busy, self._idle, self._named
-        computing, latencies, warm = self._computing, self._latencies, self._warm
+        computing, latencies, warm, due = self._computing, self._latencies, self._warm, self._due
+        slots, late_after_s = self._slots, self._late_after_s
         self._queries += len(times)
         for now in times:
             if computing and computing[0][0] <= now:
                 self._finish_batches(now)
+            if due and due[0][0] <= now:
+                self._invoke_due(now)
             while busy and busy[0] <= now:
                 idle.append(heappop(busy))
-            decision = route(now, endpoints, len(busy))
+            decision = route(now, endpoints, len(busy) + self._unsent if due else len(busy))
             targets = decision.targets
             if not targets:
                 self._turn_away(decision.reason)
             elif targets[0] == SERVERLESS:
-                took = next(warm) if idle and self._reuse(now) else self._cold_start()
-                latencies.append(took)
-                heappush(busy, now + took)
+                if idle and len(busy) < slots and self._reuse(now):
+                    took = next(warm)
+                    heappush(busy, now + took)
+                    if took <= late_after_s:
+                        latencies.append(took)
+                    else:
+                        self._later(now + late_after_s, _Attempt(now, done=now + took))
+                else:
+                    self._invoke(_Attempt(now), now)
             else:
                 self._enqueue(named[targets[0]], now)
 
@@ -221,9 +275,90 @@ class QueriesRun:
     def _was_idle(self, since: float, until: float) -> None:
         self._idle_gb_s += max(0.0, until - max(since, self._since)) * self._scenario.serverless.memory_gb
 
-    def _cold_start(self) -> float:
+    def _later(self, time: float, attempt: _Attempt | None) -> None:
+        self._number += 1
+        heappush(self._due, (time, self._number, attempt))
+
+    def _invoke_due(self, until: float) -> None:
+        """Invoke what is due by a time, each when it is."""
+        due, busy = self._due, self._busy
+        while due and due[0][0] <= until:
+            now, _, attempt = heappop(due)
+            while busy and busy[0] <= now:
+                self._idle.append(heappop(busy))
+            if attempt is not None:
+                self._unsent -= attempt.throttles > 0
+                self._invoke(attempt, now)
+                continue
+            while self._waiting and len(busy) < self._slots:
+                attempt = heappop(self._waiting)[2]
+                self._unsent -= attempt.done == math.inf
+                self._send(attempt, now)
+            if self._waiting:
+                self._later(busy[0], None)
+
+    def _invoke(self, attempt: _Attempt, now: float) -> None:
+        """Invoke a query, for the first time, again or a second time, or have it wait for a slot behind older ones."""
+        if len(self._busy) < self._slots:
+            self._send(attempt, now)
+            return
+        if not self._waiting:
+            self._later(self._busy[0], None)
+        self._queued += attempt.came >= self._since
+        self._unsent += attempt.done == math.inf
+        self._number += 1
+        heappush(self._waiting, (attempt.came, self._number, attempt))
+
+    def _send(self, attempt: _Attempt, now: float) -> None:
+        """Have an environment compute a query; without one it is tried again later."""
+        is_duplicate = attempt.done < math.inf
+        if is_duplicate and (attempt.done <= now or not self._hedging.spend()):
+            self._answer(attempt.came, attempt.done)
+            return
+        took = self._environment_s(now)
+        if took is None:
+            if is_duplicate:
+                self._answer(attempt.came, attempt.done)
+            else:
+                self._throttle(attempt, now)
+            return
+        done = now + took
+        heappush(self._busy, done)
+        if is_duplicate:
+            counts = attempt.came >= self._since
+            self._hedges += counts
+            self._duplicates += counts
+            self._answer(attempt.came, min(done, attempt.done))
+        elif took > self._late_after_s:
+            self._later(now + self._late_after_s, _Attempt(attempt.came, done=done))
+        else:
+            self._answer(attempt.came, done)
+
+    def _environment_s(self, now: float) -> float | None:
+        """Take an environment, and return for how long a query takes it; None where Lambda refuses."""
+        if len(self._busy) >= self._scenario.serverless.concurrency:
+            return None
+        if self._idle and self._reuse(now):
+            return next(self._warm)
+        if not self._growth.take(now):
+            return None
         self._colds += 1
         return next(self._warm) + next(self._cold)
+
+    def _throttle(self, attempt: _Attempt, now: float) -> None:
+        """Have a query that Lambda refused wait as drivers do, until it has been refused too often."""
+        throttles, counts = attempt.throttles + 1, attempt.came >= self._since
+        if throttles >= _RETRY.throttled_attempts:
+            self._throttled += counts
+            return
+        self._retries += counts
+        self._unsent += 1
+        wait_s = _RETRY.backoff.wait(throttles, self._jitter.random())
+        self._later(now + wait_s, _Attempt(attempt.came, throttles))
+
+    def _answer(self, came: float, done: float) -> None:
+        if came >= self._since:
+            self._latencies.append(done - came)
 
     def _compute(self, instance: _Instance, now: float) -> None:
         """Start a batch of what waits, as large as batches are, or let the instance rest."""
@@ -283,15 +418,13 @@ class QueriesRun:
 
     def _fall_back(self, came: float, now: float) -> None:
         """Run a query on Lambda that waited at an instance since it came."""
-        took = next(self._warm) if self._idle and self._reuse(now) else self._cold_start()
-        heappush(self._busy, now + took)
-        if came >= self._since:
-            self._latencies.append(now + took - came)
+        self._invoke(_Attempt(came), now)
 
     def _drain(self, now: float) -> None:
         """Compute what still waits after the last arrival, and count what environments were idle until then."""
         while self._computing:
             self._finish_batches(self._computing[0][0])
+        self._invoke_due(math.inf)
         while self._busy and self._busy[0] <= now:
             self._idle.append(heappop(self._busy))
         for since in self._idle:
@@ -311,4 +444,8 @@ class QueriesRun:
             batches=self._batches,
             launches=self._launches,
             instances_usd=self._instances_usd,
+            retries=self._retries,
+            queued=self._queued,
+            hedges=self._hedges,
+            duplicates=self._duplicates,
         )

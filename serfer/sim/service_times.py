@@ -58,11 +58,15 @@ class Quantiles:
 
 @dataclass(frozen=True, eq=False)
 class ServiceTimes:
-    """Seconds of a query in warm environments, what a cold start adds, and where both come from."""
+    """Seconds of a query in warm environments, what a cold start adds, and where both come from.
+
+    `one_task` says that a query is one invocation, which drivers duplicate as a whole where it is late.
+    """
 
     warm_s: Quantiles
     cold_s: Quantiles
     source: str
+    one_task: bool = False
 
 
 def scenario_times(target: LambdaTarget, facts: LambdaFacts) -> ServiceTimes:
@@ -76,4 +80,4 @@ def scenario_times(target: LambdaTarget, facts: LambdaFacts) -> ServiceTimes:
     spread = -tail * np.log1p(-np.minimum(shares, _LAST))
     warm = Quantiles(mean - tail + spread)
     source = f"the scenario's latency_ms and cold_ms, with the invocations' tail of {tail * _MS:.1f} ms of aws.toml"
-    return ServiceTimes(warm.plus(mean - warm.mean), Quantiles.always(target.cold_ms / _MS), source)
+    return ServiceTimes(warm.plus(mean - warm.mean), Quantiles.always(target.cold_ms / _MS), source, one_task=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from serfer.control.router import Router
 from serfer.control.scenario import S_PER_HOUR, Scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.sim.calibration import Calibration
+from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.fleet import Purchase, SpotLosses
 from serfer.sim.generators import GENERATORS, generate, is_generator
 from serfer.sim.history import see_history
@@ -144,7 +145,9 @@ class Outcome:
     Both are None where they cannot be compared, for the reasons in `warnings`: load that was refused or is late costs
     nothing, and an instance whose `qps` is not what its batches sustain costs the router something else. From `slo_met`
     to `throttled` they are those of its busiest and median hour, and so are `window_usd`, what the router spends there
-    query by query, and `window_ratio`, that over what the level of rates has for these hours; `notes` say why.
+    query by query, and `window_ratio`, that over what the level of rates has for these hours; `notes` say why. In these
+    hours drivers repeated `retries` invocations that Lambda had throttled, `queued` ones waited for a slot, and
+    `hedges` duplicated what was late, for `hedges_usd`, a part of `window_usd`.
     """
 
     policy: str
@@ -178,6 +181,10 @@ class Outcome:
     window_ratio: float | None = None
     notes: tuple[str, ...] = ()
     history: str | None = None
+    retries: int | None = None
+    queued: int | None = None
+    hedges: int | None = None
+    hedges_usd: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values."""
@@ -208,20 +215,21 @@ class PolicyRun:
 class DetailedRun:
     """The options of simulation query by query: Lambda's service times and the windows' length.
 
-    With `tasks`, Lambda's queries are simulated task by task.
+    With `tasks`, Lambda's queries are simulated task by task. `limits` are what drivers and Lambda allow.
     """
 
     services: ServiceTimes
     window_s: float = HOUR_S
     tasks: Calibration | None = None
+    limits: DriverLimits = field(default_factory=DriverLimits)
 
     def run(
         self, router: Router, launches: Sequence[tuple[float, Purchase]], seed: int, losses: SpotLosses | None = None
     ) -> QueriesRun:
         """Return a run that continues from a router and the launches of the instances that are on."""
         if self.tasks:
-            return TasksRun(router.scenario, router, self.tasks, launches, seed, losses)
-        return QueriesRun(router.scenario, router, self.services, launches, seed, losses)
+            return TasksRun(router.scenario, router, self.tasks, launches, seed, losses, self.limits)
+        return QueriesRun(router.scenario, router, self.services, launches, seed, losses, self.limits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +361,10 @@ def _outcome(
         idle_gb_s=_total(windows, "idle_gb_s"),
         batches=_total(windows, "batches"),
         throttled=_total(windows, "throttled"),
+        retries=_total(windows, "retries"),
+        queued=_total(windows, "queued"),
+        hedges=_total(windows, "hedges"),
+        hedges_usd=sim_input.scenario.serverless.usd_per_query * _total(windows, "duplicates") if windows else None,
         refused=run.refused,
         late=run.late,
         min_billing_usd=run.min_billing_usd,

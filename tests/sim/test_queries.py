@@ -14,6 +14,7 @@ from serfer.control.scenario import Market, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.sim import queries
+from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.fleet import Purchase, SpotLosses
 from serfer.sim.hours import Window, windows_of
 from serfer.sim.queries import QueriesRun
@@ -23,17 +24,17 @@ from serfer.sim.traces import Trace
 from tests.control.worlds import TWO_TYPES
 from tests.sim.worlds import Scripted, scenario
 
-FIXED = ServiceTimes(Quantiles.always(0.12), Quantiles.always(0.8), "a test")
+FIXED = ServiceTimes(Quantiles.always(0.12), Quantiles.always(0.8), "a test", one_task=True)
 
 
 def trace(durations, rates):
     return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
 
 
-def ran(load, world, policy, *, launched=(), window=None, seed=0, losses=None, **options):
+def ran(load, world, policy, *, launched=(), window=None, seed=0, losses=None, limits=None, **options):
     window = window or Window("whole", 0.0, load.seconds)
     launches = [(time, Purchase(world.instance, Market.ON_DEMAND)) for time in launched]
-    run = QueriesRun(world, Router(world, policy, **options), FIXED, launches, seed, losses)
+    run = QueriesRun(world, Router(world, policy, **options), FIXED, launches, seed, losses, limits)
     return run.over(steps_of(load, 5), 0.0, window)
 
 
@@ -41,16 +42,24 @@ def answered(result):
     return result.refused + result.throttled + result.failed + len(result.latencies_s)
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(st.sampled_from([3.0, 20.0]), st.floats(0, 400)), min_size=1, max_size=8),
     wanted=st.lists(st.integers(0, 4), min_size=1, max_size=10),
     concurrency=st.sampled_from([1, 5, 1000]),
     overflow=st.booleans(),
+    limits=st.builds(
+        DriverLimits,
+        drivers=st.integers(1, 3),
+        slots=st.sampled_from([None, 1, 20]),
+        hedge=st.booleans(),
+        growth=st.sampled_from([1.0, 100.0, float("inf")]),
+    ),
 )
-def test_every_query_is_answered_refused_or_throttled_exactly_once(rows, wanted, concurrency, overflow):
+def test_every_query_is_answered_refused_or_throttled_exactly_once(rows, wanted, concurrency, overflow, limits):
     load, world = trace(*zip(*rows, strict=True)), scenario(boot_s=4.0, concurrency=concurrency)
-    result = ran(load, world, Scripted(wanted), overflow=overflow, window=Window("part", 5.0, load.seconds))
+    window = Window("part", 5.0, load.seconds)
+    result = ran(load, world, Scripted(wanted), overflow=overflow, window=window, limits=limits)
     assert answered(result) == result.queries
     assert result.on_instances <= len(result.latencies_s)
     assert result.batches <= result.on_instances <= 8 * result.batches
@@ -113,6 +122,48 @@ def test_a_full_lambda_throttles():
     result = ran(trace([10], [100]), scenario(concurrency=2), Scripted([0]))
     assert result.throttled > 0
     assert len(result.latencies_s) + result.throttled == result.queries
+
+
+def test_a_function_gains_so_many_environments_in_ten_seconds_and_others_are_tried_again():
+    load, world = trace([1, 30], [300, 0]), scenario(concurrency=10_000, keep_alive_s=0.0)
+    result = ran(load, world, Scripted([0]), limits=DriverLimits(growth=50))
+    at_once = (result.latencies_s < 0.93).sum()
+    assert 50 <= at_once <= 55
+    assert result.queries == len(result.latencies_s) + result.throttled
+    assert 50 < len(result.latencies_s) <= 50 + 5 * 20  # five a second while they are tried again, about 15 s
+    assert result.retries > result.throttled > 0
+    free = ran(load, world, Scripted([0]))
+    assert free.retries == free.throttled == 0
+
+
+def test_queries_wait_for_a_slot_of_a_driver_and_the_oldest_goes_first():
+    load, limits = trace([10, 10], [20, 0]), DriverLimits(drivers=2, slots=1)
+    result = ran(load, scenario(), Scripted([0]), limits=limits)
+    assert result.cold_starts == 2
+    assert result.throttled == result.retries == 0
+    assert result.queued > 0.9 * result.queries
+    assert len(result.latencies_s) == result.queries
+    assert np.all(np.diff(result.latencies_s) < 0.13)  # none was passed by younger ones for long
+    assert result.latencies_s.max() > 1.0  # 16.7 a second are answered
+    assert ran(load, scenario(), Scripted([0])).queued == 0
+
+
+def test_late_queries_get_a_duplicate_which_is_paid_for():
+    load, world = trace([100], [20]), scenario(keep_alive_s=5.0)
+    plain, hedged = (ran(load, world, Scripted([0]), limits=DriverLimits(hedge=hedge)) for hedge in (False, True))
+    assert plain.hedges == plain.duplicates == 0
+    assert 0 < hedged.hedges == hedged.duplicates <= 4 + 0.05 * hedged.queries
+    assert hedged.usd(world) == pytest.approx((hedged.queries + hedged.hedges) * world.serverless.usd_per_query)
+    assert (plain.latencies_s > 0.5).sum() == plain.cold_starts
+    assert (hedged.latencies_s > 0.5).sum() <= hedged.cold_starts - hedged.hedges
+    assert np.isclose(hedged.latencies_s, 0.24 + 0.12).any()  # late after twice the usual time, then as long again
+
+
+def test_duplicates_are_a_small_share_of_queries():
+    load, world = trace([100], [20]), scenario(keep_alive_s=0.0)
+    result = ran(load, world, Scripted([0]), limits=DriverLimits(hedge=True))
+    assert result.cold_starts >= result.queries
+    assert 0.04 * result.queries < result.hedges <= 4 + 0.05 * result.queries
 
 
 def test_without_overflow_and_instances_queries_are_refused():

@@ -26,6 +26,7 @@ from tests.sim.worlds import TOML, calibration
 FIELDS = {
     *("policy", "queries", "cost_usd", "serverless_usd", "instances_usd", "optimum_usd", "ratio", "slo_met"),
     *("latency_ms", "launches", "cold_starts", "idle_gb_s", "batches", "throttled"),
+    *("retries", "queued", "hedges", "hedges_usd"),
 }
 WINDOW = ("--window-s", "120")  # an hour takes long enough to be noticed
 LOAD = "diurnal:mean=20,hours=6,peak_hour=3"
@@ -76,6 +77,22 @@ def test_dollars_query_by_query_stand_beside_those_of_the_level_of_rates(scenari
     packed = outcomes("poisson:rate=32,hours=0.5", *arguments[1:], "ski-rental")[0]
     assert packed["window_usd"] < packed["windows"][0]["rates_usd"]
     assert "instances take more than qps" in packed["notes"][0]
+
+
+def test_drivers_limits_are_chosen_and_duplicates_are_a_part_of_the_windows_dollars(scenario):
+    arguments = ("poisson:rate=40,hours=0.02", "--scenario", scenario, "--policy", "serverless")
+    [free] = outcomes(*arguments)
+    [bound] = outcomes(*arguments, "--drivers", "2", "--driver-slots", "1", "--no-hedge")
+    assert free["hedges"] > 0
+    assert free["hedges_usd"] == pytest.approx(free["hedges"] * 4e-5)
+    assert (free["queued"], free["retries"]) == (0, 0)
+    assert bound["queued"] > 0
+    assert bound["hedges"] == bound["hedges_usd"] == 0
+    assert bound["latency_ms"]["p50"] > 10 * free["latency_ms"]["p50"]
+    [single] = outcomes(*arguments, "--no-hedge")
+    assert single["window_usd"] == pytest.approx(free["window_usd"] - free["hedges_usd"], rel=0.02)  # other arrivals
+    assert "waited for a slot" in called(*arguments, "--driver-slots", "1")
+    assert "duplicates $" in called(*arguments)
 
 
 def test_windows_are_not_priced_at_the_level_of_rates(scenario):

@@ -1,5 +1,7 @@
 """Task by task: the run machine under a virtual clock agrees with the drawn times, and loses no query."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 from serfer.control.router import Router
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import Platform, price_plan
+from serfer.core.errors import UsageError
 from serfer.plan_directory import load_plan
 from serfer.sim.calibration import published_calibration
+from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.hours import Window
 from serfer.sim.queries import QueriesRun
 from serfer.sim.rates import steps_of
@@ -40,12 +44,13 @@ def test_environments_belong_to_functions_and_stay_warm_for_their_time():
 
 
 def test_throttled_tasks_are_retried_up_to_a_bound():
-    world = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=2).serverless, seed=0)
+    many = DriverLimits(slots=1000)
+    world = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=2).serverless, 0, limits=many)
     world.start(0.0)
     world.finish(100.0)
     assert (len(world.latencies_s), world.throttled, world.failed) == (1, 0, 0)
     assert world.retries > 0
-    none = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=0).serverless, seed=0)
+    none = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=0).serverless, 0, limits=many)
     none.start(0.0)
     none.finish(100.0)
     assert (len(none.latencies_s), none.throttled, none.in_flight) == (0, 1, 0)
@@ -65,7 +70,7 @@ class TestGangs:
 
     def world(self, **choices):
         made = calibration(tiles=self.TILES, gangs=self.GANGS, rows=1)
-        return LambdaSimulator(made, scenario(**choices).serverless, seed=0)
+        return LambdaSimulator(made, scenario(**choices).serverless, seed=0, limits=DriverLimits(slots=1000))
 
     def test_a_gang_is_invoked_once_and_its_stages_take_their_time(self):
         world = self.world()
@@ -99,12 +104,26 @@ class TestGangs:
         none.finish(100.0)
         assert (none.throttled, none.in_flight) == (1, 0)
 
+    def test_a_gang_that_no_driver_can_start_is_refused_by_name(self):
+        made = calibration(tiles=self.TILES, gangs=self.GANGS)
+        with pytest.raises(UsageError, match="has 3 members"):
+            LambdaSimulator(made, scenario().serverless, 0, limits=DriverLimits(slots=2))
+
+    def test_a_function_that_gains_environments_too_fast_disbands_the_gang(self):
+        made = calibration(tiles=self.TILES, gangs=self.GANGS, rows=1)
+        world = LambdaSimulator(made, scenario().serverless, 0, limits=DriverLimits(growth=2))
+        world.start(0.0)
+        world.finish(100.0)
+        assert (len(world.latencies_s), world.in_flight, world._running) == (1, 0, 0)
+        assert world.tasks > 1 + 3 + 1
+
     @settings(max_examples=15)
     @given(rate=st.floats(0, 60), concurrency=st.sampled_from([1, 3, 4, 7, 1000]))
     def test_every_query_ends_exactly_once(self, rate, concurrency):
         load, world = Trace("a trace", np.array([20.0]), np.array([rate])), scenario(concurrency=concurrency)
         made = calibration(tiles=(3, 2, 3, 1, 2), gangs=((0, 4),))
-        run = TasksRun(world, Router(world, Scripted([0])), made, [], 3)
+        limits = DriverLimits(drivers=2, slots=1000, hedge=True, growth=40)
+        run = TasksRun(world, Router(world, Scripted([0])), made, [], 3, limits=limits)
         result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 20.0))
         assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
 
@@ -117,13 +136,79 @@ class TestGangs:
             assert np.quantile(made.latencies_s, share) == pytest.approx(predicted.quantile(share), rel=rel)
 
 
-@settings(max_examples=15)
-@given(rate=st.floats(0, 80), concurrency=st.sampled_from([1, 6, 1000]), wanted=st.lists(st.integers(0, 2), min_size=1))
-def test_every_query_ends_exactly_once(rate, concurrency, wanted):
+@settings(max_examples=25)
+@given(
+    rate=st.floats(0, 80),
+    concurrency=st.sampled_from([1, 6, 1000]),
+    wanted=st.lists(st.integers(0, 2), min_size=1),
+    limits=st.builds(
+        DriverLimits,
+        drivers=st.integers(1, 3),
+        slots=st.sampled_from([None, 1, 4]),
+        hedge=st.booleans(),
+        growth=st.sampled_from([1.0, 30.0, float("inf")]),
+    ),
+)
+def test_every_query_ends_exactly_once(rate, concurrency, wanted, limits):
     load, world = Trace("a trace", np.array([30.0]), np.array([rate])), scenario(boot_s=4.0, concurrency=concurrency)
-    run = TasksRun(world, Router(world, Scripted(wanted)), calibration(), [], 3)
+    run = TasksRun(world, Router(world, Scripted(wanted)), calibration(), [], 3, limits=limits)
     result = run.over(steps_of(load, 5), 0.0, Window("part", 10.0, 30.0))
     assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
+
+
+def test_tasks_wait_for_a_slot_of_their_driver_and_the_oldest_query_goes_first():
+    world = LambdaSimulator(calibration(tiles=(2, 1), rows=1), scenario().serverless, 0, limits=DriverLimits(slots=1))
+    for _ in range(2):
+        world.start(0.0)
+    world.finish(100.0)
+    first, second = world.latencies_s
+    cold, warm, driver = 0.51, 0.01, 0.001
+    assert first == pytest.approx(cold + warm + warm + cold + driver)  # a slot is free before its next task is known
+    assert second == pytest.approx(first + 2 * warm)
+    assert (world.queued, world.retries, world.tasks, world.colds) == (4, 0, 6, 2)
+
+
+def test_queries_go_to_drivers_in_turn():
+    limits = DriverLimits(drivers=2, slots=1)
+    world = LambdaSimulator(calibration(tiles=(1,), rows=1), scenario().serverless, 0, limits=limits)
+    for _ in range(4):
+        world.start(0.0)
+    world.finish(100.0)
+    assert sorted(np.round(world.latencies_s, 3)) == [0.511, 0.511, 0.521, 0.521]
+
+
+def test_a_function_gains_so_many_environments_in_ten_seconds_and_tasks_are_tried_again():
+    made, slow = calibration(tiles=(1,), rows=1), DriverLimits(slots=1000, growth=10)
+    world = LambdaSimulator(made, scenario(keep_alive_s=0.0).serverless, 0, limits=slow)
+    for _ in range(14):
+        world.start(0.0)
+    world.finish(100.0)
+    assert (len(world.latencies_s), world.throttled, world.colds) == (14, 0, 14)
+    assert (np.array(world.latencies_s) > 0.6).sum() == 4
+    assert max(world.latencies_s) > 4 + 0.5  # one a second
+    assert world.retries > 4
+
+
+def test_late_tasks_get_a_duplicate_whose_share_of_the_query_is_paid():
+    made = calibration(tiles=(3, 1), rows=40)
+    slow = replace(made, service_ms=tuple((900.0, 9.0, 9.0, 9.0) if row == 0 else (9.0,) * 4 for row in range(40)))
+    world, plain = (
+        LambdaSimulator(slow, scenario(keep_alive_s=1e9).serverless, 0, limits=DriverLimits(hedge=hedge))
+        for hedge in (True, False)
+    )
+    for each in (world, plain):
+        for number in range(400):
+            each.start(10.0 * number)
+            each.advance(10.0 * number + 9.0)
+        each.finish(4010.0)
+    slow_ones, with_duplicates = ((np.array(each.latencies_s[1:]) > 0.9).sum() for each in (plain, world))
+    assert slow_ones == 10
+    assert with_duplicates <= 2  # whose duplicate drew the slow row, too
+    assert 10 <= world.hedges <= 10 + 4  # of cold starts
+    mean_ms = (900.0 + 39 * 9.0) / 40
+    share = mean_ms / (mean_ms + 27.0)
+    assert 10 * share <= world.duplicates <= 10 * share + 1  # those of one cold query are at most its price
+    assert plain.hedges == plain.duplicates == 0
 
 
 def test_both_simulation_levels_agree():

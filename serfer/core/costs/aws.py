@@ -37,6 +37,7 @@ class LambdaFacts:
     timeout_max: Positive
     init_limit: Positive
     concurrency: Whole
+    growth: Whole
     price_request: Price
     price_gb_second: Price
     bandwidth: Positive

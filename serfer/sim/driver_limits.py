@@ -1,0 +1,75 @@
+"""What drivers and Lambda allow in simulations: slots, environments that a function may gain, and duplicates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from serfer.core.hedging import HedgeBudget, late_after_s
+
+_GROWTH_S: Final = 10.0  # in which a function may gain `growth` environments
+
+
+@dataclass(frozen=True)
+class DriverLimits:
+    """So many drivers, each with `slots` invocations at once: None for the account's concurrency, as they have on AWS.
+
+    With `hedge` they duplicate tasks that are late. Lambda adds at most `growth` environments to a function in 10 s.
+    """
+
+    drivers: int = 1
+    slots: int | None = None
+    hedge: bool = False
+    growth: float = math.inf
+
+    def slots_of_each(self, concurrency: int) -> int:
+        """Return the slots of a driver, in an account of this concurrency."""
+        return concurrency if self.slots is None else self.slots
+
+
+class Growth:
+    """The environments that a function may gain: at most `most` at once, and as many more in 10 s, continuously.
+
+    Source: AWS Lambda Developer Guide, "Lambda scaling behavior".
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = self._left = most
+        self._at = 0.0
+
+    def take(self, now: float) -> bool:
+        """Add an environment, if that is allowed; `now` never goes back."""
+        if self._most == math.inf:
+            return True
+        self._left = min(self._most, self._left + (now - self._at) * self._most / _GROWTH_S)
+        self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class KnownHedging:
+    """Hedging by drivers that have learnt how long tasks take: `usual_s` of each stage (see `core/hedging.py`).
+
+    `answered` says how many tasks have answered so far: duplicates are a share of them.
+    """
+
+    def __init__(self, usual_s: Sequence[float], answered: Callable[[], int]) -> None:
+        self._late_after_s = [late_after_s(seconds) for seconds in usual_s]
+        self._answered, self._counted = answered, 0
+        self._budget = HedgeBudget()
+
+    def late_after(self, stage: int) -> float | None:
+        """Return after how many seconds a task of a stage is late; None for one that is not duplicated."""
+        seconds = self._late_after_s[stage]
+        return seconds if seconds < math.inf else None
+
+    def spend(self) -> bool:
+        """Take one duplicate out of the budget, if there is one left."""
+        answered = self._answered()
+        self._budget.earn(answered - self._counted)
+        self._counted = answered
+        return self._budget.spend()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, Policy, ProvisioningPlan
+from serfer.control.saved.fields import Snapshot
 from serfer.control.scenario import Market, Scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.modules import in_one_line, load_entry, load_object, plugged_in
@@ -39,7 +40,12 @@ def find_policy(name: str) -> Callable[[Scenario], Policy] | None:
     missing = [method for method in ("observe", "resume") if not callable(getattr(made, method, None))]
     if missing:
         raise UsageError(f"policy {name}: the class has no {' and no '.join(missing)} (docs/how-to/add-a-policy.md)")
-    return lambda scenario: _CheckedPolicy(name, made, scenario)
+    keeps = [method for method in ("snapshot", "restore") if callable(getattr(made, method, None))]
+    if len(keeps) == 1:
+        raise UsageError(
+            f"policy {name}: the class has {keeps[0]} alone: what it learns is kept by snapshot and restore"
+        )
+    return lambda scenario: (_CheckedLearner if keeps else _CheckedPolicy)(name, made, scenario)
 
 
 class _CheckedPolicy:
@@ -94,3 +100,24 @@ class _CheckedPolicy:
         if len({(one.kind, one.market) for one in plan.instances}) < len(plan.instances):
             return "a plan that lists a type and market twice"
         return None
+
+
+class _CheckedLearner(_CheckedPolicy):
+    """A policy that learns, whose snapshots are checked."""
+
+    def snapshot(self) -> Snapshot:
+        """Return the policy's snapshot; raises InputError where it fails, or makes no dictionary."""
+        try:
+            snapshot = self._policy.snapshot()
+        except Exception as error:  # as above
+            raise InputError(f"policy {self.name}: snapshot failed: {in_one_line(error)}") from error
+        if not isinstance(snapshot, dict):
+            raise InputError(f"policy {self.name}: snapshot returned {type(snapshot).__name__}, not a dictionary")
+        return snapshot
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Have the policy go on from a snapshot; raises InputError where it fails, and is of no use then."""
+        try:
+            self._policy.restore(snapshot)
+        except Exception as error:  # as above
+            raise InputError(f"policy {self.name}: restore failed: {in_one_line(error)}") from error

@@ -37,7 +37,9 @@ class StateKeeper:
         """Return a policy that goes on from what is kept, None where nothing is, or nothing that can be taken."""
         policy = make()
         if not isinstance(policy, Learner):
-            self._say(logging.WARNING, f"{policy.name} learns nothing that can be kept")
+            self._say(
+                logging.WARNING, f"{policy.name} keeps nothing: it has no snapshot and restore, so it begins anew"
+            )
             return None
         try:
             data = self._place.read(MAX_STATE_BYTES)

@@ -6,7 +6,8 @@ from threading import Event
 
 import pytest
 
-from serfer.control.policies import make_policy
+from serfer.control.policies import POLICIES, make_policy
+from serfer.control.policy import Learner
 from serfer.control.router import Router
 from serfer.control.saved.state import StateOwner
 from serfer.core.errors import InputError, UnavailableError, UsageError
@@ -182,10 +183,15 @@ def test_a_place_that_hangs_is_not_waited_for(caplog):
     place.open.set()
 
 
-def test_a_policy_that_learns_nothing_is_said_to(caplog):
-    keeper = StateKeeper(Memory(), OWNER)
-    assert keeper.restored(lambda: make_policy("serverless", WORLD)) is None
-    assert messages(caplog) == ["serverless learns nothing that can be kept"]
+@pytest.mark.parametrize("name", [name for name in POLICIES if not isinstance(make_policy(name, WORLD), Learner)])
+def test_a_policy_that_keeps_nothing_is_named(caplog, name):
+    place = Memory()
+    keeper = StateKeeper(place, OWNER)
+    assert keeper.restored(lambda: make_policy(name, WORLD)) is None
+    assert messages(caplog) == [f"{name} keeps nothing: it has no snapshot and restore, so it begins anew"]
+    keeper.offer(make_policy(name, WORLD))
+    keeper.close(5.0)
+    assert place.data is None
 
 
 @pytest.mark.parametrize("where", ["", "a\0b", "ftp://a/b", "s3://", "s3://A_B/c", "s3://bucket/p?q=1", "redis://a"])

@@ -1,8 +1,8 @@
 """A stretch of a load query by query: the real router under a virtual clock.
 
-    arrivals (Poisson, seeded) ──> Router.route ──> an instance's queue ──> batches, as soon as it is free
-                                              └──> Lambda: a driver's slot, a warm environment, or a new one; a time
-                                                   is drawn; throttled: again after a while; late: a duplicate
+    arrivals (rows', seeded) ──> Router.route ──> an instance's queue ──> batches, as soon as it is free
+                                            └──> Lambda: a driver's slot, a warm environment, or a new one; a time
+                                                 is drawn; throttled: again after a while; late: a duplicate
     every period ──> Router.tick with what came ──> instances launched, which serve after their boot, and stopped
 
 An instance that is stopped finishes what waits at it. Lambda reuses the environment that was used last, and drops one
@@ -29,6 +29,7 @@ from serfer.control.scenario import Scenario
 from serfer.core.errors import UsageError
 from serfer.core.hedging import QUANTILE
 from serfer.core.run_machine import Retry
+from serfer.sim.arrivals import arrivals_in_steps
 from serfer.sim.driver_limits import DriverLimits, Growth, KnownHedging
 from serfer.sim.fleet import Fleet, Instance, Purchase, SpotLosses, interruptions_of
 from serfer.sim.hours import Window
@@ -176,13 +177,14 @@ class QueriesRun:
         if expected > MAX_QUERIES:
             raise UsageError(f"{expected:,.0f} queries are too many for --level queries: give a shorter --window-s")
         now, counting, seen = begin_s, False, 0
-        for number, (seconds, rate) in enumerate(zip(steps.durations_s.tolist(), steps.rates.tolist(), strict=True)):
+        counts = arrivals_in_steps(steps, self._rng).tolist()
+        for number, (seconds, count) in enumerate(zip(steps.durations_s.tolist(), counts, strict=True)):
             if not counting and now >= window.begin_s - 1e-9:
                 self._count_from(now)
                 counting = True
             if number % _CHUNK == 0:
                 progress(f"{self._router.policy.name}, {window.name} hour: {seen / max(expected, 1):.0%}")
-            times = np.sort(self._rng.random(self._rng.poisson(rate * seconds))) * seconds + now
+            times = np.sort(self._rng.random(count)) * seconds + now
             now += seconds
             seen += len(times)
             self._step(times.tolist(), now, seconds)

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serfer.control.policy import Observation, Policy
 from serfer.control.router import Router
@@ -43,15 +44,20 @@ def silent(text: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """A trace cut into steps of at most a period that lie within rows: arrays (steps,)."""
+    """A trace cut into steps of at most a period that lie within `rows`, by their numbers: arrays (steps,)."""
 
     durations_s: Floats
     rates: Floats
+    rows: NDArray[np.int32]
 
     @property
     def ends_s(self) -> Floats:
         """The end of each step."""
         return np.cumsum(self.durations_s)
+
+    def part(self, first: int, last: int) -> Steps:
+        """Return the steps from a number on, before another."""
+        return Steps(self.durations_s[first:last], self.rates[first:last], self.rows[first:last])
 
     def before(self, time_s: float) -> int:
         """Return how many steps are over at a time, in seconds."""
@@ -70,7 +76,7 @@ def steps_of(trace: Trace, period_s: float) -> Steps:
     count = (whole + (rest > 0)).astype(np.int64)
     durations = np.full(int(count.sum()), period_s)
     durations[np.cumsum(count)[rest > 0] - 1] = rest[rest > 0]
-    return Steps(durations, np.repeat(trace.rates, count))
+    return Steps(durations, np.repeat(trace.rates, count), np.repeat(np.arange(len(count), dtype=np.int32), count))
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from serfer.sim.history import see_history
 from serfer.sim.hours import HOUR_S, Window, windows_of
 from serfer.sim.loads.reading import read_load
 from serfer.sim.queries import QueriesResult, QueriesRun, warm_up_s
-from serfer.sim.rates import PERIOD_S, Progress, RatesResult, Steps, run_rates, silent
+from serfer.sim.rates import PERIOD_S, Progress, RatesResult, run_rates, silent
 from serfer.sim.service_times import ServiceTimes
 from serfer.sim.tasks import TasksRun
 from serfer.sim.time_series import rates_usd
@@ -329,8 +329,7 @@ def _run_window(
     first, last = run.steps.before(mark), run.steps.before(window.end_s)
     begin = float(run.steps.ends_s[first - 1]) if first else 0.0
     launches = run.fleet.on_after(begin)
-    steps = Steps(run.steps.durations_s[first:last], run.steps.rates[first:last])
-    return detailed.run(router, launches, seed, losses).over(steps, begin, window, progress)
+    return detailed.run(router, launches, seed, losses).over(run.steps.part(first, last), begin, window, progress)
 
 
 def _outcome(

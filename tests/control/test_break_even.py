@@ -1,5 +1,6 @@
 """The default policy keeps the plain rule's guarantee for any load, and learns from past bursts."""
 
+import math
 import random
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.optimum import optimum_usd
+from serfer.control.policies import make_policy
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.robustness_budget import competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental
@@ -91,6 +93,24 @@ def test_the_last_bursts_cost_hardly_more_than_the_optimum():
     with_boots(world, policy, taught, step_s)
     went_on = with_boots(world, policy, bursts(2), step_s)
     assert went_on.usd <= 1.15 * best(world, bursts(2))
+
+
+@settings(derandomize=True, max_examples=12, deadline=None)
+@given(
+    load=rows(2.5 * QPS, most_rows=8, most_s=900),
+    times=st.integers(1, 20),
+    price_ratio=st.sampled_from([3.0, 13.4, 25.8]),
+    step_s=st.sampled_from([10.0, 30.0]),
+)
+def test_no_load_costs_much_more_than_the_cheaper_of_the_plain_rule_and_lambda_alone(load, times, price_ratio, step_s):
+    """At most 1.05 times that, and twenty boots of each level: measured over random loads, not proved."""
+    world, load = scenario(price_ratio, boot_s=120.0), (load * times)[:60]
+    default, plain, alone = (
+        with_boots(world, make_policy(name, world), load, step_s).usd
+        for name in ("break-even", "ski-rental", "serverless")
+    )
+    levels = math.ceil(max(rate for _, rate in load) / QPS)
+    assert default <= 1.05 * min(plain, alone) + 20 * levels * world.instance.start_usd
 
 
 @pytest.mark.parametrize("load", [0.04, 0.5, 1.0, 2.02, 2.5])

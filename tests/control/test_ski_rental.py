@@ -49,6 +49,63 @@ def test_the_bound_is_tight_against_an_adversary(price_ratio, tight):
     assert usd == pytest.approx(competitive_ratio(price_ratio) * least, rel=tight)
 
 
+def ratio_with_boots(price_ratio):
+    """Return what the rule pays at most, in optima, where instances boot and it acts at every instant (docs)."""
+    return 1 + (price_ratio**2 - 1) / (2 * price_ratio - 1)
+
+
+def late_ratio(world, step_s):
+    """Return what decisions add that are `step_s` seconds apart."""
+    return (world.price_ratio - 1) * step_s / world.instance.boot_s
+
+
+@pytest.mark.parametrize("price_ratio", [1.1, *PRICE_RATIOS])
+@settings(derandomize=True, max_examples=25)
+@given(load=rows(2.5 * QPS, most_rows=12, most_s=300), step_s=st.sampled_from([0.5, 1.0, 3.0, 10.0]))
+def test_with_boots_no_load_costs_more_than_the_bound(price_ratio, load, step_s):
+    world = scenario(price_ratio, boot_s=40.0)
+    paid = with_boots(world, SkiRental(world), load, step_s)
+    bound = ratio_with_boots(price_ratio) + late_ratio(world, step_s)
+    assert paid.usd <= bound * best(world, load) + 1e-6
+
+
+@pytest.mark.parametrize("price_ratio", [1.01, *PRICE_RATIOS, 100.0])
+def test_the_bound_with_boots_is_less_than_what_starts_and_boots_cost_at_worst_each(price_ratio):
+    boots = (price_ratio - 1) ** 2 / (2 * price_ratio - 1)
+    assert ratio_with_boots(price_ratio) < competitive_ratio(price_ratio) + boots
+
+
+def until_it_serves(world, step_s, count):
+    """Return what the rule pays, and the optimum, for a load that is full until an instance serves, and then nothing.
+
+    The next time comes as soon as it has stopped.
+    """
+    policy, kind, boot, on, usd, load = SkiRental(world), world.instance, 0.0, False, 0.0, []
+    for _ in range(count):
+        rate = QPS if not on or boot > 0 else 0.0
+        load.append((step_s, rate))
+        on_lambda = min(boot, step_s) if on else step_s
+        usd += step_s * on + on_lambda * rate * world.serverless.usd_per_query
+        before, on = on, policy.observe(seen(step_s, rate)).total > 0
+        boot = max(boot - step_s, 0.0) if before else kind.boot_s * on
+    return usd, best(world, load)
+
+
+@pytest.mark.parametrize("price_ratio", PRICE_RATIOS)
+def test_the_bound_with_boots_is_tight_against_an_adversary(price_ratio):
+    usd, least = until_it_serves(scenario(price_ratio), 0.25, 40_000)
+    assert usd == pytest.approx(ratio_with_boots(price_ratio) * least, rel=0.03)
+
+
+@pytest.mark.parametrize("boot_s", [20.0, 30.0, 60.0])
+@pytest.mark.parametrize("price_ratio", [13.0, 26.0])
+def test_decisions_that_are_apart_exceed_that_bound_by_no_more_than_they_are_late(price_ratio, boot_s):
+    world = scenario(price_ratio, boot_s=boot_s)
+    usd, least = until_it_serves(world, 10.0, 4_000)
+    bound = ratio_with_boots(price_ratio)
+    assert 1.02 * bound * least < usd <= (bound + late_ratio(world, 10.0)) * least
+
+
 @pytest.mark.parametrize("price_ratio", [0.3, 1.0])
 def test_nothing_is_started_where_lambda_is_never_dearer(price_ratio):
     world, load = scenario(price_ratio), [(5000, 7 * QPS)]

@@ -3,7 +3,8 @@
 The budget is rho times what the clairvoyant would have paid so far, less what was paid. As long as it never falls below
 0, the cost never exceeds rho times the clairvoyant's. The work-function algorithm alone keeps the budget above its
 potential, what it may still lose. So a prediction that departs from it may be followed while the budget covers the
-potential and the way back to the algorithm. docs/explanation/policies.md has the proof.
+potential and the way back to the algorithm. docs/explanation/policies.md has the proof. The delay of boots is apart:
+with boots no ratio is proved, and docs have what was measured.
 """
 
 from __future__ import annotations

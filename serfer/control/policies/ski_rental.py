@@ -15,7 +15,10 @@ _LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
 class SkiRental:
-    """The work-function algorithm, in dollars, on each level that the load has reached."""
+    """The work-function algorithm, in dollars, on each level that the load has reached.
+
+    With boots it pays at most 1 + (c^2 - 1)/(2c - 1) times the clairvoyant, c being the price ratio (work_function.py).
+    """
 
     name = "ski-rental"
 

@@ -4,7 +4,8 @@ The work function of a state is the least that any schedule could have paid so f
 off and on, of which switching on costs a start and switching off nothing, the difference of the two is all there is to
 know: the `gap`, by how much having the level on now would be dearer than having it off, start included. It walks
 between 0 (on is as good) and the start's price (off is as good). The algorithm switches a level on at 0 and off at the
-start's price, and pays at most 3 - 2/c times the best schedule, the delay of boots apart; for c and the proof see
+start's price, and pays at most 3 - 2/c times the best schedule, the delay of boots apart, and 1 + (c^2 - 1)/(2c - 1)
+times with it; decisions every p seconds add (c - 1)p/B for a boot of B. For c and the proofs see
 docs/explanation/policies.md.
 
 Borodin, Linial, Saks: An optimal on-line algorithm for metrical task systems (JACM 1992); for one direction Karlin,

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -16,12 +16,16 @@ import typer
 
 from bench.core.options import MarkdownOption
 from bench.core.results import Results, Table, publish
+from bench.policies.memoryless import NAME as PEER
+from bench.policies.memoryless import MemorylessOptimum
 from serfer.cli.shared.options import JsonOption, status_lines
+from serfer.control.policy import Policy
+from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
 from serfer.settings import load_settings
 from serfer.sim.driver_limits import DriverLimits
-from serfer.sim.generators import GENERATORS
+from serfer.sim.generators import GENERATORS, is_generator, parameters_of
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
 
@@ -30,6 +34,7 @@ SCALES: Final = ("S", "M")
 PREDICTABLE: Final = ("twitter", "nasa", "diurnal", "infless_periodic")
 SAVING: Final = ("twitter", "nasa", "diurnal")
 YARDSTICK: Final = "target-tracking-stepwise"  # what earlier papers compare with; earlier tables did, too
+MMPP: Final = "mmpp"
 HEAD: Final = ("load", "scenario", "scale", "policy", "cost $", "ratio", "slo met", "launches", "saves")
 
 
@@ -37,6 +42,7 @@ HEAD: Final = ("load", "scenario", "scale", "policy", "cost $", "ratio", "slo me
 class Options:
     """The selection of runs: policies, loads whose names have one of `only` in them (all of them without), scalings.
 
+    Of `only`, NAME:KEY=VALUE,... is a generator to run by itself. Generators make a load for each of `seeds` seeds.
     Windows of `window_s` seconds are run query by query, none where it is 0.
     """
 
@@ -45,6 +51,7 @@ class Options:
     only: Sequence[str] = ()
     scales: Sequence[str] = SCALES
     seed: int = 0
+    seeds: int = 1
     window_s: float = 0.0
     skip_zeros_over_s: float = math.inf
 
@@ -58,18 +65,38 @@ class Case:
     scale: str
     policies: tuple[str, ...]
     options: Options
+    seed: int = 0
 
     def run(self) -> list[Outcome]:
         """Run the policies."""
         options, scenario = self.options, read_scenario(self.scenario)
-        sim_input = prepare(self.load.read(options.seed), self.scenario.stem, scenario, self.scale)
+        sim_input = prepare(self.load.read(self.seed), self.scenario.stem, scenario, self.scale)
         facts = load_settings().facts().functions
         limits = DriverLimits(hedge=True, growth=facts.growth)
         times = scenario_times(scenario.serverless, facts)
         detailed = DetailedRun(times, options.window_s, limits=limits) if options.window_s else None
-        return [
-            each.outcome for each in run_policies(sim_input, self.policies, options.run_options, options.seed, detailed)
-        ]
+        policies, run_options = self.policies, options.run_options
+        if self.load.name.partition(":")[0] == MMPP:
+            policies, run_options = (*policies, PEER), _WithPeer.of(run_options, self.load.name)
+        return [each.outcome for each in run_policies(sim_input, policies, run_options, self.seed, detailed)]
+
+
+@dataclass(frozen=True)
+class _WithPeer(RunOptions):
+    """Options with which the best policy that knows an MMPP's parameters can be run, too."""
+
+    process: str = MMPP
+
+    @classmethod
+    def of(cls, options: RunOptions, process: str) -> _WithPeer:
+        """Return the options for a process, a generator's text."""
+        return cls(**{each.name: getattr(options, each.name) for each in fields(options)}, process=process)
+
+    def new_policy(self, name: str, scenario: Scenario, factor: float) -> Policy:
+        """Return a policy; the peer is solved for the process."""
+        if name == PEER:
+            return MemorylessOptimum(scenario, parameters_of(self.process), factor, self.period_s)
+        return super().new_policy(name, scenario, factor)
 
 
 def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
@@ -77,8 +104,10 @@ def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
 
     Raises InputError where there is nothing.
     """
+    own = [name for name in options.only if is_generator(name) and ":" in name]
+    parts = [name for name in options.only if name not in own]
     loads = [str(path) for path in sorted(traces.glob("*.csv"))] + [*GENERATORS]
-    loads = [name for name in loads if not options.only or any(part in Path(name).name for part in options.only)]
+    loads = [name for name in loads if not options.only or any(part in Path(name).name for part in parts)] + own
     worlds = sorted(scenarios.glob("*.toml"))
     for what, files, where in (
         ("loads", loads, f"--traces {traces}"),
@@ -87,11 +116,13 @@ def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
         if not files:
             raise InputError(f"{where}: there are no {what}")
     names = tuple(policy_names(options.policies, read_scenario(worlds[0])))
+    specs = [LoadSpec(load, 0.0, math.inf, options.skip_zeros_over_s) for load in loads]
     return [
-        Case(LoadSpec(load, 0.0, math.inf, options.skip_zeros_over_s), world, scale, names, options)
-        for load in loads
+        Case(spec, world, scale, names, options, options.seed + number)
+        for spec in specs
         for world in worlds
         for scale in options.scales
+        for number in range(options.seeds if spec.is_seeded else 1)
     ]
 
 
@@ -111,7 +142,7 @@ def measure(every: Sequence[Case], progress: Callable[[str], None]) -> list[Outc
 
 def _longest_first(every: Sequence[Case]) -> Iterator[tuple[int, Case]]:
     def length(item: tuple[int, Case]) -> float:
-        return -item[1].load.read(item[1].options.seed).seconds
+        return -item[1].load.read(item[1].seed).seconds
 
     return iter(sorted(enumerate(every), key=length))
 
@@ -155,6 +186,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
     for policy in dict.fromkeys(one.policy for one in outcomes):
         mine = [one for one in outcomes if one.policy == policy]
         lines.append(f"{policy}: {'; '.join(_verdicts(mine, outcomes))}")
+    lines += _beside_the_peer(outcomes)
     warnings = dict.fromkeys(f"{one.scenario}: {warning}" for one in outcomes for warning in one.warnings)
     return [*lines, *(f"warning: {each}" for each in warnings)]
 
@@ -179,6 +211,23 @@ def _verdicts(mine: Sequence[Outcome], outcomes: Sequence[Outcome]) -> Iterator[
         yield f"saves {min(saved):.0%} at least at M on {', '.join(SAVING)}"
 
 
+def _beside_the_peer(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Compare policies with the best one that knows the process, in each scenario at each scaling, over the seeds."""
+    peers = {_place(one): one for one in outcomes if one.policy == PEER}
+    beside: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+    for one in outcomes:
+        peer = peers.get(_place(one))
+        if peer and peer.cost_usd and one.ratio is not None:
+            key = one.scenario, one.scale, one.policy
+            beside.setdefault(key, []).append((one.ratio, one.cost_usd / peer.cost_usd))
+    for (scenario, scale, policy), pairs in beside.items():
+        ratios, times = zip(*pairs, strict=True)
+        yield (
+            f"{MMPP}, {scenario}, {scale}, {policy}: {fmean(ratios):.3f} times the optimum, {fmean(times):.3f} times "
+            f"{PEER} ({min(times):.3f} to {max(times):.3f}), mean of {len(pairs)}"
+        )
+
+
 def results(outcomes: Sequence[Outcome]) -> Results:
     """Return all outcomes, and how each policy did."""
     return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], summary(outcomes))
@@ -189,10 +238,14 @@ def command(
     scenarios: Annotated[Path, typer.Option(metavar="DIR", help="A folder of scenarios: TOML files.")],
     policy: Annotated[list[str] | None, typer.Option(help="A policy's name; may be repeated. By default five.")] = None,
     load: Annotated[
-        list[str] | None, typer.Option(help="A part of the names of the loads to run; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="A part of the names of the loads to run, or a generator's NAME:KEY=VALUE,...; may be repeated."
+        ),
     ] = None,
     scale: Annotated[list[str] | None, typer.Option(help="S, M, none or a factor; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Loads of each generator, from --seed on.")] = 1,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 5.0,
     window_s: Annotated[
         float,
@@ -214,6 +267,7 @@ def command(
         only=load or (),
         scales=scale or SCALES,
         seed=seed,
+        seeds=seeds,
         window_s=window_s,
         skip_zeros_over_s=skip_zeros_over,
     )

@@ -123,13 +123,19 @@ def describe_generators() -> str:
     return "\n".join(lines)
 
 
-def generate(text: str) -> Trace:
-    """Make a load of NAME or NAME:KEY=VALUE,...; raises UsageError that names what is unknown or impossible."""
+def parameters_of(text: str) -> dict[str, float]:
+    """Return all parameters of NAME or NAME:KEY=VALUE,...; raises UsageError that names what is unknown."""
     name, _, rest = text.partition(":")
     if name not in GENERATORS:
         raise UsageError(f"there is no generator {name[:40]!r}: there are {', '.join(GENERATORS)}")
     kind = GENERATORS[name]
-    given = {**kind.defaults, **_parameters(name, kind, rest)}
+    return {**kind.defaults, **_parameters(name, kind, rest)}
+
+
+def generate(text: str) -> Trace:
+    """Make a load of NAME or NAME:KEY=VALUE,...; raises UsageError that names what is unknown or impossible."""
+    given = parameters_of(text)
+    kind = GENERATORS[text.partition(":")[0]]
     rows = math.ceil(given["hours"] * _S_PER_HOUR / given["row_s"])
     if not 1 <= rows <= MAX_ROWS:
         raise UsageError(f"{text}: that makes {rows:,} rows, not 1 to {MAX_ROWS:,}: change hours or row_s")

@@ -54,18 +54,20 @@ class Growth:
 class KnownHedging:
     """Hedging by drivers that have learnt how long tasks take: `usual_s` of each stage (see `core/hedging.py`).
 
-    `answered` says how many tasks have answered so far: duplicates are a share of them.
+    `answered` says how many tasks have answered so far: duplicates are a share of them. While a task starts that will
+    answer in `ends_in_s`, it has no lateness if that is in time: a timer would find it done.
     """
 
     def __init__(self, usual_s: Sequence[float], answered: Callable[[], int]) -> None:
         self._late_after_s = [late_after_s(seconds) for seconds in usual_s]
         self._answered, self._counted = answered, 0
         self._budget = HedgeBudget()
+        self.ends_in_s = math.inf
 
     def late_after(self, stage: int) -> float | None:
         """Return after how many seconds a task of a stage is late; None for one that is not duplicated."""
         seconds = self._late_after_s[stage]
-        return seconds if seconds < math.inf else None
+        return seconds if seconds < self.ends_in_s else None
 
     def spend(self) -> bool:
         """Take one duplicate out of the budget, if there is one left."""

@@ -227,16 +227,19 @@ class QueriesRun:
         for now in times:
             if computing and computing[0][0] <= now:
                 self._finish_batches(now)
-            if due and due[0][0] <= now:
+            if due:
                 self._invoke_due(now)
             while busy and busy[0] <= now:
                 idle.append(heappop(busy))
-            decision = route(now, endpoints, len(busy) + self._unsent if due else len(busy))
+            in_flight = len(busy)
+            if due:
+                in_flight += self._unsent
+            decision = route(now, endpoints, in_flight)
             targets = decision.targets
             if not targets:
                 self._turn_away(decision.reason)
             elif targets[0] == SERVERLESS:
-                if idle and len(busy) < slots and self._reuse(now):
+                if idle and in_flight < slots and self._reuse(now):
                     took = next(warm)
                     heappush(busy, now + took)
                     if took <= late_after_s:

@@ -103,7 +103,6 @@ class _Function:
 
 
 _Place = tuple[int, int, int]  # of an attempt: stage, tile, number
-_Running = tuple[_Driver, _Function | None]  # what an invocation gives back; no function where it was refused
 
 
 class LambdaSimulator:
@@ -144,7 +143,7 @@ class LambdaSimulator:
         self._others = _numbers(np.random.default_rng((seed, 1)), len(self._takes))
         self._cold = calibration.cold.samples(rng)
         self._chosen, self._seeds = _turns(rng, len(self._takes)), _numbers(rng, 2**32)
-        self._events: list[tuple[float, int, _Query, Event | None, _Running | None]] = []
+        self._events: list[tuple[float, int, _Query, Event | None, _Function | None]] = []
         self._number = self._running = self._in_flight = 0
         self.count_from(0.0)
 
@@ -173,9 +172,13 @@ class LambdaSimulator:
         """Process all events that are due by a time."""
         events = self._events
         while events and events[0][0] <= now:
-            time, _, query, event, running = heappop(events)
-            if running is not None:
-                self._give_back(*running, time)
+            time, _, query, event, function = heappop(events)
+            if function is not None:
+                self._running -= 1
+                function.idle.append(time)
+                query.driver.free += 1
+                if query.driver.waiting:
+                    self._serve_waiting(query.driver, time)
             if event is None:
                 self._answered(query)
             elif not query.run.finished:
@@ -237,33 +240,33 @@ class LambdaSimulator:
                 start = self._invoke_gang if query.run.stages[wanted[0].stage].gang_stop else self._invoke
                 start(query, wanted, now)
 
-    def _give_back(self, driver: _Driver, function: _Function | None, now: float) -> None:
-        """Note that an invocation has ended: its slot and its environment, if it had one, are free."""
-        if function is not None:
-            self._running -= 1
-            function.idle.append(now)
-        driver.free += 1
-        if driver.waiting:
-            self._serve_waiting(driver, now)
-
     def _invoke(self, query: _Query, requests: Sequence[Invoke], now: float) -> None:
         """Start tasks of a stage, in warm environments if there are any, or have them refused."""
         for request in requests:
             place = stage, tile, _ = request.stage, request.tile, request.attempt
-            for action in query.run.handle(TaskStarted(*place), now):
-                if isinstance(action, WakeAt):  # when it is late
-                    self._later(action.time, query, _TIME)
             found = self._environment(request, now)
             if found is None:
-                self._later(now, query, TaskFailed(*place, _THROTTLED), (query.driver, None))
+                self._started(query, place, now, 0.0)
+                self._refuse(query, place, now)
                 continue
             function, cold_s = found
             task = self._first[stage] + tile
             if hedged := query.run.stages[stage].tiles[tile].hedged:
                 self.hedges += 1
                 self.duplicates += self._share[task]
-            done = now + cold_s + self._takes[next(self._others) if hedged else query.row][task]
-            self._later(done, query, TaskDone(*place, _WARM_REPORT), (query.driver, function))
+            takes_s = cold_s + self._takes[next(self._others) if hedged else query.row][task]
+            self._started(query, place, now, takes_s)
+            self._later(now + takes_s, query, TaskDone(*place, _WARM_REPORT), function)
+
+    def _started(self, query: _Query, place: _Place, now: float, takes_s: float) -> None:
+        """Tell the run machine that an attempt was sent, which will take so long, and set its timer for lateness."""
+        if self._hedging:
+            self._hedging.ends_in_s = takes_s
+        for action in query.run.handle(TaskStarted(*place), now):
+            if isinstance(action, WakeAt):
+                self._later(action.time, query, _TIME)
+        if self._hedging:
+            self._hedging.ends_in_s = math.inf
 
     def _invoke_gang(self, query: _Query, requests: Sequence[Invoke], now: float) -> None:
         """Start all members of a gang, or as many as there is room for, until they are aborted."""
@@ -276,16 +279,21 @@ class LambdaSimulator:
             if found is not None:
                 started.append(found)
             else:
-                self._later(now, query, TaskFailed(*place, _THROTTLED), (query.driver, None))
+                self._refuse(query, place, now)
         if len(started) < len(requests):
             for place, (function, cold_s) in zip(places, started, strict=False):
-                self._later(now + cold_s + _ABORTED_S, query, TaskFailed(*place, _ABORTED), (query.driver, function))
+                self._later(now + cold_s + _ABORTED_S, query, TaskFailed(*place, _ABORTED), function)
             return
         overheads = self._starting[start][query.row]
         ready = max(overheads[request.tile] + cold_s for request, (_, cold_s) in zip(requests, started, strict=True))
         end = now + ready + self._inside[start][query.row]
         for place, (function, _) in zip(places, started, strict=True):
-            self._later(end, query, TaskDone(*place, self._member_report(start, place[1])), (query.driver, function))
+            self._later(end, query, TaskDone(*place, self._member_report(start, place[1])), function)
+
+    def _refuse(self, query: _Query, place: _Place, now: float) -> None:
+        """Have Lambda throttle an attempt, whose slot is free again at once."""
+        query.driver.free += 1
+        self._later(now, query, TaskFailed(*place, _THROTTLED))
 
     def _member_report(self, start: int, tile: int) -> Report:
         stages = sum(tile < tiles for tiles in self._tiles[start : self._gangs[start]])
@@ -308,9 +316,9 @@ class LambdaSimulator:
         self._running += 1
         return function, cold_s
 
-    def _later(self, time: float, query: _Query, event: Event | None, running: _Running | None = None) -> None:
+    def _later(self, time: float, query: _Query, event: Event | None, function: _Function | None = None) -> None:
         self._number += 1
-        heappush(self._events, (time, self._number, query, event, running))
+        heappush(self._events, (time, self._number, query, event, function))
 
     def _answered(self, query: _Query) -> None:
         self._in_flight -= 1

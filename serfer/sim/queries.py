@@ -29,10 +29,10 @@ from serfer.control.scenario import Scenario
 from serfer.core.errors import UsageError
 from serfer.core.hedging import QUANTILE
 from serfer.core.run_machine import Retry
-from serfer.sim.arrivals import arrivals_in_steps
 from serfer.sim.driver_limits import DriverLimits, Growth, KnownHedging
 from serfer.sim.fleet import Fleet, Instance, Purchase, SpotLosses, interruptions_of
 from serfer.sim.hours import Window
+from serfer.sim.loads.arrivals import arrivals_in_steps
 from serfer.sim.rates import Progress, Steps, silent
 from serfer.sim.service_times import ServiceTimes
 from serfer.sim.traces import Floats

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.sim.arrivals import arrivals_in_steps
+from serfer.sim.loads.arrivals import arrivals_in_steps
 from serfer.sim.rates import steps_of
 from serfer.sim.traces import Trace
 

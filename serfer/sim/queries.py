@@ -231,9 +231,7 @@ class QueriesRun:
                 self._invoke_due(now)
             while busy and busy[0] <= now:
                 idle.append(heappop(busy))
-            in_flight = len(busy)
-            if due:
-                in_flight += self._unsent
+            in_flight = len(busy) + self._unsent if due else len(busy)
             decision = route(now, endpoints, in_flight)
             targets = decision.targets
             if not targets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
-from splitter.network.reductions import with_reduction
+from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Source, load
 from splitter.plan_dir.assemble import Decision, PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
@@ -173,8 +173,7 @@ def _reduced(source: Source, reduction: Reduction | None) -> Source:
 
 def _warn_of_one_class(answer: Answer) -> None:
     """Warn where the check of a plan can find little: masks that have one class everywhere (PlanWarning)."""
-    masks = [values for values in (answer.values() if isinstance(answer, Mapping) else [answer]) if values.ndim > 1]
-    if all(mask.min() == mask.max() for mask in masks if mask.dtype.kind in "ui"):
+    if of_one_class(answer):
         warnings.warn(
             "the model gives the images that the plan was checked on one class everywhere, so that the check says "
             "little: split once without --reduce, which compares scores, or look at `serfer verify` on your images",

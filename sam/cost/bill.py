@@ -23,6 +23,7 @@ from sam.template.template import make_template
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
+from serfer.core.plan.window_plan import priced_query
 
 LOADS = (1_000, 100_000, 10_000_000)
 """Queries a month, by default."""
@@ -394,7 +395,7 @@ def price_build(
     Raises InputError where BUILD is unusable, UsageError for loads and parameters that cannot be.
     """
     deployment, template = load_deployment(build), load_template(build)
-    plan = load_current_plan(build, deployment)
+    plan = priced_query(load_current_plan(build, deployment))
     images = sum(size for name, size in deployment.bytes.items() if deployment.is_image(name))
     try:
         return bill(
@@ -417,7 +418,7 @@ def price_build(
 def compare_build(build: Path, facts: AwsFacts, loads: Sequence[int] | None = None) -> list[Row]:
     """Price BUILD's plan with every choice of drivers, store and engine, everything else as it was packaged."""
     deployment = load_deployment(build)
-    plan = load_current_plan(build, deployment)
+    plan = priced_query(load_current_plan(build, deployment))
 
     def make(options: Options) -> Template:
         own = decide(plan, options, facts)

@@ -18,6 +18,7 @@ from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
 from serfer.core.costs.operator_costs import Profiles, dump_profiles
 from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
+from serfer.core.plan.window_plan import priced_query
 from serfer.core.units import MS_PER_S
 from serfer.files import check_place, write_whole
 from serfer.plan_directory import load_cold_plan, load_plan
@@ -72,7 +73,7 @@ def cost(
 
     plan = load_plan(directory)
     given = Circumstances(store, memory, cold or 0.0, burst)
-    prices = price(plan, load_settings().facts(), given, load_cold_plan(directory, plan))
+    prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
     if as_json:
         print_json(prices.as_dict())
     else:

@@ -20,6 +20,7 @@ from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gan
 from serfer.core.errors import UsageError
 from serfer.core.inline import PAYLOAD_SHARE
 from serfer.core.plan import CONTAINER, Plan, Stage
+from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.structure import unstructure
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import load_cold_plan, load_plan
@@ -74,12 +75,13 @@ def _show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's
 
     show_plan(plan, as_json)
     if not as_json:
-        out.print("\n".join(map(plain, text_picture(plan).split("\n"))))
+        out.print("\n".join(map(plain, text_picture(priced_query(plan)).split("\n"))))
 
 
 def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - same
     from serfer.pictures import choices, draw_pareto  # noqa: PLC0415 - the command line starts fast
 
+    check_whole_images(plan)  # a map plan competed with other sizes of windows alone
     candidates = choices(plan)
     if as_json:
         for each in candidates:
@@ -94,8 +96,8 @@ def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa:
 def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> None:
     from serfer.pictures import draw_plan, picture_pixels  # noqa: PLC0415 - only pictures need it
 
-    pixels = picture_pixels(plan, image, load_settings().image_limits()) if image else None
-    draw_plan(plan, directory, picture, pixels)
+    pixels = picture_pixels(priced_query(plan), image, load_settings().image_limits()) if image else None
+    draw_plan(priced_query(plan), directory, picture, pixels)
     err.print(f"wrote {plain(str(picture))}", soft_wrap=True)
 
 
@@ -114,25 +116,10 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     if plan.windows:
         query = f"a query is one window, a task, of {len(plan.stages[0].tiles)} kinds"
     out.print(f"{plan.input} in, {plan.output} out, {query}")
-    table = columns(
-        "stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "memory", "writes", "by", "reads"
-    )
-    for number, stage in enumerate(plan.stages):
-        table.add_row(
-            f"stage-{number}",
-            str(stage.grid),
-            str(len(stage.operators)),
-            "+".join(str(source.shape) for source in stage.inputs),
-            "+".join(str(shape) for shape in stage.outputs),
-            _halo(stage),
-            f"{stage.macs / 1e6:.1f} M",
-            f"x{stage.inflation:.2f}",
-            f"{stage.memory_mb} MB",
-            byte_size(_written(stage)),
-            stage.path,
-            byte_size(_read(stage)) if number else "inline",
-        )
-    out.print(table)
+    priced = priced_query(plan)
+    if plan.windows:
+        out.print("the commonest window:")
+    _print_stages(priced, leave_out=("grid", "halo") if plan.windows else ())
     for number, stage in enumerate(plan.stages):
         first, last = stage.operators[0], stage.operators[-1]
         out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
@@ -141,15 +128,41 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     _print_packages(plan)
     _print_deployment_options(plan)
     _print_changes(plan)
-    print_cold_starts(plan, price_cold(plan, Platform.over(load_settings().facts(), plan.store)))
+    print_cold_starts(plan, price_cold(priced, Platform.over(load_settings().facts(), plan.store)))
     out.print(plain(plan.why))
-    tasks = [plan.stages[stage].grid.tiles for stage in sorted({stage for stage, _ in plan.functions})]
+    tasks = [priced.stages[stage].grid.tiles for stage in sorted({stage for stage, _ in plan.functions})]
     spread = latency([(ms / MS_PER_S, count) for ms, count in zip(plan.predicted_ms, tasks, strict=True)], facts)
     p50, p95, p99 = (MS_PER_S * spread.quantile(share) for share in (0.5, 0.95, 0.99))
     out.print(
         f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
         f"${plan.predicted_usd * _MILLION:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
     )
+
+
+def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:
+    """Print each stage's grid, shapes and work, and what it hands on, without the columns of some names."""
+    rows = [
+        {
+            "stage": f"stage-{number}",
+            "grid": str(stage.grid),
+            "operators": str(len(stage.operators)),
+            "in": "+".join(str(source.shape) for source in stage.inputs),
+            "out": "+".join(str(shape) for shape in stage.outputs),
+            "halo": _halo(stage),
+            "MACs": f"{stage.macs / 1e6:.1f} M",
+            "work": f"x{stage.inflation:.2f}",
+            "memory": f"{stage.memory_mb} MB",
+            "writes": byte_size(_written(stage)),
+            "by": stage.path,
+            "reads": byte_size(_read(stage)) if number else "inline",
+        }
+        for number, stage in enumerate(plan.stages)
+    ]
+    names = [name for name in rows[0] if name not in leave_out]
+    table = columns(*names)
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
+    out.print(table)
 
 
 def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:

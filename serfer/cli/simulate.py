@@ -19,6 +19,7 @@ from serfer.cli.shared.options import JsonOption, opened, print_json, status_lin
 from serfer.cli.shared.terminal import err, out
 from serfer.control.policies import DEFAULT, POLICIES
 from serfer.core.errors import UsageError
+from serfer.core.plan.window_plan import check_whole_images
 from serfer.settings import load_settings
 from serfer.sim.generators import describe_generators
 
@@ -304,6 +305,7 @@ def _lambdas(
         known = read_calibration(calibration) if calibration else None
         return [LambdaChoice(target, _detailed(level, target, known, window_s, limits))]
     whole = load_plan(plan)
+    check_whole_images(whole)
     if not memory:
         return [LambdaChoice(target, _detailed(level, target, published_calibration(whole, facts), window_s, limits))]
     choices = []

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import ImageError
 from serfer.core.exactness import Difference, check_finite, difference
+from serfer.core.plan.window_plan import check_whole_images
 from serfer.images import image_files
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import original, unsplit
@@ -71,8 +72,9 @@ def verify(
 ) -> Verification:
     """Compare on images (files, or folders of them) and on `random` seeded inputs, one query each.
 
-    Raises what reading an image raises, and ModelError where an unsplit answer is not finite.
+    Raises PlanError for a map plan, what reading an image raises, and ModelError where an unsplit answer is not finite.
     """
+    check_whole_images(pipeline.plan)
     _check_there(images)
     computed = unsplit(pipeline.plan, directory)
     given = original(pipeline.plan, directory) if pipeline.plan.original else None

@@ -115,6 +115,16 @@ def _linear(values: _Array, axis: int, size: int) -> _Array:
     return mixed
 
 
+def of_one_class(answer: Answer) -> bool:
+    """Return whether all maps of whole numbers in an answer, of which there are some, have one value everywhere.
+
+    Comparing others with such maps says little: they agree as long as the same class is largest.
+    """
+    outputs = answer.values() if isinstance(answer, Mapping) else [answer]
+    masks = [values for values in outputs if values.ndim > 1 and values.dtype.kind in "ui"]
+    return bool(masks) and all(mask.min() == mask.max() for mask in masks)
+
+
 def with_reduction(source: Source, reduction: Reduction | None) -> Source:
     """Return a source whose own answers are reduced as the plan's are, by other code."""
     if reduction is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serfer.core.errors import ModelError, WrongAnswerError
+from serfer.core.errors import ModelError, PlanWarning, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Answer
@@ -18,7 +19,7 @@ from serfer.images import check_channels
 from splitter.network.description import Description
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
-from splitter.network.reductions import with_reduction
+from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Source, load
 from splitter.plan_dir.check import whole_runner
 from splitter.plan_dir.output_directory import appearing_whole
@@ -122,6 +123,8 @@ class _Making:
         channels = self.example.shape[1]
         sample = sample_of(network, cut, size, channels, wanted.sample, network.source.preprocess)
         difference = measured(network, cut, sample)
+        if difference.of_one_class:
+            _warn_of_one_class(f"{difference.sample}, on which windows were compared,")
         return replace(tiles, windows=replace(tiles.windows, difference=difference)), choice
 
 
@@ -155,6 +158,8 @@ def _check(network: Network, graph: Graph, example: Array, step: int) -> None:
     """Compare small windows of a small image with the model on all of it; raises WrongAnswerError."""
     expected = _check_reading(network, graph, example)
     height, width = example.shape[2:]
+    if of_one_class(expected):
+        _warn_of_one_class("a random image, on which windows were checked,")
     got = WindowSessions(window_tiles(network, [(height, width)], step)).run(example)
     deviation = difference(got.reshape(np.shape(expected)), expected)
     if not deviation.exact:
@@ -162,3 +167,13 @@ def _check(network: Network, graph: Graph, example: Array, step: int) -> None:
             f"windows differ from the network on the whole image by {deviation.error:.2g} of its range (at most "
             f"{TOLERANCE:g} is allowed), or in their first class; nothing was written"
         )
+
+
+def _warn_of_one_class(image: str) -> None:
+    """Warn where the classes of windows and those of the whole agree, whatever their scores (PlanWarning)."""
+    warnings.warn(
+        f"the network gives {image} one class everywhere, so that the comparison says little: make a plan without "
+        "--reduce once, which compares scores",
+        PlanWarning,
+        stacklevel=2,
+    )

@@ -39,7 +39,7 @@ from serfer.core.plan import (
     sealed,
 )
 from serfer.core.plan.layout import PLAN_FILE, UNSPLIT, stage_directory
-from serfer.core.plan.window_plan import query_plan
+from serfer.core.plan.window_plan import commonest_window, query_plan
 from serfer.core.units import MS_PER_S
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from splitter.network.source import Source
@@ -313,14 +313,10 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
     """Return the plan with the prediction for its commonest window, and its reasons in words."""
     windows, [stage] = plan.windows, plan.stages
     assert windows is not None  # noqa: S101 - of a map plan
-    counts = dict.fromkeys(range(len(stage.tiles)), 0)
-    image = windows.of(windows.heights[0].size, windows.widths[0].size)
-    for window in image:
-        counts[window.tile] += 1
-    common = max(counts, key=lambda tile: counts[tile])
+    image, common = windows.first, commonest_window(windows)
     seconds, usd = stage_price(plan_load(query_plan(plan, common), 0), stage.memory_mb, budget.platform)
     predicted = replace(stage, predicted_ms=round(float(seconds) * MS_PER_S, 3), predicted_usd=float(usd))
-    work = sum(stage.tiles[tile].macs * count for tile, count in counts.items())
+    work = sum(stage.tiles[window.tile].macs for window in image)
     share = work / stage.macs - 1 if stage.macs else 0.0
     why = _in_words(stage, stage.tiles[common], image, share)
     if windows.approximation:

@@ -17,6 +17,7 @@ from serfer.core.plan.pixels import full_scale, normalise, scaled_to
 from serfer.core.units import MIB
 from serfer.raster import RasterSource, open_raster
 from splitter.network.graph import MAP_RANK
+from splitter.network.reductions import of_one_class
 from splitter.network.source import Array
 from splitter.tiling.regions import tile_macs, whole_regions
 from splitter.windows.approximate import FixedOverlap, overlapping_tiles
@@ -127,7 +128,10 @@ def measured(network: Network, cut: FixedOverlap, sample: Sample) -> SampleDiffe
     got = got.reshape(expected.shape).astype(expected.dtype, copy=False)  # classes are float32 between functions
     _check_windows(network, cut, sample, got)
     if not np.issubdtype(expected.dtype, np.floating):
-        return SampleDifference(sample.name, height, width, None, None, agreement(got, expected))
+        same: float | None = agreement(got, expected)
+        if same == 1 and of_one_class(expected):
+            same = None  # it says nothing about scores
+        return SampleDifference(sample.name, height, width, None, None, same)
     error, span = relative_error(got, expected), float(np.ptp(expected)) or 1.0
     mean = float(np.abs(got - expected).mean(dtype=np.float64)) / span
     same = agreement(got, expected) if expected.ndim == MAP_RANK and expected.shape[1] > 1 else None

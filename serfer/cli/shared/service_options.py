@@ -12,6 +12,7 @@ import typer
 from serfer.cli.shared.options import plan_directory
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
+from serfer.core.plan.window_plan import check_whole_images
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
@@ -115,18 +116,20 @@ CeilingOption = Annotated[
 def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str, Path]:
     """Return the plan directories to serve, by model name; by default the zoo's own default.
 
-    Raises UsageError for two of one name.
+    Raises UsageError for two of one name, PlanError for a map plan.
     """
     models: dict[str, Path] = {}
     wanted = [*((name, None) for name in names or ()), *((None, each) for each in plans or ())]
     for name, text in wanted or [(None, None)]:
         if text is None:
             directory = plan_directory(None, name)
-            called = load_plan(directory).model
+            called = (plan := load_plan(directory)).model
         else:
             match = _NAMED.fullmatch(text)
             directory = Path(match[2] if match else text)
-            called = match[1] if match else _NAME.sub("-", load_plan(directory).model)
+            plan = load_plan(directory)
+            called = match[1] if match else _NAME.sub("-", plan.model)
+        check_whole_images(plan)
         if called in models:
             raise UsageError(f"two models are called {called}: name one of them, --plan NAME=DIR")
         models[called] = directory

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from serfer.core.errors import InputError, PlanError
 from serfer.core.geometry import Grid
 from serfer.core.plan.model import Plan
+from serfer.core.plan.windows import Windows
 
 
 def query_plan(plan: Plan, window: int | None) -> Plan:
@@ -44,3 +46,33 @@ def query_plan(plan: Plan, window: int | None) -> Plan:
         ),
         windows=None,
     )
+
+
+def commonest_window(windows: Windows) -> int:
+    """Return the tile of the most windows of the first of the images."""
+    return Counter(window.tile for window in windows.first).most_common(1)[0][0]
+
+
+def priced_query(plan: Plan) -> Plan:
+    """Return what a plan's prices and pictures are of: the plan, or of a map plan its commonest window.
+
+    That is the kind which the first of its images has most of. The stage's operators then have the multiply-accumulates
+    of what the window writes, without its overlap.
+    """
+    if plan.windows is None:
+        return plan
+    image = plan.windows.first
+    query = query_plan(plan, commonest_window(plan.windows))
+    [stage] = query.stages
+    written, whole = query.output.height * query.output.width, image.height * image.width
+    operators = tuple(replace(each, macs=each.macs * written // whole) for each in stage.operators)
+    return replace(query, stages=(replace(stage, operators=operators),))
+
+
+def check_whole_images(plan: Plan) -> None:
+    """Raise PlanError for a map plan, where queries are whole images."""
+    if plan.windows is not None:
+        raise PlanError(
+            f"{plan.model} is a map plan, whose queries are windows of an image: serfer map runs it, and predicts "
+            "dollars and time with --dry-run"
+        )

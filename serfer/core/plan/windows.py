@@ -45,7 +45,8 @@ class SampleDifference:
     """How far windows that are images of their own are from the network on a whole sample of height x width pixels.
 
     `error` and `mean_error` are the largest and the mean difference relative to the range of the network's values, None
-    for whole numbers. `agreement` is the share of pixels with the same class, or largest channel; None for one channel.
+    for whole numbers. `agreement` is the share of pixels with the same class, or largest channel; None for one channel,
+    and for whole numbers that are the same everywhere in both, of which no difference can be seen.
     """
 
     sample: str
@@ -55,9 +56,16 @@ class SampleDifference:
     mean_error: float | None
     agreement: float | None
 
+    @property
+    def of_one_class(self) -> bool:
+        """Whether all pixels had one class, so that nothing was measured."""
+        return self.error is None and self.agreement is None
+
     def __str__(self) -> str:
         """Return it in words: what was measured, and on what."""
         parts = []
+        if self.of_one_class:
+            parts.append("all pixels have one class, so that nothing is known of the difference")
         if self.error is not None:
             parts.append(f"values differ by at most {self.error:.1e} of their range, {self.mean_error:.1e} on average")
         if self.agreement is not None:
@@ -95,6 +103,11 @@ class Windows:
             return ""
         around = f"{self.overlap:,} pixels around what it writes"
         return f"each window is an image of its own, with {around}; {self.difference}"
+
+    @property
+    def first(self) -> ImageWindows:
+        """The windows of the first of the images."""
+        return ImageWindows(self.heights[0], self.widths[0], self.tiles)
 
     def of(self, height: int, width: int) -> ImageWindows:
         """Return the windows of an image; raises InputError for a size that the plan is not for."""

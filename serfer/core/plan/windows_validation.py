@@ -42,7 +42,7 @@ def _check_difference(windows: Windows) -> None:
     errors = [each for each in (measured.error, measured.mean_error) if each is not None]
     shares = [] if measured.agreement is None else [measured.agreement]
     sound = all(isfinite(each) and each >= 0 for each in errors) and all(0 <= each <= 1 for each in shares)
-    if not sound or len(errors) == 1 or not errors + shares:
+    if not sound or len(errors) == 1:
         raise PlanError("plan.json has a difference of windows that cannot have been measured")
 
 

@@ -92,6 +92,20 @@ def test_the_plan_says_how_far_windows_are_from_the_whole_network_on_a_sample(na
     assert str(measured) in plan.why
 
 
+def test_where_the_sample_has_one_class_everywhere_the_plan_says_that_nothing_was_measured(tmp_path):
+    class OneClass(Classes):
+        def __init__(self):
+            super().__init__()
+            self.last.bias = nn.Parameter(torch.tensor([0.0, 1000.0, 0.0]))
+
+    with pytest.warns(serfer.PlanWarning, match="a generated image.*one class everywhere"):
+        plan = serfer.map_plan(OneClass().eval(), [(192, 192)], tmp_path / "plan", window=64, approximate=16)
+    assert plan.windows.difference.of_one_class
+    assert load_plan(tmp_path / "plan").windows == plan.windows
+    assert "nothing is known of the difference" in plan.why
+    assert "another class" not in plan.why
+
+
 @pytest.mark.parametrize("size", [(203, 318), (192, 320), (64, 401)])
 @pytest.mark.parametrize("name", ["squeeze and excite", "without padding"])
 def test_each_window_is_the_networks_answer_to_its_own_pixels(name, size, tmp_path):

@@ -146,6 +146,17 @@ def test_sizes_that_the_stride_does_not_divide(exported, tmp_path):
         check(exported, "a coarse map", size, 16, tmp_path / "plan")
 
 
+def test_a_check_on_one_class_everywhere_is_a_warning(tmp_path):
+    class OneClass(nn.Conv2d):
+        def forward(self, images):
+            return super().forward(images) + torch.tensor([0.0, 1000.0]).reshape(1, 2, 1, 1)
+
+    torch.manual_seed(0)
+    net = OneClass(3, 2, 3).eval()
+    with pytest.warns(serfer.PlanWarning, match="one class everywhere"):
+        serfer.map_plan(net, [(300, 400)], tmp_path / "plan", window=128, reduce="argmax")
+
+
 def test_a_module_is_exported_for_images_of_any_size(exported, tmp_path):
     net, _ = exported("bilinear to a size")
     serfer.map_plan(net, [(128, 160)], tmp_path / "plan", window=64)

@@ -33,7 +33,8 @@ def load_plan(directory: Path) -> Plan:
         text = data.decode("utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise PlanError(
-            f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split"
+            f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split, "
+            "or serfer map-plan"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error

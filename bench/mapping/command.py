@@ -46,7 +46,8 @@ class Timed:
     `macs` are the image's at once and `overlap` what windows add to them, as a share; `macs_per_s` is what all cores
     did in ONNX Runtime alone, the mean of before and after. `ratio` is the process's seconds over those of the windows'
     multiply-accumulates, `strict` over those of the image's; `mapped_ratio` is the first without the start of Python
-    and of the workers' service.
+    and of the workers' service. `processor_ratio` is the first in processor time, of all processes: it means something
+    on a machine that does other work as well.
     """
 
     window: int
@@ -58,6 +59,7 @@ class Timed:
     ratio: float
     strict: float
     mapped_ratio: float
+    processor_ratio: float
     driver_bytes: int
     largest_worker_bytes: int
 
@@ -138,7 +140,9 @@ def _timed(window: int, words: Sequence[str], rate: WindowRate, progress: Callab
     progress(f"windows of {window}: serfer map")
     done: MapRun = run(words)
     progress(f"windows of {window}: multiply-accumulates alone")
-    speed = (before + rate.measure()) / 2
+    after = rate.measure()
+    speed = (before.per_s + after.per_s) / 2
+    processor_speed = (before.per_processor_s + after.per_processor_s) / 2
     overlap = float(done.report["estimate"]["overlap"])
     alone = rate.macs / speed
     return Timed(
@@ -151,6 +155,7 @@ def _timed(window: int, words: Sequence[str], rate: WindowRate, progress: Callab
         ratio=done.seconds / alone,
         strict=done.seconds / alone * (1 + overlap),
         mapped_ratio=float(done.report["seconds"]) / alone,
+        processor_ratio=done.processor_s * processor_speed / rate.macs,
         driver_bytes=done.driver_bytes,
         largest_worker_bytes=done.largest_worker_bytes,
     )
@@ -215,7 +220,7 @@ def results(measured: Mapping, notes: Sequence[str] = ()) -> Results:
     """Return the maps side by side, and in words what they differ in."""
     head = (
         *("windows of", "windows", "GMACs", "a megapixel", "overlap", "GMAC/s, all cores", "seconds"),
-        *("/ windows' MACs", "/ image's MACs", "without start", "driver MB", "largest worker MB"),
+        *("/ windows' MACs", "/ image's MACs", "without start", "processor time", "driver MB", "largest worker MB"),
     )
     pixels = measured.rows * measured.cols / _MEGA
     body = [
@@ -230,6 +235,7 @@ def results(measured: Mapping, notes: Sequence[str] = ()) -> Results:
             f"{each.ratio:.2f}",
             f"{each.strict:.2f}",
             f"{each.mapped_ratio:.2f}",
+            f"{each.processor_ratio:.2f}",
             f"{each.driver_bytes / _MEGA:,.0f}",
             f"{each.largest_worker_bytes / _MEGA:,.0f}",
         )
@@ -242,9 +248,10 @@ def results(measured: Mapping, notes: Sequence[str] = ()) -> Results:
     for window in dict.fromkeys(each.window for each in measured.maps):
         rounds = [each for each in measured.maps if each.window == window]
         windows, image = median(each.ratio for each in rounds), median(each.strict for each in rounds)
+        used = median(each.processor_ratio for each in rounds)
         said.append(
             f"Windows of {window}: {windows:.2f} times the time of their multiply-accumulates, {image:.2f} times that "
-            f"of the image's (median of {len(rounds)})."
+            f"of the image's, {used:.2f} times their processor time (median of {len(rounds)})."
         )
     if measured.windows_differ is not None:
         said.append(f"Windows of two sizes: {_words(measured.windows_differ)}.")

@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ from splitter.network.onnx_models import session_of
 from splitter.plan_dir.emit import input_name
 
 _START_S = 300.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Multiply-accumulates a second of all processes at once, and of a second of processor time.
+
+    The latter does not depend on what share of the cores other programs have.
+    """
+
+    per_s: float
+    per_processor_s: float
 
 
 class WindowRate:
@@ -38,13 +50,13 @@ class WindowRate:
         """The multiply-accumulates of all windows of the image, those of overlaps as well."""
         return sum(self._macs)
 
-    def measure(self) -> float:
-        """Return the multiply-accumulates a second of all processes at once, on a sample of the image's windows."""
+    def measure(self) -> Rate:
+        """Return how fast all processes are at once, on a sample of the image's windows."""
         for number, pipe in enumerate(self._pipes):
             pipe.send(self._chosen[number :: len(self._pipes)])
         times = [pipe.recv() for pipe in self._pipes]
-        seconds: float = max(end for _, end in times) - min(start for start, _ in times)
-        return self._chosen_macs / seconds
+        starts, ends, used = zip(*times, strict=True)
+        return Rate(self._chosen_macs / (max(ends) - min(starts)), self._chosen_macs / sum(used))
 
 
 @contextmanager
@@ -78,7 +90,7 @@ def window_rate(
 
 
 def _serve(pipe: Any, barrier: Barrier, graphs: Sequence[Path], shapes: Sequence[tuple[int, ...]]) -> None:  # noqa: ANN401
-    """Compute the windows that are asked for; answer with the times of the start and of the end."""
+    """Compute the windows that are asked for; answer with the times of start and end, and processor seconds."""
     sessions, batches = [], []
     for graph, shape in zip(graphs, shapes, strict=True):
         options = ort.SessionOptions()
@@ -94,7 +106,7 @@ def _serve(pipe: Any, barrier: Barrier, graphs: Sequence[Path], shapes: Sequence
         except EOFError:
             return
         barrier.wait(_START_S)
-        start = time.monotonic()
+        start, used = time.monotonic(), time.process_time()
         for tile in tiles:
             sessions[tile].run(None, {input_name(0): batches[tile]})
-        pipe.send((start, time.monotonic()))
+        pipe.send((start, time.monotonic(), time.process_time() - used))

@@ -1,4 +1,4 @@
-"""One `serfer map` as a process: its report, its wall time, and the peaks of memory of it and of all below it."""
+"""One `serfer map` as a process: its report, its time, and the peaks of memory of it and of all below it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from psutil import wait_procs
+from psutil import NoSuchProcess, Process, wait_procs
 
-from bench.core.processes import descendants
+from bench.core.processes import descendants, used_s
 from serfer.core.errors import UnavailableError
 
 _SAMPLED_S = 0.1
@@ -26,28 +26,36 @@ _END_S = 30.0
 class MapRun:
     """A map that ended: its JSON report, the seconds of the whole process, and resident bytes at their peaks.
 
+    `processor_s` is the processor time of it and of all below it, but for up to 0.1 s of each that ended.
     `largest_worker_bytes` is the peak of that process below the driver that had most: workers and, if there is one, the
     store. Pages that several share count in each.
     """
 
     report: dict[str, Any]
     seconds: float
+    processor_s: float
     driver_bytes: int
     largest_worker_bytes: int
 
 
 @dataclass
 class _Peaks:
-    """The kernel's peak of each process, as last seen: it starts anew with each program that a process becomes."""
+    """The kernel's peak of each process, and its processor seconds, as last seen.
+
+    A peak starts anew with each program that a process becomes.
+    """
 
     root: int
     peaks: dict[int, int] = field(default_factory=dict)
+    used_s: dict[int, float] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def sample(self) -> None:
         for pid in (self.root, *(process.pid for process in descendants(self.root))):
             if peak := _peak(pid):
                 self.peaks[pid] = peak
+            with suppress(NoSuchProcess):
+                self.used_s[pid] = used_s([Process(pid)]) or self.used_s.get(pid, 0.0)
 
     def watch(self) -> None:
         while not self.ended.wait(_SAMPLED_S):
@@ -84,7 +92,8 @@ def run(words: Sequence[str]) -> MapRun:
     if process.returncode:
         raise UnavailableError(f"serfer map ended with exit code {process.returncode}, and says why above")
     below = [peak for pid, peak in peaks.peaks.items() if pid != process.pid]
-    return MapRun(json.loads(output), seconds, peaks.peaks[process.pid], max(below, default=0))
+    used = sum(peaks.used_s.values())
+    return MapRun(json.loads(output), seconds, used, peaks.peaks[process.pid], max(below, default=0))
 
 
 def kill(words: Sequence[str], parts: Path, kept: int, later_s: float) -> None:

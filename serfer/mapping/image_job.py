@@ -200,7 +200,7 @@ class Mapper:
         windows_of_plan = self.windows
         _check_apart(image, out)
         source = stack.enter_context(open_raster(image))
-        windows = windows_of_plan.of(*source.size)
+        windows = windows_of_plan.of(*source.size, source.name)
         options = self.options
         no_data = (
             {"auto": source.nodata, "none": None}[options.no_data]

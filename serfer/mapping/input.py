@@ -70,15 +70,19 @@ def _bands(plan: Plan, name: str, bands: int, given: tuple[int, ...]) -> tuple[i
     channels = plan.input.channels
     if given:
         if max(given) > bands:
-            raise InputError(f"{name} has {bands} bands, and --bands names band {max(given)}")
+            raise InputError(f"{name} has {_bands_in_words(bands)}, and --bands names band {max(given)}")
         if len(given) != channels:
             raise InputError(f"--bands names {len(given)} bands, and the network takes {channels} channels")
         return tuple(band - 1 for band in given)
     if bands != channels:
         raise InputError(
-            f"{name} has {bands} bands, and the network takes {channels} channels: choose them with --bands, such as "
-            f"--bands {','.join(str(min(one, bands)) for one in range(1, channels + 1))}"
+            f"{name} has {_bands_in_words(bands)}, and the network takes {channels} channels: choose them with "
+            f"--bands, such as --bands {','.join(str(min(one, bands)) for one in range(1, channels + 1))}"
         )
     order = range(channels)
     blue_first = plan.preprocess is not None and plan.preprocess.channels == "BGR"
     return tuple(reversed(order)) if blue_first else tuple(order)
+
+
+def _bands_in_words(bands: int) -> str:
+    return f"{bands} band{'' if bands == 1 else 's'}"

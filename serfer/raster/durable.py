@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 TEMPORARY = ".part"
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def write_durably(path: Path, *data: bytes | memoryview) -> None:

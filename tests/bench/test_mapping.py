@@ -49,6 +49,7 @@ def test_a_small_image_is_mapped_killed_and_compared(tmp_path):
     )
     assert [each.window for each in measured.maps] == [64, 80]
     assert all(each.driver_bytes > each.overlap > 0 for each in measured.maps)
+    assert all(each.processor_ratio > 1 for each in measured.maps), "the map computes what is timed alone, and more"
     assert measured.windows_differ.error <= 1e-5 >= measured.whole_differs.error
     assert measured.windows_differ.clear == measured.whole_differs.clear == 0
     assert measured.kills.same_bytes

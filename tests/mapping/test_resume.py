@@ -260,7 +260,7 @@ def test_a_size_that_the_plan_is_not_for_is_refused_with_the_option_that_makes_o
     image = write(tmp_path / "image.tif", pixels(50, WIDTH))
     refused = serfer("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
     assert refused.code == 3
-    assert "the image has 50 x 80 pixels" in refused.err
+    assert "image.tif has 50 x 80 pixels" in refused.err
     assert "--size 50x80" in refused.err
     assert not (tmp_path / "result.tif.parts").exists()
 

@@ -303,4 +303,22 @@ with ResultParts.create_or_resume(Path(sys.argv[1]), {"job": 1}, 10) as parts:
 def test_a_write_that_really_ends_in_the_middle_leaves_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "parts"], capture_output=True, text=True, check=True)
     assert "1 of 10 parts are kept there" in done.stdout
+    assert "ulimit -f" in done.stdout
+    assert "no room" not in done.stdout
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["00000000.values", "job.json", "lock"]
+
+
+def test_a_directory_without_parts_is_gone_with_its_process(tmp_path):
+    with parts_of(tmp_path, count=4) as parts:
+        directory = parts.directory
+        assert directory.exists()
+    assert not directory.exists()
+    with pytest.raises(RuntimeError), parts_of(tmp_path, count=4):
+        raise RuntimeError
+    assert not directory.exists()
+
+
+def test_what_else_is_in_a_directory_without_parts_stays(tmp_path):
+    with parts_of(tmp_path, count=4) as parts:
+        (parts.directory / "note.txt").touch()
+    assert [path.name for path in parts.directory.iterdir()] == ["note.txt"]

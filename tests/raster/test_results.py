@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -137,7 +138,7 @@ class TestTiff:
             return checksums
 
         monkeypatch.setattr(tiff_result, "_write", altering)
-        with pytest.raises(UnavailableError, match="are not what was written; all 6 parts are kept in"):
+        with pytest.raises(UnavailableError, match="are not what was written: all 6 parts are kept in"):
             written(tmp_path, "a.tif", pixels(512, 512), compression="none")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["parts"]
 
@@ -279,6 +280,24 @@ class TestRefusals:
             ResultLayout(10, 10, 1, rects)
 
 
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from serfer.core.errors import UnavailableError
+from serfer.raster import write_result
+from tests.raster.files import pixels
+from tests.raster.test_results import kept, layout_of
+place = Path(sys.argv[1])
+with kept(place.with_suffix(".parts"), pixels(600, 700, 1), layout_of(600, 700, 1)) as parts:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        write_result(place, parts, layout_of(600, 700, 1), dtype="uint8")
+    except UnavailableError as error:
+        print(error)
+"""
+
+
 class TestFullDisks:
     @pytest.mark.parametrize("name", ["a.tif", "a.npy"])
     def test_a_full_disk_leaves_the_parts_and_no_result(self, tmp_path, monkeypatch, name):
@@ -295,6 +314,14 @@ class TestFullDisks:
             assert [path.name for path in tmp_path.iterdir()] == ["parts"]
             write_result(tmp_path / name, parts, layout, dtype="uint8")
         assert (tmp_path / name).exists()
+
+    @pytest.mark.parametrize("name", ["a.tif", "a.npy", "a.png"])
+    def test_a_limit_of_files_sizes_is_named_and_leaves_the_parts(self, tmp_path, name):
+        done = subprocess.run(
+            [sys.executable, "-c", LIMITED, tmp_path / name], capture_output=True, text=True, check=True
+        )
+        assert re.search(r"ulimit -f.* all 6 parts are kept in .* it resumes", done.stdout)
+        assert [path.name for path in tmp_path.iterdir()] == ["a.parts"]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
     @pytest.mark.parametrize("name", ["a.tif", "a.npy"])

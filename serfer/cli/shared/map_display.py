@@ -65,8 +65,9 @@ class MapDisplay:
             complain(f"{progress.image}: {done:,} of {progress.windows:,} windows, {said}")
 
     def stop(self) -> None:
-        """Take the bar away."""
-        self._bar.stop()
+        """Take the bar away, if it is shown; stopping one that is not would print an empty line."""
+        if self._task is not None:
+            self._bar.stop()
 
 
 @contextmanager

@@ -109,14 +109,14 @@ class Windows:
         """The windows of the first of the images."""
         return ImageWindows(self.heights[0], self.widths[0], self.tiles)
 
-    def of(self, height: int, width: int) -> ImageWindows:
-        """Return the windows of an image; raises InputError for a size that the plan is not for."""
+    def of(self, height: int, width: int, name: str = "the image") -> ImageWindows:
+        """Return the windows of an image of a name; raises InputError for a size that the plan is not for."""
         rows = next((axis for axis in self.heights if axis.size == height), None)
         cols = next((axis for axis in self.widths if axis.size == width), None)
         if rows is None or cols is None:
             heights, widths = (" or ".join(str(axis.size) for axis in axes) for axes in (self.heights, self.widths))
             raise InputError(
-                f"the image has {height} x {width} pixels, and this plan is for heights of {heights} and widths of "
+                f"{name} has {height} x {width} pixels, and this plan is for heights of {heights} and widths of "
                 f"{widths}: make a plan with --size {height}x{width}"
             )
         return ImageWindows(rows, cols, self.tiles)

@@ -10,6 +10,7 @@ What else is in the directory was not put there by SerFer, which then refuses it
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -153,19 +154,30 @@ class ResultParts:
                 (self.directory / _WRITTEN).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unlock the directory, and keep the parts."""
+        """Unlock the directory, and keep the parts; where there are none, nothing is left of it."""
+        if self._lock is None:
+            return
+        if not self.done():
+            with suppress(OSError):
+                self._delete()
+        self._unlock()
+
+    def remove(self) -> None:
+        """Delete the parts and the directory, if nothing else is in it, and unlock it."""
+        self._delete()
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def remove(self) -> None:
-        """Delete the parts and the directory, if nothing else is in it, and unlock it."""
+    def _delete(self) -> None:
         last = (_WRITTEN, _JOB)  # they say what the others are
         for path in sorted(self.directory.iterdir(), key=lambda path: path.name in last):
             if _ours(path.name) and path.name != _LOCK:
                 path.unlink()
         (self.directory / _LOCK).unlink()
-        self.close()
         if not any(self.directory.iterdir()):
             self.directory.rmdir()
 
@@ -304,10 +316,11 @@ def _disk_errors(directory: Path, kept: str) -> Iterator[None]:
 
 def disk_error(directory: Path, kept: str, error: OSError) -> UnavailableError:
     """Build the error for a disk that is full or fails."""
-    if error.errno in FULL:
+    if error.errno == errno.EFBIG:
+        wrong, remedy = f"a file in {directory} would be larger than files may be here (ulimit -f)", "raise that limit"
+    elif error.errno in FULL:
         free = shutil.disk_usage(directory if directory.exists() else directory.parent).free
-        return UnavailableError(
-            f"there is no room on the disk of {directory} ({free:,} bytes are free): {kept}; make room and run the "
-            "same command again, it resumes"
-        )
-    return UnavailableError(f"{directory} cannot be written: {error.strerror or error}; {kept}")
+        wrong, remedy = f"there is no room on the disk of {directory} ({free:,} bytes are free)", "make room"
+    else:
+        wrong, remedy = f"{directory} cannot be written: {error.strerror or error}", "mend that"
+    return UnavailableError(f"{wrong}: {kept}; {remedy} and run the same command again, it resumes")

@@ -125,7 +125,9 @@ def _temporary(file: Path, parts: ResultParts) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise disk_error(file.parent, f"all {parts.count:,} parts are kept in {parts.directory}", error) from error
+        raise disk_error(
+            file.absolute().parent, f"all {parts.count:,} parts are kept in {parts.directory}", error
+        ) from error
     finally:
         with suppress(OSError):
             file.unlink(missing_ok=True)
@@ -159,4 +161,4 @@ def _check_place(where: Path | S3Place, *, overwrite: bool) -> None:
 
 
 def _exists(name: str) -> InputError:
-    return InputError(f"{name} exists: name another result, or have it overwritten")
+    return InputError(f"{name} exists: name another result, or replace it (--overwrite)")

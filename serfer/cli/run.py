@@ -134,13 +134,13 @@ def run(
     """
     _check(images, kind)
     _check_keep(directory, results, keep=keep, other=kind != NPY or compare or cache_s > 0)
-    files = _Files(_made(directory), kind, overwrite) if directory else None
     at = plan_directory(plan, model, stack)
     url = _results_url(results, workers, stack) if keep else None
     workers = workers_of(workers, stack, "local")
     failures = []
     with opened(at, store, workers, driver, object_store, cache_s, stack, url) as pipeline:
         _check_format(pipeline.plan, kind)
+        files = _Files(_made(directory), kind, overwrite) if directory else None
         whole = original(pipeline.plan, at) if compare else None
         for name in images:
             try:

@@ -115,4 +115,5 @@ def reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(getattr(error, "errmsg", "") or error)
-    return " ".join(text.split()).removesuffix(".")[:_MOST_REASON] or type(error).__name__
+    text = " ".join(text.split()).removesuffix(".")[:_MOST_REASON] or type(error).__name__
+    return f"{text}; is the file whole?" if "Read error" in text or "Read Error" in text else text

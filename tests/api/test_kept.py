@@ -17,6 +17,7 @@ import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.results.links import Grant, LinkSigner
 from serfer.api.routes import kept as kept_module
 from serfer.api.service import Service
 from serfer.core.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
@@ -202,6 +203,22 @@ def test_who_has_a_signed_link_reads_that_output_and_nothing_else(serve, store, 
         assert httpx.get(altered, headers=known["phone"]).status_code == (200 if altered == link else 403)
     httpx.delete(place, headers=known["phone"])
     assert httpx.get(link).status_code == 404
+
+
+def test_a_signed_link_ends_with_its_result_and_with_its_key(serve, store):
+    url = serve(results_link_key=LINK_KEY)
+    over, lasting = put_result(store, OUTPUTS, ttl=50, age=51), put_result(store, OUTPUTS)
+    later = int(time.time()) + 1000
+
+    def status(manifest, expires, key=LINK_KEY):
+        grant = Grant(manifest.owner, manifest.id, "scores", int(expires))
+        query = LinkSigner(key.encode(), time.time).query(grant)
+        return httpx.get(f"{url}/v2/results/{manifest.id}/outputs/scores?{query}").status_code
+
+    assert status(lasting, lasting.expires) == 200
+    assert status(lasting, lasting.expires, "another key" * 4) == 403
+    assert status(over, over.expires) == 403
+    assert status(over, later) == 404, "the result is gone, however long the link would last"
 
 
 def test_unknown_parameters_are_refused_by_name(serve, store):

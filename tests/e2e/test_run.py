@@ -43,6 +43,13 @@ def run(serfer_here, dense):
     return command
 
 
+def test_no_folder_is_made_for_a_plan_that_is_not_there(run, examples, tmp_path):
+    refused = run(examples / "rocket.jpg", "--out", tmp_path / "maps", plan=tmp_path / "nothing")
+    assert refused.code == 3
+    assert "nothing is not a plan directory" in refused.err
+    assert not (tmp_path / "maps").exists()
+
+
 def test_each_output_of_each_image_becomes_a_file(run, answer, examples, tmp_path):
     result = run(examples / "rocket.jpg", examples / "coffee.png", "--out", tmp_path / "made" / "here", "--json")
     assert (result.code, result.err) == (0, "")

@@ -156,6 +156,12 @@ def test_a_cut_file_is_refused(tmp_path, name, profile, kept):
     refused(path)
 
 
+def test_the_error_of_a_cut_file_asks_whether_it_is_whole(tmp_path):
+    path = write(tmp_path / "a.tif", pixels(200, 300), tiled=True, blockxsize=32, blockysize=32)
+    os.truncate(path, path.stat().st_size // 2)
+    refused(path, match="is the file whole")
+
+
 @pytest.mark.parametrize(("name", "driver"), [("a.png", "PNG"), ("a.jpg", "JPEG")])
 def test_what_is_decoded_whole_is_bounded_in_pixels(tmp_path, name, driver):
     path = write(tmp_path / name, pixels(200, 300), driver)

@@ -159,6 +159,6 @@ def print_many(report: ManyReport, out_place: str, retry: Path, *, as_json: bool
     there = f", {report.skipped:,} were there" if report.skipped else ""
     out.print(f"{len(report.done):,} images mapped into {plain(out_place)}{there}, ${report.cost_usd:.6f} on Lambda")
     for image, error in [*report.failed.items()][:_MOST_FAILURES]:
-        out.print(plain(f"failed: {image}: {error}"))
+        out.print(plain(f"failed: {error if error.startswith(image) else f'{image}: {error}'}"))
     if left:
         out.print(plain(f"{left:,} images are left, listed in {retry}"))

@@ -113,6 +113,62 @@ def test_no_load_costs_much_more_than_the_cheaper_of_the_plain_rule_and_lambda_a
     assert default <= 1.05 * min(plain, alone) + 20 * levels * world.instance.start_usd
 
 
+def stays(chance, boot_s, kind):
+    """Yield rows of loads of a kind: steps of 10 seconds whose lengths are of the order of a boot."""
+    peak, low = chance.uniform(0.3, 3.5) * QPS, chance.choice([0.0, 0.0, 0.05, 0.2]) * QPS
+    off_s, on_s, rate, turn = chance.uniform(2, 20) * boot_s, chance.uniform(0.2, 3) * boot_s, low, 0
+    while True:
+        turn += 1
+        quarter = turn // 60 % 4
+        rate = min(max(rate + chance.normal() * QPS / 2, 0.0), peak)
+        rows = {
+            "square": [(off_s, low), (on_s, peak)],
+            "exponential": [(chance.exponential(off_s), low), (chance.exponential(boot_s), peak)],
+            "heavy": [(min(chance.pareto(1.1), 40) * boot_s, low), (min(chance.pareto(1.1) / 2, 40) * boot_s, peak)],
+            "walk": [(chance.uniform(0.1, 1) * boot_s, rate)],
+            "mixed": [(chance.uniform(0.1, 8) * boot_s, chance.choice([0, 0.05, 0.1, 0.5, 1, 1.5, 2]) * QPS)],
+            "changing": [((4, 12, 30, 2)[quarter] * boot_s, low), ((0.5, 3, 0.2, 6)[quarter] * boot_s, peak)],
+        }
+        yield from ((max(10, round(seconds / 10) * 10), row_rate) for seconds, row_rate in rows[kind])
+
+
+def against_the_cheaper(world, load):
+    """Return what the default pays, and the cheaper of the plain rule and Lambda alone."""
+    names = ("break-even", "ski-rental", "serverless")
+    usd, *others = (with_boots(world, make_policy(name, world), load, 10.0).usd for name in names)
+    return usd, min(others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["square", "exponential", "heavy", "walk", "mixed", "changing"])
+def test_loads_of_many_kinds_cost_little_more_than_the_cheaper_of_the_plain_rule_and_lambda_alone(kind):
+    for seed in range(6):
+        chance, load = np.random.default_rng(seed), []
+        world = scenario(chance.choice([3.0, 13.4, 16.4, 25.8]), boot_s=chance.choice([120.0, 180.0, 240.0]))
+        rows_of_kind, seconds = stays(chance, world.instance.boot_s, kind), 0
+        while seconds < 12 * HOUR:
+            load.append(next(rows_of_kind))
+            seconds += load[-1][0]
+        usd, least = against_the_cheaper(world, load)
+        levels = math.ceil(max(rate for _, rate in load) / QPS)
+        assert usd <= 1.05 * least + 20 * levels * world.instance.start_usd
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("price_ratio", [3.0, 13.4, 25.8])
+@pytest.mark.parametrize("until", ["started", "serving"])
+def test_a_load_that_watches_it_costs_about_twice_that_at_worst(price_ratio, until):
+    """Full load until an instance is started, or serves, and then nothing until it has stopped."""
+    world, load, on, boot = scenario(price_ratio, boot_s=180.0), [], False, 0.0
+    policy = BreakEven(world)
+    for _ in range(12 * 360):
+        load.append((10, QPS if not on or (until == "serving" and boot > 0) else 0.0))
+        before, on = on, policy.observe(seen(10.0, load[-1][1])).total > 0
+        boot = max(boot - 10.0, 0.0) if before else 180.0 * on
+    usd, least = against_the_cheaper(world, load)
+    assert usd <= 2.05 * least
+
+
 @pytest.mark.parametrize("load", [0.04, 0.5, 1.0, 2.02, 2.5])
 def test_a_steady_load_costs_the_optimum_once_instances_have_started(load):
     world, rate = scenario(13.0), load * QPS

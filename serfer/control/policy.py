@@ -12,10 +12,15 @@ from serfer.control.scenario import InstanceType, Market
 
 
 class InstanceState(StrEnum):
-    """An instance that is paid for boots, serves, or drains: it gets no more queries, and ends."""
+    """The state of an instance that is paid for.
+
+    It boots; serves; is leaving: a spot instance that was given notice, and serves until it is taken away; or drains:
+    it gets no more queries, and ends.
+    """
 
     BOOTING = "booting"
     SERVING = "serving"
+    LEAVING = "leaving"
     DRAINING = "draining"
 
 
@@ -85,8 +90,9 @@ class ProvisioningPlan:
     """The capacity that a policy wants from now on, and the reason, in a few words for logs and counters.
 
     `instances` lists each type and market once, the one first that is the last to be given up under a ceiling of
-    dollars. `warm` environments of the serverless target are to be kept warm besides those that queries keep so;
-    `max_batch` limits the images of a batch by instance type, where the scenario's own limit is not wanted.
+    dollars. `warm` is how many environments of the serverless target there are to be at least: pings start those that
+    queries do not keep. `max_batch` limits the images of a batch by instance type, where the scenario's own limit is
+    not wanted.
     """
 
     instances: tuple[InstanceCount, ...]

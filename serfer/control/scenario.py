@@ -49,6 +49,8 @@ class InstanceType(BatchTimes):
     """A machine that serves the whole network: `qps` is what it sustains within the SLO, batched.
 
     `batches` are (images, milliseconds) measured, by size; billing begins with the launch, `boot_s` before it serves.
+    A `burstable` type sustains its speed for a while only: it stands in for others, kept stopped until then, so that
+    its `boot_s` is that of a resume.
     Raises InputError for another order of batches, and for a name that is not a short line.
     """
 
@@ -59,6 +61,7 @@ class InstanceType(BatchTimes):
     min_billing_s: _NotNegative
     qps: _Positive
     batches: tuple[tuple[_Count, _Positive], ...]
+    burstable: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
@@ -114,7 +117,7 @@ class Scenario:
     """A service-level objective in milliseconds, and the targets that it is to be met with.
 
     The first instance type is the one that policies start; bounds are judged with it, on demand. Raises InputError for
-    no types, or too many.
+    no types, or too many, and where the first one is burstable.
     """
 
     slo_ms: _Positive
@@ -124,6 +127,10 @@ class Scenario:
     def __post_init__(self) -> None:
         if not 1 <= len(self.instances) <= _MAX_TYPES:
             raise InputError(f"a scenario has 1 to {_MAX_TYPES} [[instance]] tables, not {len(self.instances)}")
+        if self.instance.burstable:
+            raise InputError(
+                f"instance {self.instance.name}: the first type serves load that lasts, a burstable one cannot"
+            )
 
     @property
     def instance(self) -> InstanceType:

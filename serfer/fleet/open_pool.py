@@ -25,7 +25,7 @@ from drivers.driver import RequestContext
 from drivers.instance.client import InstanceClient, open_http
 from drivers.instance.open_inference import check_classifies
 from drivers.target import InstanceAnswer
-from serfer.control.policies import ALONE, DEFAULT, POLICIES, make_policy
+from serfer.control.policies import ALONE, DEFAULT, POLICIES, SEVERAL_TYPES, make_policy
 from serfer.control.policies.plugged_in import find_policy
 from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 GPU: Final = "gpu"
-ROUTES: Final = (SERVERLESS, AUTO, GPU, *(name for name in POLICIES if name != SERVERLESS))
+ROUTES: Final = (SERVERLESS, AUTO, GPU, *(name for name in POLICIES if name not in {SERVERLESS, *SEVERAL_TYPES}))
 _LOCAL = "local"
 _IDLE_S = 60.0  # without a request, after which an instance on this machine ends
 _NOT_ITS_OWN = ("SERFER_KEYS_FILE",)  # the drivers' keys do not open their instances on this machine

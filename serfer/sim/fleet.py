@@ -1,7 +1,7 @@
 """The instances that a policy's plans lead to, of several types and markets: launched, stopped, taken away.
 
 plan ──> launches and stops (of each type and market the last launched first) ──> booting ──> serving
-spot instances ──> each lasts for a time that is drawn as it is launched (exponential) ──> interruption
+spot instances ──> each lasts for a time that is drawn as it is launched (exponential) ──> notice ──> interruption
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +20,34 @@ from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, I
 from serfer.control.scenario import S_PER_HOUR, InstanceType, Market, Scenario
 
 Floats = NDArray[np.float64]
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True)
 class SpotLosses:
     """How often a spot instance is taken away, in times an hour; lifetimes are drawn from `seed`.
 
-    With `on_demand` those that were bought on demand are taken away, too: a scenario may have spot's price there.
+    It is given notice `notice_s` before, AWS's two minutes. With `on_demand` those that were bought on demand are taken
+    away, too: a scenario may have spot's price there. `shares` are (seconds, share): at that time so many of those that
+    were launched before the notice are taken away, evenly among the launches.
     """
 
     per_hour: float = 0.0
     seed: int = 0
     on_demand: bool = False
+    notice_s: float = 120.0
+    shares: tuple[tuple[float, float], ...] = ()
+
+    def lost_s(self, launched_s: float, number: int, rng: np.random.Generator) -> float:
+        """Return when an instance is taken away, the launch of which was the `number`-th, from 0 on."""
+        drawn = launched_s + float(rng.exponential(S_PER_HOUR / self.per_hour)) if self.per_hour else math.inf
+        noticed = launched_s + self.notice_s
+        hit = (time for time, share in self.shares if noticed < time and _nth(number + 1, share) > _nth(number, share))
+        return min(drawn, *hit, math.inf)
+
+
+def _nth(count: int, share: float) -> int:
+    return math.floor(count * share + _ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -159,7 +176,7 @@ class Fleet:
         self._losing: list[tuple[float, int, Instance]] = []  # a heap
         self._launches = 0
         self._groups: tuple[InstanceGroup, ...] = ()
-        self._changes_s = math.inf  # when the next instance serves
+        self._changes_s = math.inf  # when the next instance serves, or is given notice
         self.usd_per_s = 0.0
 
     def __iter__(self) -> Iterator[Instance]:
@@ -233,9 +250,10 @@ class Fleet:
     def _launch(self, number: int, now: float) -> Instance:
         bought = self._bought[number]
         instance = Instance(number, bought.kind, now)
-        if self._losses.per_hour and (self._losses.on_demand or bought.market is Market.SPOT):
-            instance.lost_s = now + float(self._rng.exponential(S_PER_HOUR / self._losses.per_hour))
+        if self._losses.on_demand or bought.market is Market.SPOT:
+            instance.lost_s = self._losses.lost_s(now, self._launches, self._rng)
             self._launches += 1
+        if instance.lost_s < math.inf:
             heappush(self._losing, (instance.lost_s, self._launches, instance))
         self._on[number].append(instance)
         self.usd_per_s += bought.usd_per_s
@@ -250,11 +268,22 @@ class Fleet:
     def _count(self, now: float) -> None:
         groups, self._changes_s = [], math.inf
         for bought, group in zip(self._bought, self._on, strict=True):
-            booting = [one.ready_s for one in group if one.ready_s > now]
-            self._changes_s = min(self._changes_s, *booting) if booting else self._changes_s
-            counts = ((InstanceState.BOOTING, len(booting)), (InstanceState.SERVING, len(group) - len(booting)))
-            groups += [InstanceGroup(bought.kind.name, bought.market, state, count) for state, count in counts if count]
+            states = Counter(self._state(one, now) for one in group)
+            groups += [
+                InstanceGroup(bought.kind.name, bought.market, state, states[state])
+                for state in InstanceState
+                if states[state]
+            ]
         self._groups = tuple(groups)
+
+    def _state(self, one: Instance, now: float) -> InstanceState:
+        """Return an instance's state, and note when the next one changes."""
+        notice_s = one.lost_s - self._losses.notice_s
+        if notice_s <= now:
+            return InstanceState.LEAVING
+        booting = one.ready_s > now
+        self._changes_s = min(self._changes_s, notice_s, one.ready_s if booting else math.inf)
+        return InstanceState.BOOTING if booting else InstanceState.SERVING
 
 
 def interruptions_of(lost: Sequence[Instance]) -> tuple[Interruption, ...]:

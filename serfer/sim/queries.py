@@ -76,7 +76,8 @@ class QueriesResult:
     They fail past their deadline, only in simulations task by task. `latencies_s` are those of the answered queries,
     `idle_gb_s` is the memory of environments that were warm and idle, `instances_usd` the price of instances. There
     were `retries` after Lambda had throttled, `queued` invocations waited for a driver's slot, and `hedges` duplicated
-    what was late, at the price of `duplicates` queries.
+    what was late, at the price of `duplicates` queries. Lambda is paid for each of `pings`, which start environments
+    that a plan wants warm, as for a query.
     """
 
     window: Window
@@ -95,6 +96,7 @@ class QueriesResult:
     queued: int
     hedges: int
     duplicates: float
+    pings: int = 0
 
     @property
     def on_serverless(self) -> int:
@@ -102,8 +104,9 @@ class QueriesResult:
         return self.queries - self.refused - self.throttled - self.on_instances
 
     def usd(self, scenario: Scenario) -> float:
-        """Price the window as it was spent: Lambda's queries and duplicates, and instances from their launches on."""
-        return (self.on_serverless + self.duplicates) * scenario.serverless.usd_per_query + self.instances_usd
+        """Price the window: Lambda's queries, duplicates and pings, and instances from their launches on."""
+        lambdas = self.on_serverless + self.duplicates + self.pings
+        return lambdas * scenario.serverless.usd_per_query + self.instances_usd
 
 
 def warm_up_s(scenario: Scenario) -> float:
@@ -162,7 +165,7 @@ class QueriesRun:
         self._answered_before = self._answered()
         self._retries = self._queued = self._hedges = 0
         self._duplicates = 0.0
-        self._queries = self._refused = self._throttled = self._failed = 0
+        self._queries = self._refused = self._throttled = self._failed = self._pings = 0
         self._on_instances = self._colds = self._batches = self._launches = 0
         self._idle_gb_s = self._instances_usd = 0.0
         self._latencies = array("d")
@@ -211,7 +214,9 @@ class QueriesRun:
         seen = Observation(
             end, seconds, len(times) / seconds, self._fleet.groups(end), interruptions=interruptions_of(lost)
         )
-        launched, stopped = self._fleet.carry_out(end, self._router.tick(seen).instances)
+        plan = self._router.tick(seen)
+        launched, stopped = self._fleet.carry_out(end, plan.instances)
+        self._keep_warm(plan.warm, end)
         for instance in launched:
             self._launch(instance)
         self._launches += len(launched)
@@ -274,6 +279,19 @@ class QueriesRun:
             return False
         self._was_idle(idle.pop(), now)
         return True
+
+    def _keep_warm(self, count: int, now: float) -> None:
+        """Ping as many new environments as are missing to so many, as Lambda allows; each is busy starting first."""
+        keep, idle, busy = self._scenario.serverless.keep_alive_s, self._idle, self._busy
+        while busy and busy[0] <= now:
+            idle.append(heappop(busy))
+        while idle and idle[0] + keep <= now:
+            self._was_idle(idle[0], idle.popleft() + keep)
+        for _ in range(min(count, self._scenario.serverless.concurrency) - len(busy) - len(idle)):
+            if not self._growth.take(now):
+                break
+            heappush(busy, now + next(self._warm) + next(self._cold))
+            self._pings += 1
 
     def _was_idle(self, since: float, until: float) -> None:
         self._idle_gb_s += max(0.0, until - max(since, self._since)) * self._scenario.serverless.memory_gb
@@ -451,4 +469,5 @@ class QueriesRun:
             queued=self._queued,
             hedges=self._hedges,
             duplicates=self._duplicates,
+            pings=self._pings,
         )

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from statistics import fmean
 from typing import Any, Final
 
-from serfer.control.policies import POLICIES
+from serfer.control.policies import POLICIES, SEVERAL_TYPES
 from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.errors import UsageError
 from serfer.sim.rates import Progress, silent
@@ -138,7 +138,11 @@ class Comparison:
         """Return the candidates; raises UsageError where nothing is left, or too much."""
         kinds = [self.options.applied(self.scenario).instance.name]
         if self.every_type and self.options.kind is None:
-            kinds = [one.name for one in self.scenario.instances if one.spot_usd_per_hour or not self.options.spot]
+            kinds = [
+                one.name
+                for one in self.scenario.instances
+                if not one.burstable and (one.spot_usd_per_hour or not self.options.spot)
+            ]
         found = []
         for policy, kind, choice in product(self.policies, kinds, self.lambdas):
             starts = policy != _WITHOUT_INSTANCES
@@ -160,8 +164,8 @@ class Comparison:
 
 
 def policies_of(names: Sequence[str]) -> list[str]:
-    """Return the names of policies, `all` being every one."""
-    return [*POLICIES] if ALL in names else [*names]
+    """Return the names of policies, `all` being every one of which an instance type can be compared."""
+    return [name for name in POLICIES if name not in SEVERAL_TYPES] if ALL in names else [*names]
 
 
 def evaluate(comparison: Comparison, workers: int, progress: Progress = silent) -> list[Evaluation]:

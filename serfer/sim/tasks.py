@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -183,6 +183,22 @@ class LambdaSimulator:
                 self._answered(query)
             elif not query.run.finished:
                 self._carry_out(query, query.run.handle(event, time), time)
+
+    def keep_warm(self, count: int, now: float) -> int:
+        """Start environments by pings until so many queries find warm ones; return for how many they were started.
+
+        They are idle at once: pings are answered before the surge that they are sent for.
+        """
+        most = 0
+        tasks = Counter(id(function) for function in self._functions.values())
+        for function in {id(one): one for one in self._functions.values()}.values():
+            while function.idle and function.idle[0] + self._target.keep_alive_s <= now:
+                self._was_idle(function, function.idle[0], function.idle.popleft() + self._target.keep_alive_s)
+            missing = max(0, (count - self._in_flight) * tasks[id(function)] - len(function.idle))
+            started = sum(function.growth.take(now) for _ in range(missing))
+            function.idle.extend([now] * started)
+            most = max(most, -(-started // tasks[id(function)]))
+        return most
 
     def finish(self, end: float) -> None:
         """Process all remaining events, and count what environments were idle until `end`."""
@@ -441,6 +457,9 @@ class TasksRun(QueriesRun):
     def _fall_back(self, came: float, now: float) -> None:
         del came  # its latency counts from here on
         self._world.start(now)
+
+    def _keep_warm(self, count: int, now: float) -> None:
+        self._pings += self._world.keep_warm(count, now)
 
     def _drain(self, now: float) -> None:
         super()._drain(now)

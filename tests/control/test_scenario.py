@@ -156,6 +156,14 @@ def test_there_are_1_to_16_instance_types(instances):
     assert "instance" in refusal(document)
 
 
+def test_a_burstable_type_is_not_the_first():
+    gpu = tables()["instance"][0]
+    burstable = {**gpu, "name": "t2", "burstable": True}
+    world = parse_scenario({**tables(), "instance": [gpu, burstable]})
+    assert [one.burstable for one in world.instances] == [False, True]
+    assert "instance t2: the first type serves load that lasts" in refusal({**tables(), "instance": [burstable, gpu]})
+
+
 @pytest.mark.parametrize("name", [None, "", "x" * 65, 7, "two\nlines", "bell\a"])
 def test_an_instances_name_is_a_short_text(name):
     assert re.search(r"instance.*name should", refusal(changed("instance", "name", name)))

@@ -1,6 +1,7 @@
 """Query by query: no query is lost, batches and boots take their time, and Lambda's environments stay warm."""
 
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.policies import make_policy
-from serfer.control.policy import InstanceCount, ProvisioningPlan
+from serfer.control.policies.mark.policy import MarkSpot
+from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, ProvisioningPlan
 from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.costs.aws import shipped_aws
@@ -246,3 +248,53 @@ def test_queries_go_to_the_type_that_answers_first():
     result = ran(trace([1200], [200]), world, policy, window=Window("all", 600.0, 1200.0))
     assert result.on_instances > 0.95 * result.queries  # the first type alone sustains 60 queries/s
     assert {(group.kind, group.market) for group in policy.fleets[-1]} == {(one.kind, one.market) for one in both}
+
+
+class Warm(Scripted):
+    """A policy that wants no instances, and so many environments."""
+
+    def __init__(self, warm):
+        super().__init__([0])
+        self._warm = warm
+
+    def observe(self, seen):
+        return replace(super().observe(seen), warm=self._warm)
+
+
+def test_environments_that_a_plan_wants_are_started_once_and_kept():
+    load, world = trace([20, 20, 2000], [0, 100, 0]), scenario(keep_alive_s=600.0)
+    window = Window("all", 0.0, 40.0)
+    cold, warm = (ran(load, world, Warm(count), window=window) for count in (0, 40))
+    assert cold.cold_starts > 10  # 12 queries at once on average
+    assert (warm.cold_starts, cold.pings) == (0, 0)
+    # in 2,040 s each is started again twice, after 600 s without a query
+    assert 40 * 3 <= warm.pings <= 40 * 4
+    assert warm.usd(world) == pytest.approx((warm.queries + warm.pings) * world.serverless.usd_per_query)
+    assert ran(load, scenario(concurrency=7), Warm(40), window=window).pings == pytest.approx(7 * 3, abs=7)
+
+
+@pytest.mark.parametrize(("share", "lost"), [(0.2, 4), (0.8, 16)])
+def test_stand_ins_cover_an_interruption_until_spot_instances_are_back(share, lost):
+    world, interrupted = scenario(), 480.0
+    kind = replace(world.instance, qps=10.0, batches=((1, 45.0), (4, 145.0)))
+    stand_in = replace(kind, name="t2", qps=5.0, boot_s=90.0, spot_usd_per_hour=0.0, burstable=True)
+    world = replace(world, instances=(kind, stand_in))
+    load, spot = trace([1000], [195]), Purchase(kind, Market.SPOT)
+
+    def run(world):
+        policy = MarkSpot(world)
+        policy.resume([InstanceGroup("gpu", Market.SPOT, InstanceState.SERVING, 20)])
+        fleet, losses = [(number - 500.0, spot) for number in range(20)], SpotLosses(shares=((interrupted, share),))
+        run = QueriesRun(world, Router(world, policy), FIXED, fleet, 0, losses)
+        result = run.over(steps_of(load, 5), 0.0, Window("transient", interrupted, interrupted + 300))
+        return result, run._fleet.history(load.seconds)
+
+    covered, history = run(world)
+    assert lost <= history.lost.sum() <= lost + 1  # the load's own spikes may have launched one more before
+    stand_ins = [row for row, at in enumerate(history.bought) if history.purchases[at].kind.burstable]
+    assert len(stand_ins) == 2 * history.lost.sum()
+    assert (history.launched_s[stand_ins] == interrupted - 120).all()  # at the notice
+    assert (history.stopped_s[stand_ins] < interrupted + 60).all()  # the others were launched then, and boot for 120 s
+    bare, _ = run(replace(world, instances=(kind,)))
+    assert (covered.latencies_s <= 0.3).mean() >= 0.98
+    assert covered.on_serverless <= bare.on_serverless

@@ -121,6 +121,12 @@ def test_types_without_a_spot_price_are_left_out_with_spot():
     assert [one.instance for one, _, _ in found] == ["gpu"]
 
 
+def test_burstable_types_are_not_compared():
+    two = replace(scenario().instance, name="t2", burstable=True)
+    world = replace(scenario(), instances=(scenario().instance, two))
+    assert {one.instance for one, _, _ in comparison(scenario=world).candidates()} == {"gpu", None}
+
+
 def test_too_many_runs_are_refused():
     with pytest.raises(UsageError, match="more than 10,000 runs"):
         comparison(seeds=6000).candidates()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bench.policies.policies import results
 from serfer.cli.main import app
-from serfer.control.policies import POLICIES, make_policy
+from serfer.control.policies import POLICIES, SEVERAL_TYPES, make_policy
 from serfer.control.policy import Observation, on_demand
 from serfer.control.saved.plain_json import write_json
 from serfer.control.saved.recording import Decided, event_fields, header_fields
@@ -104,7 +104,8 @@ def test_all_recommends_the_least_that_meets_the_slo(scenario):
     arguments = ("poisson:rate=50,hours=0.2,row_s=5", "--scenario", scenario, "--policy", "all")
     rows = outcomes(*arguments, "--seeds", 2)
     kinds = ("g4dn.xlarge", "g5.xlarge")
-    names = {(policy, kind) for policy in POLICIES for kind in kinds if policy != "serverless"} | {("serverless", None)}
+    alike = [name for name in POLICIES if name not in SEVERAL_TYPES]
+    names = {(policy, kind) for policy in alike for kind in kinds if policy != "serverless"} | {("serverless", None)}
     assert {(one["policy"], one["instance"]) for one in rows} == names
     assert [one["recommended"] for one in rows] == [True] + [False] * (len(rows) - 1)
     met = [one["cost_usd"]["mean"] for one in rows if one["meets_slo"]]
@@ -221,6 +222,13 @@ def test_other_instances_and_spot_prices_against_the_same_optimum(scenario):
     assert first["optimum_usd"] == spot["optimum_usd"] == larger["optimum_usd"]
     assert spot["instances_usd"] == pytest.approx(first["instances_usd"] * 0.20 / 0.526)
     assert larger["launches"] < first["launches"]
+
+
+def test_mark_spot_buys_several_types_and_survives_losses(scenario):
+    arguments = ("poisson:rate=300,hours=1,row_s=5", "--scenario", scenario, "--spot-losses", 1)
+    one, spot = (outcomes(*arguments, "--policy", policy)[0] for policy in ("mark", "mark-spot"))
+    assert spot["cost_usd"] < one["cost_usd"]
+    assert spot["slo_met"] >= 0.98
 
 
 def test_a_ceiling_binds(scenario):

@@ -211,6 +211,22 @@ def test_late_tasks_get_a_duplicate_whose_share_of_the_query_is_paid():
     assert plain.hedges == plain.duplicates == 0
 
 
+def test_environments_that_a_plan_wants_are_warm_for_every_task():
+    class Warm(Scripted):
+        def observe(self, seen):
+            return replace(super().observe(seen), warm=15)
+
+    load, world = Trace("a trace", np.array([20.0, 20.0]), np.array([0.0, 30.0])), scenario()
+    colds = []
+    for policy in (Scripted([0]), Warm([0])):
+        result = TasksRun(world, Router(world, policy), calibration(), [], 3).over(
+            steps_of(load, 5), 0.0, Window("all", 0.0, 40.0)
+        )
+        colds.append((result.cold_starts, result.pings))
+    assert colds[0][0] > 4
+    assert colds[1] == (0, 15)
+
+
 def test_both_simulation_levels_agree():
     made, world = calibration(tiles=(3, 2, 1)), scenario()
     load, window = Trace("a trace", np.array([300.0]), np.array([30.0])), Window("late", 60.0, 300.0)

@@ -7,7 +7,7 @@ from typing import Final
 
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
-from serfer.control.policies.mark.policy import Mark
+from serfer.control.policies.mark.policy import Mark, MarkSpot
 from serfer.control.policies.plugged_in import find_policy, plugged_in_names
 from serfer.control.policies.ski_rental import SkiRental
 from serfer.control.policies.target_tracking import SageMaker, TargetTracking
@@ -26,9 +26,12 @@ POLICIES: Final[dict[str, Callable[[Scenario], Policy]]] = {
     "target-tracking-stepwise": StepwiseTargetTracking,
     "sagemaker": SageMaker,
     "mark": Mark,
+    "mark-spot": MarkSpot,
 }
 ALONE: Final = frozenset({"sagemaker"})
 """The policies whose instances serve alone: what they cannot take is late or refused, and never on Lambda."""
+SEVERAL_TYPES: Final = frozenset({"mark-spot"})
+"""The policies that buy several types and spot instances by themselves; drivers start the first type alone."""
 
 
 def make_policy(name: str, scenario: Scenario) -> Policy:

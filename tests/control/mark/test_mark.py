@@ -130,29 +130,63 @@ def burstable():
     """Constructed: a small type that stands in, as the paper's t2 instances do, and serves after 100 s."""
     world = scenario()
     spot = replace(world.instance, spot_usd_per_hour=1000.0)
-    return replace(world, instances=(spot, replace(spot, name="t2", qps=4.0, boot_s=100.0, spot_usd_per_hour=0.0)))
+    t2 = replace(spot, name="t2", qps=4.0, boot_s=100.0, spot_usd_per_hour=0.0, burstable=True)
+    return replace(world, instances=(spot, t2))
 
 
-def test_stand_ins_serve_from_an_interruption_until_spot_instances_are_back():
-    policy = Mark(burstable(), MarkOptions(spot=True, all_types=True, standby="t2"))
+def spot_decisions(policy, rate=19.5 * QPS):
+    """Return what the policy wants of a fleet of spot instances: by type, and environments."""
 
-    def observe(serving, lost=0):
-        group = InstanceGroup("gpu", Market.SPOT, InstanceState.SERVING, serving)
+    def observe(serving, leaving=0, lost=0):
+        groups = (("gpu", InstanceState.SERVING, serving), ("gpu", InstanceState.LEAVING, leaving))
+        seen_fleet = tuple(InstanceGroup(kind, Market.SPOT, state, count) for kind, state, count in groups if count)
         taken = (Interruption("gpu", lost),) if lost else ()
-        plan = policy.observe(Observation(0.0, 10.0, 19.5 * QPS, (group,), LatencyWindow(0, 0, 0.0), taken))
+        plan = policy.observe(Observation(0.0, 10.0, rate, seen_fleet, LatencyWindow(0, 0, 0.0), taken))
         return {one.kind: one.count for one in plan.instances}, plan.warm
 
+    return observe
+
+
+def test_stand_ins_and_replacements_are_launched_at_the_notice_and_serve_until_spot_instances_are_back():
+    observe = spot_decisions(MarkSpot(burstable()))
     for _ in range(12):
         planned = observe(20)
     assert planned == ({"gpu": 20}, 0)
-    after = observe(16, lost=4)  # a fifth of them
-    assert after == ({"gpu": 20, "t2": 10}, 3)  # 40 queries/s of 4 each; 40 * 60 ms at once on Lambda
-    assert observe(16) == after
+    noticed = observe(16, leaving=4)  # a fifth of them
+    # replacements at once; 40 queries/s of 4 each; 35 queries/s beyond what stays take 2.1 environments on average
+    assert noticed == ({"gpu": 24, "t2": 10}, 5)
+    assert observe(16, leaving=4) == noticed
+    assert observe(16, lost=4) == ({"gpu": 20, "t2": 10}, 5)
+    assert observe(16) == ({"gpu": 20, "t2": 10}, 5)
     assert observe(20) == ({"gpu": 20}, 0)
 
 
-def test_a_stand_in_is_no_candidate():
+def test_instances_that_are_lost_without_notice_have_stand_ins_too():
+    observe = spot_decisions(MarkSpot(burstable()))
+    for _ in range(12):
+        observe(20)
+    assert observe(4, lost=16) == ({"gpu": 20, "t2": 40}, 16)  # 155 queries/s beyond: 9.3 on average
+
+
+def test_a_second_notice_adds_to_the_first():
+    observe = spot_decisions(MarkSpot(burstable()))
+    for _ in range(12):
+        observe(20)
+    assert observe(16, leaving=4)[0]["t2"] == 10
+    assert observe(14, leaving=6)[0]["t2"] == 15
+    assert observe(14, leaving=2, lost=4)[0]["t2"] == 15
+
+
+def test_environments_are_warm_before_a_surge_that_is_forecast(monkeypatch):
+    policy = with_ramp(monkeypatch)
+    warm = [plan.warm for plan in plans(policy, [(60, 0.0)])]
+    assert warm[:-1] == [0] * 5
+    assert warm[-1] == 7  # 50 queries/s in the four minutes of a boot: 3 of 60 ms on average
+    assert plans(mark(), [(120, 3 * QPS)], serving=3)[-1].warm == 0
+
+
+def test_a_burstable_type_is_no_candidate():
     world = burstable()
     cheap = replace(world.instances[1], usd_per_hour=1.0)
-    policy = Mark(replace(world, instances=(world.instance, cheap)), MarkOptions(all_types=True, standby="t2"))
+    policy = Mark(replace(world, instances=(world.instance, cheap)), MarkOptions(all_types=True))
     assert {one.kind for one in plans(policy, [(120, 30.0)])[-1].instances} == {"gpu"}

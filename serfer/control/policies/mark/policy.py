@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +27,8 @@ class MarkOptions:
     `lead_units` is tau, by default the units in which the slowest type boots. `cooldown_s` is how long an instance is
     kept that no plan wants. The monitor judges `monitor_queries` (M) by the share `slo_met` (SL_min), and launches
     `backups` (L) of the first type (T). With `all_types` the scenario's other types are candidates too, with `spot`
-    their spot prices, and `standby` names the type that stands in for interrupted ones and is no candidate.
+    their spot prices. Burstable types are no candidates: with `spot` the first of them stands in for instances that are
+    taken away.
     """
 
     forecaster: str = "seasonal"
@@ -41,7 +42,6 @@ class MarkOptions:
     backups: int = 1
     all_types: bool = False
     spot: bool = False
-    standby: str | None = None
 
 
 class Mark:
@@ -55,8 +55,10 @@ class Mark:
         chosen = options or self.options
         self._scenario = scenario
         self._options = chosen
-        kinds = [kind for kind in scenario.instances if kind.name != chosen.standby]
+        kinds = [kind for kind in scenario.instances if not kind.burstable]
         self._kinds = _in_time(kinds if chosen.all_types else kinds[:1], scenario.slo_ms)
+        stand_ins = [kind for kind in scenario.instances if kind.burstable] if chosen.spot else []
+        self._stand_in = stand_ins[0] if stand_ins else None
         self._candidates = [
             Candidate.of(kind, market, chosen.unit_s)
             for kind in self._kinds
@@ -68,7 +70,8 @@ class Mark:
         self._sampler = PeakSampler(chosen.unit_s, chosen.sample_s)
         self._forecaster = make_forecaster(chosen.forecaster)
         self._monitor = SloMonitor(chosen.monitor_queries, chosen.slo_met)
-        self._standby = Standby(scenario, None if chosen.standby is None else scenario.kind(chosen.standby))
+        self._standby = Standby(scenario, self._stand_in)
+        self._soon = 0.0  # the highest rate that is forecast for as long as a launch takes
         self._now = 0.0
         self._launched_s = -math.inf  # when the monitor launched backups last
         self._plans: deque[tuple[float, Counter[Key]]] = deque()  # (when, instances) of a cool-down
@@ -77,7 +80,7 @@ class Mark:
     def observe(self, seen: Observation) -> ProvisioningPlan:
         """Plan where a unit is over, launch backups where queries are late, and keep what was planned for a while."""
         self._now += seen.elapsed_s
-        running = _running(seen.fleet)
+        running, leaving = self._paid_for(seen.fleet)
         reason = ""
         peaks = self._sampler.add(seen.elapsed_s, seen.rate)
         if peaks:
@@ -87,16 +90,18 @@ class Mark:
         if self._late(seen, running):
             reason = "; backups, as queries are late"
         wanted = self._kept()
-        stand_ins = self._standby.observe(seen.interruptions, seen.fleet, wanted)
-        if stand_ins and self._options.standby is not None:
-            wanted = wanted + Counter({(self._options.standby, Market.ON_DEMAND): stand_ins})
+        stand_ins = self._standby.observe(seen, wanted)
+        wanted = wanted + leaving
+        if stand_ins and self._stand_in is not None:
+            wanted[self._stand_in.name, Market.ON_DEMAND] += stand_ins
             reason += "; stand-ins for spot instances"
-        warm = math.ceil(self._standby.lost_qps * self._scenario.serverless.latency_ms / _MS)
-        return ProvisioningPlan(self._counts(wanted), f"{seen.rate:.1f} queries/s: planned ahead{reason}", warm)
+        reason = f"{seen.rate:.1f} queries/s: planned ahead{reason}"
+        return ProvisioningPlan(self._counts(wanted), reason, self._environments(seen))
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Keep them for a cool-down."""
-        self._add(_running(fleet))
+        running, _ = self._paid_for(fleet)
+        self._add(running)
 
     def _kept(self) -> Counter[Key]:
         """Return the instances that a plan of the cool-down wants, or the last one."""
@@ -115,17 +120,44 @@ class Mark:
 
     def _plan(self, running: Counter[Key]) -> None:
         forecast = checked(self._forecaster.forecast(self._options.window), self._options.window)
+        self._soon = float(forecast[: self._lead].max())
         self._add(fill(forecast[self._lead - 1 :], self._candidates, running))
 
     def _late(self, seen: Observation, running: Counter[Key]) -> bool:
         """Launch backups where the SLO is violated, at most once a unit."""
-        capacity = sum(self._scenario.kind(kind).qps * count for (kind, _), count in running.items())
+        capacity = self._capacity(group for group in seen.fleet if group.state is not InstanceState.DRAINING)
         if not self._monitor.violated(seen, capacity) or self._now < self._launched_s + self._options.unit_s:
             return False
         self._launched_s = self._now
         backup = Counter({self._candidates[0].key: self._options.backups})
         self._add(running + backup)
         return True
+
+    def _environments(self, seen: Observation) -> int:
+        """Return how many of Lambda's environments are to be warm before a surge that the instances cannot take.
+
+        That is what comes now, or is forecast until a launch serves, beyond the instances that serve and stay. Lambda
+        has so many queries in flight on average, and seldom more than two standard deviations above that.
+        """
+        staying = self._capacity(group for group in seen.fleet if group.state is InstanceState.SERVING)
+        beyond = max(seen.rate, self._soon) - staying
+        if beyond <= 0:
+            return 0
+        in_flight = beyond * self._scenario.serverless.latency_ms / _MS
+        return min(math.ceil(in_flight + 2 * math.sqrt(in_flight)), self._scenario.serverless.concurrency)
+
+    def _capacity(self, fleet: Iterable[InstanceGroup]) -> float:
+        return sum(self._scenario.kind(group.kind).qps * group.count for group in fleet)
+
+    def _paid_for(self, fleet: Iterable[InstanceGroup]) -> tuple[Counter[Key], Counter[Key]]:
+        """Return the candidates' instances that boot or serve, and those that will be taken away."""
+        running, leaving = Counter[Key](), Counter[Key]()
+        for group in fleet:
+            if group.state is InstanceState.LEAVING:
+                leaving[group.kind, group.market] += group.count
+            elif group.state is not InstanceState.DRAINING and not self._scenario.kind(group.kind).burstable:
+                running[group.kind, group.market] += group.count
+        return running, leaving
 
     def _counts(self, wanted: Counter[Key]) -> tuple[InstanceCount, ...]:
         """Return the instances by type and market, the candidates' first."""
@@ -134,7 +166,7 @@ class Mark:
 
 
 class MarkSpot(Mark):
-    """Plans all types of the scenario in both markets: MArk-spot."""
+    """Plans all types of the scenario in both markets, with burstable ones as stand-ins: MArk-spot."""
 
     name = "mark-spot"
     options = MarkOptions(all_types=True, spot=True)
@@ -147,11 +179,3 @@ def _in_time(kinds: Sequence[InstanceType], slo_ms: float) -> list[InstanceType]
         names = ", ".join(kind.name for kind in kinds)
         raise InputError(f"mark: no instance type answers an image within slo_ms {slo_ms:g}: there are {names}")
     return kept
-
-
-def _running(fleet: Sequence[InstanceGroup]) -> Counter[Key]:
-    running = Counter[Key]()
-    for group in fleet:
-        if group.state is not InstanceState.DRAINING:
-            running[group.kind, group.market] += group.count
-    return running

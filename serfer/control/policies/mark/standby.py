@@ -1,41 +1,50 @@
-"""MArk's stand-ins for spot instances that were taken away (section 4.5), until others serve in their place.
+"""MArk's stand-ins for spot instances that are taken away (section 4.5), until others serve in their place.
 
-The paper resumes stopped burstable instances. A plan has types and markets and no stopped ones, so the stand-in is a
-type of the scenario that is started for this alone, on demand: a burstable type, whose `boot_s` is that of a resume.
+    notice, or an interruption without one ──> stand-ins for as many queries/s ──> as many spot instances serve as are
+                                                                                  planned: they are given up
+
+The paper keeps burstable instances stopped, and resumes them at the notice. A plan has types and markets and no stopped
+ones, so the stand-in is a type of the scenario that is started for this alone, on demand; its `boot_s` is a resume's.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from serfer.control.policy import InstanceGroup, InstanceState, Interruption
+from serfer.control.policy import InstanceGroup, InstanceState, Observation
 from serfer.control.scenario import InstanceType, Market, Scenario
 
 _ROUNDING: Final = 1e-9
 
 
 class Standby:
-    """Counts the capacity that interruptions took, and gives it up as soon as the planned spot instances serve."""
+    """Counts the capacity that interruptions take, and gives it up as soon as the planned spot instances serve."""
 
     def __init__(self, scenario: Scenario, kind: InstanceType | None) -> None:
         self._scenario = scenario
         self._kind = kind
-        self.lost_qps = 0.0
+        self._leaving = Counter[str]()
+        self._lost_qps = 0.0
 
-    def observe(
-        self,
-        interruptions: Iterable[Interruption],
-        fleet: Iterable[InstanceGroup],
-        planned: Mapping[tuple[str, Market], int],
-    ) -> int:
-        """Return how many stand-ins there should be now."""
-        new = sum(one.count * self._scenario.kind(one.kind).qps for one in interruptions)
-        if not new and self.lost_qps and _serve(fleet, planned):
-            self.lost_qps = 0.0
-        self.lost_qps += new
-        return math.ceil(self.lost_qps / self._kind.qps - _ROUNDING) if self._kind else 0
+    def observe(self, seen: Observation, planned: Mapping[tuple[str, Market], int]) -> int:
+        """Return how many stand-ins there should be now; `planned` are those without the ones that are leaving."""
+        new = self._new(seen)
+        if not new and self._lost_qps and _serve(seen.fleet, planned):
+            self._lost_qps = 0.0
+        self._lost_qps += sum(count * self._scenario.kind(kind).qps for kind, count in new.items())
+        return math.ceil(self._lost_qps / self._kind.qps - _ROUNDING) if self._kind else 0
+
+    def _new(self, seen: Observation) -> Counter[str]:
+        """Return by type those that were given notice since the last observation, or were taken away without one."""
+        before, self._leaving = self._leaving, Counter[str]()
+        for group in seen.fleet:
+            if group.state is InstanceState.LEAVING:
+                self._leaving[group.kind] += group.count
+        gone = Counter({one.kind: one.count for one in seen.interruptions})
+        return (self._leaving + gone) - before
 
 
 def _serve(fleet: Iterable[InstanceGroup], planned: Mapping[tuple[str, Market], int]) -> bool:

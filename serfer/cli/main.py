@@ -31,6 +31,7 @@ COMMANDS = {
     "profile": ("serfer.cli.costs:profile", "Measure operators here, for split --profiles."),
     "tune": ("serfer.cli.instance:tune", "Measure batch sizes for an instance."),
     "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
+    "train-forecaster": ("serfer.cli.training.train_forecaster:train_forecaster", "Train MArk's forecaster on a load."),
     "bench": ("bench.cli:bench_app", "Measure, on this machine, side by side in one run."),
 }
 PANELS = {
@@ -38,7 +39,7 @@ PANELS = {
     "Map": ("map-plan", "map"),
     "Run": ("up", "serve", "instance", "keys", "doctor"),
     "Deploy": ("package", "warm", "sweep"),
-    "Study": ("profile", "tune", "simulate", "bench"),
+    "Study": ("profile", "tune", "simulate", "train-forecaster", "bench"),
 }
 """The commands of each section of `serfer --help`."""
 

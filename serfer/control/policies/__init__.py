@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
+from serfer.control.policies.mark.forecaster import TRAINED
 from serfer.control.policies.mark.policy import Mark, MarkSpot
 from serfer.control.policies.plugged_in import find_policy, plugged_in_names
 from serfer.control.policies.ski_rental import SkiRental
@@ -37,10 +39,20 @@ SEVERAL_TYPES: Final = frozenset({"mark-spot"})
 def make_policy(name: str, scenario: Scenario) -> Policy:
     """Return a policy: built in, plugged in by the entry point group `serfer.policies`, or MODULE:Class.
 
-    Raises UsageError: no policy has that name, or what the user named is none.
+    `mark:FILE.npz` and `mark-spot:FILE.npz` forecast with MArk's trained LSTM. Raises UsageError: no policy has that
+    name, or what the user named is none; InputError for a file that is not a trained LSTM.
     """
-    make = POLICIES.get(name) or find_policy(name)
+    make = POLICIES.get(name) or _with_forecaster(name) or find_policy(name)
     if make is None:
         known = ", ".join(dict.fromkeys([*POLICIES, *plugged_in_names()]))
         raise UsageError(f"there is no policy {name!r:.80}: there are {known}, and MODULE:Class")
     return make(scenario)
+
+
+def _with_forecaster(name: str) -> Callable[[Scenario], Policy] | None:
+    """Return what makes MArk with a trained forecaster, None for another policy."""
+    policy, _, file = name.partition(":")
+    kind = {"mark": Mark, "mark-spot": MarkSpot}.get(policy)
+    if kind is None or not file.endswith(TRAINED):
+        return None
+    return lambda scenario: kind(scenario, replace(kind.options, forecaster=file))

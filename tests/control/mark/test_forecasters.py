@@ -88,7 +88,7 @@ def test_a_forecaster_is_built_in_plugged_in_or_a_class(monkeypatch):
     assert isinstance(make_forecaster("seasonal"), SeasonalSmoothing)
     assert isinstance(make_forecaster("flat"), Flat)
     assert isinstance(make_forecaster("serfer.control.policies.mark.seasonal:SeasonalSmoothing"), SeasonalSmoothing)
-    with pytest.raises(UsageError, match="no forecaster 'best': there are seasonal, flat, and MODULE:Class"):
+    with pytest.raises(UsageError, match=r"no forecaster 'best': there are seasonal, flat, FILE.npz and MODULE:Class"):
         make_forecaster("best")
 
 

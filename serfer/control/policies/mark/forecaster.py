@@ -1,19 +1,25 @@
-"""What MArk asks of a forecast of the load, and forecasters by name: built in, plugged in, or MODULE:Class."""
+"""What MArk asks of a forecast of the load, and forecasters by name.
+
+They are built in, trained (a file), plugged in, or MODULE:Class.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.control.policies.mark.lstm import LstmForecaster, read_lstm
 from serfer.control.policies.mark.seasonal import SeasonalSmoothing
 from serfer.core.errors import InputError, UsageError
 from serfer.modules import in_one_line, load_entry, load_object, plugged_in
 
 Floats = NDArray[np.float64]
 GROUP: Final = "serfer.forecasters"
+TRAINED: Final = ".npz"
 
 
 class Forecaster(Protocol):
@@ -37,14 +43,17 @@ FORECASTERS: Final[dict[str, Callable[[], Forecaster]]] = {"seasonal": SeasonalS
 def make_forecaster(name: str) -> Forecaster:
     """Return a forecaster: built in, plugged in by the entry point group `serfer.forecasters`, or MODULE:Class.
 
-    Raises UsageError: none has that name, or what the user named is none.
+    A name that ends in .npz is a file of `serfer train-forecaster`: MArk's LSTM. Raises UsageError: none has that name,
+    or what the user named is none; InputError for a file that is not a trained LSTM.
     """
     if (make := FORECASTERS.get(name)) is not None:
         return make()
+    if name.endswith(TRAINED):
+        return LstmForecaster(read_lstm(Path(name)))
     plugged = plugged_in(GROUP)
     if ":" not in name and name not in plugged:
         known = ", ".join(dict.fromkeys([*FORECASTERS, *plugged]))
-        raise UsageError(f"there is no forecaster {name!r:.80}: there are {known}, and MODULE:Class")
+        raise UsageError(f"there is no forecaster {name!r:.80}: there are {known}, FILE{TRAINED} and MODULE:Class")
     made = load_object(name) if ":" in name else load_entry(plugged[name])
     if not isinstance(made, type) or not all(callable(getattr(made, one, None)) for one in ("observe", "forecast")):
         raise UsageError(f"forecaster {name} is not a class with observe and forecast (docs/how-to/add-a-policy.md)")

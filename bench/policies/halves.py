@@ -1,0 +1,230 @@
+"""Policies against MArk tuned on the first half of each load, both judged on the second: `serfer bench halves`.
+
+    first half ──> MArk's settings, one after the other: the cheapest cool-down, with and without the SLO monitor,
+                   seasonal or LSTM forecasts (trained on it)
+    second half ──> every policy, having seen the first as its history: dollars, SLO, and dollars over tuned MArk's
+
+With `--spot` MArk plans all types and spot instances, and the others buy spot instances of the type that was cheapest
+for them on the first half.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Final
+
+import typer
+
+from bench.core.options import MarkdownOption
+from bench.core.results import Results, Table, publish
+from bench.policies.policies import SCALES, Case, Options, cases, measure
+from serfer.cli.shared.options import JsonOption, status_lines
+from serfer.control.policies import DEFAULT
+from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
+from serfer.control.policy import Policy
+from serfer.control.scenario import Scenario
+from serfer.control.scenario_files import read_scenario
+from serfer.settings import load_settings
+from serfer.sim.forecasting.errors import peaks_of
+from serfer.sim.forecasting.lstm_training import train_lstm
+from serfer.sim.history import see_history
+from serfer.sim.service_times import scenario_times
+from serfer.sim.simulate import DetailedRun, Outcome, RunOptions, prepare, run_policies
+from serfer.sim.traces import Trace, scale_factor
+
+LOADS: Final = ("twitter_2021-08_per_minute", "nasa", "diurnal", "mmpp")
+TUNED: Final = "mark"
+COOLDOWNS_S: Final = (300.0, 60.0, 900.0)
+MMPP: Final = "mmpp:hours=240,row_s=10"  # a day is too short to tune on
+HEAD: Final = ("load", "scenario", "scale", "policy", "cost $", "over mark", "over optimum", "slo met")
+
+
+@dataclass(frozen=True)
+class HalfOptions(RunOptions):
+    """Options of a run in which MArk, called TUNED, has settings of its own."""
+
+    mark: MarkOptions = field(default_factory=MarkOptions)
+
+    def new_policy(self, name: str, scenario: Scenario, factor: float) -> Policy:
+        """Return a policy that has seen the history."""
+        if name != TUNED:
+            return super().new_policy(name, scenario, factor)
+        policy = (MarkSpot if self.mark.spot else Mark)(scenario, self.mark)
+        if self.history is not None:
+            see_history(policy, scenario, self.history.scaled(factor), period_s=self.period_s)
+        return policy
+
+
+@dataclass(frozen=True)
+class HalvesCase(Case):
+    """A load in a scenario at a scaling: MArk is tuned on its first half, and all policies are judged on the second."""
+
+    spot: bool = False
+
+    def run(self) -> list[Outcome]:
+        """Return the outcomes of the second half, tuned MArk's first, with its settings in words as its name."""
+        scenario = read_scenario(self.scenario)
+        whole = self.load.read(self.options.seed)
+        scaled = whole.scaled(scale_factor(self.scale, whole, scenario))
+        middle = scaled.begin_s + scaled.seconds / 2
+        first, second = scaled.cut(until_s=middle), scaled.cut(from_s=middle)
+        plain = self.options.run_options
+        learning = HalfOptions(period_s=plain.period_s, spot_losses_per_hour=plain.spot_losses_per_hour)
+        judged = replace(learning, history=first)
+        with tempfile.TemporaryDirectory() as folder:
+            tuned = self._tuned(first, scenario, learning, Path(folder))
+            outcomes = self._judge(TUNED, second, scenario, replace(judged, mark=tuned))
+        outcomes = [replace(outcomes[0], policy=described(tuned))]
+        for name in self.policies:
+            bought = self._bought(name, first, scenario, learning)
+            options = replace(judged, kind=bought, spot=self.spot)
+            outcomes += self._judge(name, second, scenario, options)
+        return [replace(one, scale=self.scale) for one in outcomes]
+
+    def _judge(self, name: str, load: Trace, scenario: Scenario, options: HalfOptions) -> list[Outcome]:
+        """Run a policy over a load that is scaled already; query by query in windows, where these are wanted."""
+        sim_input = prepare(load, self.scenario.stem, scenario, "none")
+        times = scenario_times(scenario.serverless, load_settings().facts().functions)
+        detailed = DetailedRun(times, self.options.window_s) if self.options.window_s else None
+        return [each.outcome for each in run_policies(sim_input, [name], options, self.options.seed, detailed)]
+
+    def _usd(self, name: str, load: Trace, scenario: Scenario, options: HalfOptions) -> float:
+        sim_input = prepare(load, self.scenario.stem, scenario, "none")
+        return next(run_policies(sim_input, [name], options, self.options.seed)).outcome.cost_usd
+
+    def _tuned(self, first: Trace, scenario: Scenario, options: HalfOptions, folder: Path) -> MarkOptions:
+        """Return MArk's settings, each the cheapest on the first half with those before it."""
+
+        def usd(settings: MarkOptions) -> float:
+            return self._usd(TUNED, first, scenario, replace(options, mark=settings))
+
+        start = MarkSpot.options if self.spot else Mark.options
+        best = min((replace(start, cooldown_s=seconds) for seconds in COOLDOWNS_S), key=usd)
+        best = min((best, replace(best, monitor_queries=math.inf)), key=usd)
+        file = folder / "lstm.npz"
+        file.write_bytes(train_lstm(peaks_of(first, best)).to_bytes())
+        return min((best, replace(best, forecaster=str(file))), key=usd)
+
+    def _bought(self, name: str, first: Trace, scenario: Scenario, options: HalfOptions) -> str:
+        """Return the instance type that a policy starts: the first, or the cheapest of spot instances."""
+        if not self.spot:
+            return scenario.instance.name
+        kinds = [one.name for one in scenario.instances if one.spot_usd_per_hour and not one.burstable]
+        if len(kinds) == 1:
+            return kinds[0]
+        return min(kinds, key=lambda kind: self._usd(name, first, scenario, replace(options, kind=kind, spot=True)))
+
+
+def described(tuned: MarkOptions) -> str:
+    """Return MArk's settings in words."""
+    forecast = "lstm" if tuned.forecaster.endswith(".npz") else tuned.forecaster
+    monitor = "monitor" if tuned.monitor_queries < math.inf else "no monitor"
+    return f"{TUNED} ({forecast}, {tuned.cooldown_s:g} s, {monitor})"
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Return a row for each outcome."""
+    return [
+        (
+            Path(one.trace).stem,
+            one.scenario,
+            one.scale,
+            one.policy,
+            f"{one.cost_usd:,.2f}",
+            f"{ratio:.3f}",
+            "-" if one.ratio is None else f"{one.ratio:.3f}",
+            "-" if one.slo_met is None else f"{one.slo_met:.2%}",
+        )
+        for one, ratio in _over_mark(outcomes)
+    ]
+
+
+def _over_mark(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, float]]:
+    """Yield outcomes with their dollars over those of tuned MArk, which comes first of each case."""
+    mark = outcomes[0]
+    for one in outcomes:
+        if one.policy.startswith(f"{TUNED} ("):
+            mark = one
+        yield one, one.cost_usd / mark.cost_usd
+
+
+def summary(outcomes: Sequence[Outcome]) -> list[str]:
+    """Summarize each policy: its dollars over tuned MArk's on average and at worst, and how often its SLO is worse."""
+    lines, mark = [], outcomes[0]
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for one, ratio in _over_mark(outcomes):
+        if one.policy.startswith(f"{TUNED} ("):
+            mark = one
+            continue
+        worse = one.slo_met is not None and mark.slo_met is not None and one.slo_met < mark.slo_met
+        found.setdefault(one.policy, []).append((ratio, worse))
+    for policy, each in found.items():
+        ratios = [ratio for ratio, _ in each]
+        slo = f"; the SLO met by fewer queries in {sum(worse for _, worse in each)} of {len(each)} cases"
+        lines.append(
+            f"{policy}: {fmean(ratios):.3f} of tuned mark's dollars on average, {max(ratios):.3f} at worst{slo}"
+        )
+    return lines
+
+
+def results(outcomes: Sequence[Outcome]) -> Results:
+    """Return all outcomes, and how each policy did."""
+    return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], summary(outcomes))
+
+
+def halves(traces: Path, scenarios: Path, options: Options, *, spot: bool) -> list[HalvesCase]:
+    """Return the cases; ten days of MMPP stand for the generator's one. Raises InputError where there is nothing."""
+    every = cases(traces, scenarios, options)
+    return [
+        HalvesCase(
+            replace(one.load, name=MMPP) if one.load.name == "mmpp" else one.load,
+            one.scenario,
+            one.scale,
+            one.policies,
+            one.options,
+            spot,
+        )
+        for one in every
+    ]
+
+
+def command(
+    traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
+    scenarios: Annotated[Path, typer.Option(metavar="DIR", help="A folder of scenarios: TOML files.")],
+    policy: Annotated[
+        list[str] | None, typer.Option(help=f"To compare with MArk; may be repeated. [default: {DEFAULT}]")
+    ] = None,
+    load: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A part of the names of the loads; may be repeated. [default: {', '.join(LOADS)}]"),
+    ] = None,
+    scale: Annotated[list[str] | None, typer.Option(help="S, M, none or a factor; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
+    period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 10.0,
+    window_s: Annotated[
+        float, typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none.")
+    ] = 0.0,
+    skip_zeros_over: Annotated[
+        float, typer.Option(help="Cut out times without queries of at least so many seconds.")
+    ] = math.inf,
+    spot: Annotated[bool, typer.Option("--spot", help="All types and spot instances.")] = False,
+    spot_losses: Annotated[
+        float, typer.Option(min=0, max=60, help="How many times an hour a spot instance is taken away, on average.")
+    ] = 0.0,
+    as_markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tune MArk on the first half of each load, and compare policies with it on the second (needs torch)."""
+    run_options = RunOptions(period_s=period_s, spot_losses_per_hour=spot_losses)
+    options = Options(
+        policy or (DEFAULT,), run_options, load or LOADS, scale or SCALES, seed, window_s, skip_zeros_over
+    )
+    every = halves(traces, scenarios, options, spot=spot)
+    with status_lines() as progress:
+        outcomes = measure(every, progress)
+    publish(results(outcomes), as_json=as_json, as_markdown=as_markdown)

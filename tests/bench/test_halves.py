@@ -1,0 +1,75 @@
+"""`serfer bench halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
+
+import numpy as np
+import pytest
+
+from bench.policies.halves import COOLDOWNS_S, MMPP, HalfOptions, halves, results
+from bench.policies.policies import Options
+from serfer.control.policies.mark.policy import MarkOptions
+from serfer.sim.simulate import Outcome, RunOptions, prepare, run_policies
+from serfer.sim.traces import Trace
+from tests.sim.worlds import TOML, scenario
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "two-types.toml").write_text(TOML)
+    minutes = range(1000)
+    waves = [int(3000 * (1.5 + np.sin(minute / 60)) + 2000 * (minute % 90 < 10)) for minute in minutes]
+    rows = (f"{minute},{count}\n" for minute, count in enumerate(waves))
+    (tmp_path / "waves.csv").write_text("minute,requests\n" + "".join(rows))
+    return tmp_path
+
+
+def outcomes(folder, *policies, spot=False):
+    run_options = RunOptions(period_s=10.0, spot_losses_per_hour=0.1 if spot else 0.0)
+    options = Options(policies, run_options, only=("waves",), scales=("M",))
+    (case,) = halves(folder, folder, options, spot=spot)
+    return case.run()
+
+
+def test_mark_is_tuned_and_policies_are_judged_on_the_second_half(folder):
+    found = outcomes(folder, "ski-rental", "mark")
+    tuned, plain, untuned = found
+    assert tuned.policy.startswith("mark (")
+    assert any(f"{seconds:g} s" in tuned.policy for seconds in COOLDOWNS_S)
+    assert [plain.policy, untuned.policy] == ["ski-rental", "mark"]
+    assert all(one.queries == pytest.approx(60 * 30_000, rel=0.05) for one in found)  # a half, at the mean rate
+    assert all(one.scale == "M" and one.history for one in found)
+
+
+def test_spot_instances_of_the_type_that_was_cheapest(folder):
+    toml = TOML.replace("spot_usd_per_hour = 0.0", "spot_usd_per_hour = 0.15")
+    (folder / "two-types.toml").write_text(toml)
+    tuned, plain = outcomes(folder, "ski-rental", spot=True)
+    on_demand = outcomes(folder, "ski-rental")[1]
+    assert plain.cost_usd < 0.6 * on_demand.cost_usd
+    assert tuned.cost_usd < on_demand.cost_usd
+
+
+def test_ten_days_stand_for_a_day_of_mmpp(folder):
+    found = halves(folder, folder, Options(("ski-rental",), RunOptions(), only=("mmpp",)), spot=False)
+    assert {one.load.name for one in found} == {MMPP}
+
+
+def test_settings_of_mark_reach_the_policy():
+    load = Trace("a load", np.array([1200.0, 1200.0]), np.array([100.0, 0.0]))
+    sim_input = prepare(load, "a world", scenario(), "none")
+
+    def on_s(seconds):
+        options = HalfOptions(mark=MarkOptions(cooldown_s=seconds))
+        return next(run_policies(sim_input, ["mark"], options)).run.on_s
+
+    assert on_s(900.0) > on_s(60.0) + 800
+
+
+def test_the_summary_compares_with_mark_case_by_case():
+    def one(policy, usd, met):
+        names = dict.fromkeys(Outcome.__dataclass_fields__)
+        known = {"policy": policy, "cost_usd": usd, "slo_met": met, "trace": "a", "scenario": "b", "scale": "S"}
+        return Outcome(**{**names, **known, "windows": ()})
+
+    found = results([one("mark (x)", 10, 0.98), one("p", 9, 0.99), one("mark (y)", 20, 0.99), one("p", 22, 0.98)])
+    text = found.markdown()
+    assert "p: 1.000 of tuned mark's dollars on average, 1.100 at worst; the SLO met by fewer queries in 1 of 2" in text

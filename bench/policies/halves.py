@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Final
@@ -37,10 +37,9 @@ from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace, scale_factor
 
-LOADS: Final = ("twitter_2021-08_per_minute", "nasa", "diurnal", "mmpp")
+LOADS: Final = ("twitter_2021-08_per_minute", "nasa", "diurnal", "mmpp:hours=240,row_s=10")
 TUNED: Final = "mark"
 COOLDOWNS_S: Final = (300.0, 60.0, 900.0)
-MMPP: Final = "mmpp:hours=240,row_s=10"  # a day is too short to tune on
 HEAD: Final = ("load", "scenario", "scale", "policy", "cost $", "over mark", "over optimum", "slo met")
 
 
@@ -69,7 +68,7 @@ class HalvesCase(Case):
     def run(self) -> list[Outcome]:
         """Return the outcomes of the second half, tuned MArk's first, with its settings in words as its name."""
         scenario = read_scenario(self.scenario)
-        whole = self.load.read(self.options.seed)
+        whole = self.load.read(self.seed)
         scaled = whole.scaled(scale_factor(self.scale, whole, scenario))
         middle = scaled.begin_s + scaled.seconds / 2
         first, second = scaled.cut(until_s=middle), scaled.cut(from_s=middle)
@@ -91,11 +90,11 @@ class HalvesCase(Case):
         sim_input = prepare(load, self.scenario.stem, scenario, "none")
         times = scenario_times(scenario.serverless, load_settings().facts().functions)
         detailed = DetailedRun(times, self.options.window_s) if self.options.window_s else None
-        return [each.outcome for each in run_policies(sim_input, [name], options, self.options.seed, detailed)]
+        return [each.outcome for each in run_policies(sim_input, [name], options, self.seed, detailed)]
 
     def _usd(self, name: str, load: Trace, scenario: Scenario, options: HalfOptions) -> float:
         sim_input = prepare(load, self.scenario.stem, scenario, "none")
-        return next(run_policies(sim_input, [name], options, self.options.seed)).outcome.cost_usd
+        return next(run_policies(sim_input, [name], options, self.seed)).outcome.cost_usd
 
     def _tuned(self, first: Trace, scenario: Scenario, options: HalfOptions, folder: Path) -> MarkOptions:
         """Return MArk's settings, each the cheapest on the first half with those before it."""
@@ -178,19 +177,9 @@ def results(outcomes: Sequence[Outcome]) -> Results:
 
 
 def halves(traces: Path, scenarios: Path, options: Options, *, spot: bool) -> list[HalvesCase]:
-    """Return the cases; ten days of MMPP stand for the generator's one. Raises InputError where there is nothing."""
+    """Return the cases; raises InputError where there is nothing."""
     every = cases(traces, scenarios, options)
-    return [
-        HalvesCase(
-            replace(one.load, name=MMPP) if one.load.name == "mmpp" else one.load,
-            one.scenario,
-            one.scale,
-            one.policies,
-            one.options,
-            spot,
-        )
-        for one in every
-    ]
+    return [HalvesCase(**{each.name: getattr(one, each.name) for each in fields(one)}, spot=spot) for one in every]
 
 
 def command(
@@ -222,7 +211,13 @@ def command(
     """Tune MArk on the first half of each load, and compare policies with it on the second (needs torch)."""
     run_options = RunOptions(period_s=period_s, spot_losses_per_hour=spot_losses)
     options = Options(
-        policy or (DEFAULT,), run_options, load or LOADS, scale or SCALES, seed, window_s, skip_zeros_over
+        policies=policy or (DEFAULT,),
+        run_options=run_options,
+        only=load or LOADS,
+        scales=scale or SCALES,
+        seed=seed,
+        window_s=window_s,
+        skip_zeros_over_s=skip_zeros_over,
     )
     every = halves(traces, scenarios, options, spot=spot)
     with status_lines() as progress:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.policies.halves import COOLDOWNS_S, MMPP, HalfOptions, halves, results
+from bench.policies.halves import COOLDOWNS_S, HalfOptions, halves, results
 from bench.policies.policies import Options
 from serfer.control.policies.mark.policy import MarkOptions
 from serfer.sim.simulate import Outcome, RunOptions, prepare, run_policies
@@ -39,6 +39,7 @@ def test_mark_is_tuned_and_policies_are_judged_on_the_second_half(folder):
     assert all(one.scale == "M" and one.history for one in found)
 
 
+@pytest.mark.slow
 def test_spot_instances_of_the_type_that_was_cheapest(folder):
     toml = TOML.replace("spot_usd_per_hour = 0.0", "spot_usd_per_hour = 0.15")
     (folder / "two-types.toml").write_text(toml)
@@ -46,11 +47,6 @@ def test_spot_instances_of_the_type_that_was_cheapest(folder):
     on_demand = outcomes(folder, "ski-rental")[1]
     assert plain.cost_usd < 0.6 * on_demand.cost_usd
     assert tuned.cost_usd < on_demand.cost_usd
-
-
-def test_ten_days_stand_for_a_day_of_mmpp(folder):
-    found = halves(folder, folder, Options(("ski-rental",), RunOptions(), only=("mmpp",)), spot=False)
-    assert {one.load.name for one in found} == {MMPP}
 
 
 def test_settings_of_mark_reach_the_policy():

@@ -54,9 +54,9 @@ def test_restored_policies_decide_as_if_they_had_not_stopped(name, data, before,
 
 def test_a_snapshot_holds_what_the_windows_learnt():
     policy = taught("break-even")
-    assert policy.snapshot()["predictors"][0]["actions"]
+    assert policy.snapshot()["guesses"]["windows"]["predictors"][0]["actions"]
     assert copied(policy).snapshot() == policy.snapshot()
-    assert make_policy("break-even", WORLD).snapshot()["predictors"] == []
+    assert make_policy("break-even", WORLD).snapshot()["guesses"]["windows"]["predictors"] == []
 
 
 def test_a_snapshot_is_bounded_and_levels_that_learnt_nothing_take_little():
@@ -64,7 +64,7 @@ def test_a_snapshot_is_bounded_and_levels_that_learnt_nothing_take_little():
     policy.observe(seen(1.0, 5000 * QPS))
     policy.observe(seen(1.0, 0.0))
     text = json.dumps(policy.snapshot())
-    assert len(policy.snapshot()["predictors"]) == 1000
+    assert len(policy.snapshot()["guesses"]["windows"]["predictors"]) == 1000
     assert len(text) < 2_000_000
 
 

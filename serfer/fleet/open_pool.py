@@ -36,6 +36,7 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH
 from serfer.fleet.beside.decider import Decider
+from serfer.fleet.beside.learning import Learning
 from serfer.fleet.beside.lesson import Lesson, Teach
 from serfer.fleet.beside.options import NOTHING, BesideOptions
 from serfer.fleet.beside.recorder import Recorder
@@ -47,6 +48,7 @@ from serfer.fleet.log_events import log_event
 from serfer.fleet.pool import Pool
 from serfer.fleet.provisioner_url import admits, open_provisioner
 from serfer.fleet.registry import PoolRegistry
+from serfer.learn.trainers import VALUES
 from serfer.settings import Settings
 from storage import schemes
 from storage.store import Store
@@ -171,9 +173,12 @@ def routing_of(
 class RunningPool:
     """A pool with its controller, as a pipeline's target; `model` is what instances call the network."""
 
-    def __init__(self, pool: Pool, controller: Controller, http: aiohttp.ClientSession, registry: Path) -> None:
+    def __init__(
+        self, pool: Pool, controller: Controller, http: aiohttp.ClientSession, registry: Path, learning: Learning
+    ) -> None:
         self.pool = pool
         self.controller = controller
+        self._learning = learning
         self._http = http
         self._registry = registry
 
@@ -186,6 +191,7 @@ class RunningPool:
         try:
             await self.controller.close()
         finally:
+            self._learning.close()
             await self._http.close()
             _remove(self._registry, self._registry.parent)
 
@@ -219,7 +225,10 @@ async def open_pool(
     keeper = _keeper(routing, model, url)
     learnt = await asyncio.to_thread(keeper.restored, routing.new_policy) if keeper else None
     router, beside = routing.router(learnt), routing.shadows()
-    teach = _teaching(routing)
+    learning = Learning(settings.cache_dir / VALUES)
+    for policy in (router.policy, *beside):
+        learning.join(policy)
+    teach = _teaching(routing, learning)
     shadows = Shadows(routing.policy, routing.scenario, beside, teach) if beside else None
     lesson = Lesson(routing.new_policy(), teach) if teach and learnt is None else None
     pool = Pool(router, connect)
@@ -233,10 +242,10 @@ async def open_pool(
         decider=Decider(router, recorder, shadows, keeper, lesson, fresh=learnt is None),
     )
     controller.start()
-    return RunningPool(pool, controller, http, registry)
+    return RunningPool(pool, controller, http, registry, learning)
 
 
-def _teaching(routing: Routing) -> Teach | None:
+def _teaching(routing: Routing, learning: Learning) -> Teach | None:
     """Return what has a policy see the history, as if it ended now; None where there is none."""
     history = routing.history
     if history is None:
@@ -244,7 +253,8 @@ def _teaching(routing: Routing) -> Teach | None:
     from serfer.sim.history import see_history  # noqa: PLC0415 - functions do without the simulator
 
     def teach(policy: Policy, wanted: Callable[[], bool]) -> None:
-        see_history(policy, routing.scenario, history, until_s=time.time(), wanted=wanted)
+        with learning.at_once(policy):
+            see_history(policy, routing.scenario, history, until_s=time.time(), wanted=wanted)
 
     return teach
 

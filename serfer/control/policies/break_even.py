@@ -2,7 +2,7 @@
 
     load ──> capacity levels ──┬──> robustness budget and work function ──────────────────┐
                                ├──> expert rules: other thresholds ──────────────┐        │ covered?
-                               └──> guesses: windows of bursts and gaps ─────────┴──> cheapest ──> on or off
+                               └──> guesses: windows, and values that are learnt ─┴──> cheapest ──> on or off
 
 What each rule would have paid does not depend on the one that is followed, so the cheapest one so far is followed
 (older cost counts less), as long as the total cost stays below 3 - 2/c times the clairvoyant's, the delay of boots
@@ -20,11 +20,13 @@ import numpy as np
 from serfer.control.policies.capacity_levels import MAX_LEVELS, Bools, Floats, lambda_units, levels_of
 from serfer.control.policies.expert_rules import PLAIN, SIZES, ExpertRules
 from serfer.control.policies.guesses.guess import Guess
+from serfer.control.policies.guesses.value_guess import ValueGuess
 from serfer.control.policies.guesses.windows_guess import WindowsGuess
 from serfer.control.policies.robustness_budget import RobustnessBudget
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
 from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.values.trainer import Trainer
 
 _FADING_S: Final = 2 * 86_400.0  # in which what a rule cost loses all but 1/e of its weight
 _LAYOUT: Final = 2  # of snapshots: another number for other fields
@@ -42,7 +44,8 @@ class BreakEven:
         self._scenario = scenario
         self._budget = RobustnessBudget(scenario)
         self._rules = ExpertRules(scenario)
-        self._guesses: dict[str, Guess] = {"windows": WindowsGuess(scenario)}
+        self._values = ValueGuess(scenario)
+        self._guesses: dict[str, Guess] = {"windows": WindowsGuess(scenario), "values": self._values}
         self._guessed_cost: Floats = np.zeros((0, len(self._guesses)))
         self._followed = np.zeros(0, np.int64)
 
@@ -65,6 +68,10 @@ class BreakEven:
         instances = int(np.count_nonzero(on))
         reason = self._reason(instances, followed=np.array_equal(on, predicted))
         return on_demand(self._scenario.instance, instances, f"{rate:.1f} queries/s: {reason}")
+
+    def learn_by(self, trainer: Trainer) -> None:
+        """Have models of values learnt from now on: without, windows are the only guess."""
+        self._values.learn_by(trainer)
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Take as many levels for on and serving as there are instances."""

@@ -15,8 +15,10 @@ class Guess(Protocol):
     Load does not depend on decisions, so what a guess would have cost is known whether or not it is followed.
     """
 
-    reason: str
-    """What its decisions rest on, in a few words for logs."""
+    @property
+    def reason(self) -> str:
+        """What its decisions rest on, in a few words for logs."""
+        ...
 
     @property
     def on(self) -> Bools:

@@ -19,13 +19,16 @@ _LEAST_TICK_S: Final = 1.0
 class WindowsGuess:
     """A keep-alive predictor for each level; time passes in ticks of an eighth of a boot."""
 
-    reason = "windows learnt from bursts so far"
-
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._tick_s = max(scenario.instance.boot_s / BOOT_TICKS, _LEAST_TICK_S)
         self._predictors: list[KeepAlivePredictor] = []
         self._seconds = self._queries = 0.0  # of the tick that has begun
+
+    @property
+    def reason(self) -> str:
+        """What its decisions rest on."""
+        return "windows learnt from bursts so far"
 
     @property
     def on(self) -> Bools:

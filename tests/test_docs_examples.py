@@ -50,6 +50,7 @@ def test_the_policy_that_is_shown_follows_the_load_and_is_simulated(tmp_path, mo
 def test_the_forecaster_that_is_shown_is_marks(tmp_path, monkeypatch):
     page = (DOCS / "how-to" / "add-a-policy.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    Path("my_mark.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
+    [code] = re.findall(r"```python\n(# my_mark\.py\n.*?)```", page, re.DOTALL)
+    Path("my_mark.py").write_text(code, encoding="utf-8")
     policy = make_policy("my_mark.py:MyMark", scenario(qps=10.0))
     assert [policy.observe(seen(60.0, rate)).total for rate in (30.0, 50.0, 0.0)] == [3, 5, 5]

@@ -42,7 +42,7 @@ class MapRun:
 class _Peaks:
     """The kernel's peak of each process, and its processor seconds, as last seen.
 
-    A peak starts anew with each program that a process becomes.
+    A peak starts again with each program that a process becomes.
     """
 
     root: int

@@ -240,7 +240,7 @@ def test_another_option_on_resume_is_refused_by_its_name(serfer, command, begun,
     assert named in refused.err
 
 
-def test_another_image_or_plan_on_resume_is_refused_and_can_begin_anew(serfer, command, image, begun, tmp_path):
+def test_another_image_or_plan_on_resume_is_refused_and_can_start_over(serfer, command, image, begun, tmp_path):
     del begun
     make_map_plan(tmp_path / "other", rows=(4,), cols=(5, 6))
     other = serfer(*command, "--plan", tmp_path / "other")

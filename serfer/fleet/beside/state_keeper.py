@@ -38,7 +38,8 @@ class StateKeeper:
         policy = make()
         if not isinstance(policy, Learner):
             self._say(
-                logging.WARNING, f"{policy.name} keeps nothing: it has no snapshot and restore, so it begins anew"
+                logging.WARNING,
+                f"{policy.name} keeps nothing: it has no snapshot and restore, so it starts with nothing learnt",
             )
             return None
         try:
@@ -51,7 +52,7 @@ class StateKeeper:
             self.troubles[_TROUBLE] += 1
             self._refused = True
             words = str(error) if isinstance(error, SerferError) else f"{type(error).__name__}: {error}"
-            self._say(logging.WARNING, f"refused, so the policy starts anew: {words}")
+            self._say(logging.WARNING, f"refused, so the policy starts with nothing learnt: {words}")
             return None
         self._say(logging.INFO, f"restored, {len(data):,} bytes")
         return policy

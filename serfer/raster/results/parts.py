@@ -278,7 +278,7 @@ def _agree(path: Path, job: dict[str, Any]) -> None:
     try:
         found = json.loads(read_text(path, _MOST_JOB_BYTES))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: delete {path.parent} to begin anew") from error
+        raise InputError(f"{path} is damaged: delete {path.parent} to start over") from error
     if difference := _difference(found, job, ""):
         raise InputError(
             f"{path.parent} holds the parts of another job: {difference}; go on with that one, throw its parts "

@@ -131,7 +131,7 @@ def test_a_state_that_cannot_be_taken_is_refused_named_and_set_aside(tmp_path, c
     (tmp_path / "state.json").write_bytes(damaged)
     _, policy, keeper = run(place, BURSTS[-1:])
     (message,) = messages(caplog)
-    assert message.startswith("refused, so the policy starts anew: ")
+    assert message.startswith("refused, so the policy starts with nothing learnt: ")
     assert words in message
     assert keeper.troubles["state"] == 1
     assert policy.snapshot() != new_policy().snapshot()  # it goes on learning
@@ -155,7 +155,7 @@ def test_an_unreachable_place_is_logged_once_and_counted_and_delays_no_decision(
     plans, _, keeper = run(place, [(300.0, QPS)] * 3)
     assert len(plans) == 3
     assert keeper.troubles["state"] >= 2
-    assert messages(caplog)[0] == "refused, so the policy starts anew: S3: no route"
+    assert messages(caplog)[0] == "refused, so the policy starts with nothing learnt: S3: no route"
     assert messages(caplog)[1:] == ["not saved: S3: no route"]
 
 
@@ -188,7 +188,9 @@ def test_a_policy_that_keeps_nothing_is_named(caplog, name):
     place = Memory()
     keeper = StateKeeper(place, OWNER)
     assert keeper.restored(lambda: make_policy(name, WORLD)) is None
-    assert messages(caplog) == [f"{name} keeps nothing: it has no snapshot and restore, so it begins anew"]
+    assert messages(caplog) == [
+        f"{name} keeps nothing: it has no snapshot and restore, so it starts with nothing learnt"
+    ]
     keeper.offer(make_policy(name, WORLD))
     keeper.close(5.0)
     assert place.data is None

@@ -46,28 +46,58 @@ class Chunks:
 
 
 @pytest.fixture
-def serve():
+def opened():
+    """The servers that run: `close` waits until each has ended its last request."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def serve(opened):
     """Serve chunks, and return the URL and the bytes that were counted as sent."""
-    with ExitStack() as opened:
 
-        def start(chunks, place=None):
-            sent = []
+    def start(chunks, place=None):
+        sent = []
 
-            async def endpoint(_):
-                headers = {"Content-Type": "application/x-npy"}
-                return ChunkedFile(chunks, chunks.count * MIB, headers, place or nullcontext(), sent.append)
+        async def endpoint(_):
+            headers = {"Content-Type": "application/x-npy"}
+            return ChunkedFile(chunks, chunks.count * MIB, headers, place or nullcontext(), sent.append)
 
-            return opened.enter_context(running(Starlette(routes=[Route("/", endpoint)]))), sent
+        return opened.enter_context(running(Starlette(routes=[Route("/", endpoint)]))), sent
 
-        yield start
+    return start
 
 
-def test_a_file_is_sent_with_its_length(serve):
+def test_a_file_is_sent_with_its_length(serve, opened):
     chunks = Chunks(5)
     url, sent = serve(chunks)
     reply = httpx.get(url, timeout=PATIENCE)
     assert reply.headers["Content-Length"] == str(5 * MIB)
     assert reply.content == b"".join(bytes([number]) * MIB for number in range(1, 6))
+    opened.close()  # the last chunk is counted after the client has it: the server ends when that has happened
+    assert sent == [MIB] * 5
+
+
+def test_the_last_chunk_counts_where_its_client_leaves_with_it():
+    sent = []
+
+    async def run():
+        left = asyncio.Event()
+
+        async def receive():
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            if message.get("body", b"")[:1] == b"\x05":
+                left.set()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        response = ChunkedFile(Chunks(5), 5 * MIB, {}, nullcontext(), sent.append)
+        await response({"type": "http"}, receive, send)
+
+    asyncio.run(run())
     assert sent == [MIB] * 5
 
 

@@ -90,10 +90,10 @@ class ChunkedFile(Response):
 
     async def _pass_on(self, chunk: bytes | None, gone: asyncio.Future[None], send: Send) -> None:
         while chunk is not None:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if gone.done():
                 return
-            self._sent(len(chunk))
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self._sent(len(chunk))  # also where the client left meanwhile: with the last byte is when most leave
             chunk = await self._next()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -32,10 +32,10 @@ from serfer.learn.cost_to_go import plain_decisions, savings
 
 BACKGROUND: Final = "background"
 """The argument of a process that learns at a low priority."""
-RECIPE: Final = 1
+RECIPE: Final = 2
 """Another number for another result from the same load: models are kept by it."""
 _ROUNDS: Final = 2
-_ROWS: Final = 100_000
+_ROWS: Final = 200_000
 _UNSETTLED: Final = DAY // 4  # slots before the end, whose savings are not over
 _BLOCK: Final = DAY // 4
 _HELD: Final = 5  # slots for which a decision holds, in what later decisions cost
@@ -45,13 +45,13 @@ _TREES: Final = 120
 _PARAMETERS: Final[dict[str, Any]] = {
     "objective": "regression",
     "learning_rate": 0.06,
-    "num_leaves": 8,
-    "min_data_in_leaf": 1000,
+    "num_leaves": 31,
+    "min_data_in_leaf": 200,
     "feature_fraction": 1.0,
     "bagging_fraction": 0.7,
     "bagging_freq": 1,
     "lambda_l2": 10.0,
-    "max_bin": 63,
+    "max_bin": 255,
     "use_missing": False,
     "num_threads": 1,
     "seed": _SEED,
@@ -127,8 +127,8 @@ def _sample(
     return chosen, np.concatenate(keeping), np.concatenate(starting)
 
 
-def _rows(load: _Float32s, level: _Level, slots: NDArray[np.int64]) -> Floats:
-    return level_features(load[slots], level.bursts[slots], level.number)
+def _rows(load: _Float32s, level: _Level, slots: NDArray[np.int64]) -> _Float32s:
+    return level_features(load[slots], level.bursts[slots], np.array([level.number], np.float32))
 
 
 def _redecide(load: _Float32s, level: _Level, models: Sequence[Any], slots: NDArray[np.int64]) -> None:
@@ -142,7 +142,7 @@ def _redecide(load: _Float32s, level: _Level, models: Sequence[Any], slots: NDAr
 
 
 @named_extras()
-def _fitted(rows: Floats, saved: Floats) -> Any:  # noqa: ANN401 - LightGBM's own type
+def _fitted(rows: _Float32s, saved: Floats) -> Any:  # noqa: ANN401 - LightGBM's own type
     import lightgbm  # noqa: PLC0415 - an extra, and slow to import
 
     data = lightgbm.Dataset(rows, saved, feature_name=[f"f{at}" for at in range(len(NAMES))], params=_PARAMETERS)

@@ -17,7 +17,7 @@ from tests.control.values.worlds import Told
 from tests.control.worlds import QPS, scenario
 
 WORLD = scenario(13.0, boot_s=30.0)
-READY = 2 * DAY + DAY // 48
+READY = DAY + DAY // 48
 
 
 class Walk:
@@ -47,20 +47,20 @@ class Walk:
 
 def ready(trainer):
     walk = Walk(trainer)
-    walk.jump(2 * DAY)
+    walk.jump(DAY)
     walk.jump(DAY // 48)
     return walk
 
 
-def test_a_model_is_learnt_from_two_days_and_decides_half_an_hour_later():
+def test_a_model_is_learnt_from_a_day_and_decides_half_an_hour_later():
     trainer = Told(start_above=-10.0)
     walk = Walk(trainer)
-    walk.jump(2 * DAY - 1)
+    walk.jump(DAY - 1)
     assert not trainer.records
     assert walk.over((DAY // 48, 0.0)) == [[False, False]] * (DAY // 48)
     assert np.isnan(walk.guess.units(10.0, np.zeros(2))).all()
-    assert [len(record.rates) for record in trainer.records] == [2 * DAY]
-    assert trainer.records[0].end_s == 2 * DAY * 10.0
+    assert [len(record.rates) for record in trainer.records] == [DAY]
+    assert trainer.records[0].end_s == DAY * 10.0
     assert walk.over((1, 0.0)) == [[True, True]]
 
 
@@ -70,7 +70,7 @@ def test_trainings_come_less_often_and_see_no_more_than_the_past():
     for _ in range(40 * 48):
         walk.jump(DAY // 48)
     days = [record.end_s / 86_400 for record in trainer.records]
-    assert days[:6] == [2, 3, 4, 5, 6, pytest.approx(7.2, abs=0.03)]
+    assert days[:7] == [1, 2, 3, 4, 5, 6, pytest.approx(7.2, abs=0.03)]
     assert max(np.diff(days)) <= 7.1
     assert all(len(record.rates) <= record.end_s / 10 for record in trainer.records)
 
@@ -116,7 +116,7 @@ def test_a_model_that_is_late_decides_when_it_is_there():
     walk = ready(Late(5))
     assert walk.guess.reason == "values, not learnt yet"
     walk.over((5, 0.0))
-    assert walk.guess.reason == "values learnt from 2.0 days"
+    assert walk.guess.reason == "values learnt from 1.0 days"
 
 
 def test_a_model_that_is_damaged_or_never_comes_is_given_up():
@@ -131,13 +131,13 @@ def test_a_model_that_is_damaged_or_never_comes_is_given_up():
 
 @settings(derandomize=True, max_examples=10, deadline=None)
 @given(
-    before=st.integers(2 * DAY - 20, READY + 20),
+    before=st.integers(DAY - 20, READY + 20),
     load=st.lists(st.tuples(st.integers(1, 20), st.floats(0.0, 2.0 * QPS)), min_size=1, max_size=8),
 )
 def test_a_restored_guess_decides_as_if_it_had_not_stopped(before, load):
     walk = Walk(Told())
-    walk.jump(2 * DAY - 30)
-    walk.over((before - (2 * DAY - 30), 0.6 * QPS))
+    walk.jump(DAY - 30)
+    walk.over((before - (DAY - 30), 0.6 * QPS))
     other = Walk(None)
     other.now_s = walk.now_s
     other.guess = ValueGuess(WORLD)

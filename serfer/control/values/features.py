@@ -27,25 +27,29 @@ _MEANS: Final = (6, 18, 30, 60, 180, 360, 1080)
 _HIGHEST: Final = (18, 60, 180, 360, 1080)
 _AGO: Final = (180, 360, 540, 720, DAY)
 _LONG_AGO_WINDOW: Final = 60
+_REPEATS: Final = ((180, (2, 8, 24, 48, 96)), (360, (4, 12, 24, 48, 96)))  # a period, and how many of the last ones
+_AFTER: Final = ("in its boot", "in the minute after its boot", "in 4 minutes after its boot", "in 15 minutes")
 _BUSY: Final = (360, 1080)
 _CALM: Final = 12  # slots below the break-even load that end a burst
 _NEVER: Final = -(10**9)
 _MOST_SLOTS: Final = 2**40
 _MOST_MINUTES: Final = 3000.0
 _HALF_HOUR: Final = 30.0
-LONGEST: Final = DAY + 1
+LONGEST: Final = max(DAY, *(period * max(counts) for period, counts in _REPEATS)) + 1
 """Slots before the last one that any feature but those of bursts looks at."""
 NAMES: Final = (
     *(f"rate {lag} ago" for lag in _LAGS),
     *(f"mean of {width}" for width in _MEANS),
     *(f"highest of {width}" for width in _HIGHEST),
     *(f"{what} {ago} ago" for ago in _AGO for what in ("boot's mean", "boot's highest", "mean", "highest")),
+    *(f"mean {what}, of {count} times {period}" for period, counts in _REPEATS for count in counts for what in _AFTER),
     *("minute", "minute of half hour", "hour"),
     *("since busy", "since calm", "since begin", "since begin before", "phase of begin", "phase of begin before"),
     *(f"busy share of {width}" for width in _BUSY),
     "level",
 )
-_RELATIVE: Final = len(_LAGS) + len(_MEANS) + len(_HIGHEST) + 4 * len(_AGO)
+_BLOCK: Final = 4096  # slots whose windows are gathered at once
+_RELATIVE: Final = NAMES.index("minute")
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,26 @@ class _Windows:
         highest: Floats = running[ends]
         return highest
 
+    def repeated(self, period: int, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Floats:
+        """Return the load that followed the same moment one period ago, two and so on, from begin to end of each span.
+
+        (slots, counts times spans): means over so many of these windows, of those that are known; 0 where none is.
+        """
+        last = period * max(counts)
+        begins, ends = (np.array(each) for each in zip(*spans, strict=True))
+        ends = np.minimum(ends, period)  # what is not over is not known
+        begins = np.minimum(begins, ends - 1)
+        chosen = np.array(counts) - 1
+        means = []
+        for now in np.array_split(self.ends, len(self.ends) // _BLOCK + 1):
+            moments = now[:, None] - np.arange(period, last + 1, period)
+            known = (moments >= 0)[:, :, None]
+            moments = np.maximum(moments, 0)[:, :, None]
+            load = self._sums[moments + ends * known] - self._sums[moments + begins * known]
+            many = np.maximum(np.cumsum(known, axis=1), 1) * (ends - begins)
+            means.append((np.cumsum(load, axis=1) / many)[:, chosen].reshape(len(now), -1))
+        return np.concatenate(means)
+
     def _running(self, width: int) -> Floats:
         """Return the highest rate of each slot and those before it, by windows of doubled widths."""
         highest, reached = self._shares.copy(), 1
@@ -117,11 +141,13 @@ def load_features(facts: LevelFacts, shares: Floats, slots: Slots, now_s: Floats
     for ago in _AGO:
         for width in (min(boot, ago), _LONG_AGO_WINDOW):  # what followed the moment so long ago
             columns += [windows.mean(width, ago - width), windows.highest(width, ago - width)]
+    spans = ((0, boot), (boot, boot + 6), (boot, boot + 24), (0, 90))
+    columns += [windows.repeated(period, counts, spans) for period, counts in _REPEATS]
     columns += [now_s % 3600.0 / 60.0, now_s % 1800.0 / 60.0, now_s % 86_400.0 / 3600.0]
     return np.column_stack(columns)
 
 
-def level_features(load: Numbers, bursts: Numbers, level: float | Floats) -> Numbers:
+def level_features(load: Numbers, bursts: Numbers, level: float | Numbers) -> Numbers:
     """Return all features in the order of NAMES: of one level (slots, ...), or of several at one time (levels, ...)."""
     rows = np.broadcast_to(load, (len(bursts), load.shape[1])).copy()
     rows[:, :_RELATIVE] -= np.reshape(level, (-1, 1))

@@ -31,7 +31,7 @@ _WHOLE: Final = re.compile(r"-?[0-9]{1,9}")
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Trees over so many `features`. Arrays by node (nodes,), by tree (trees,), and leaves (trees, widest)."""
+    """Trees over so many `features`. Arrays by node (nodes,) or (nodes, 1), by tree (trees,), leaves (trees, most)."""
 
     features: int
     _feature: NDArray[np.intp]
@@ -77,8 +77,8 @@ class Forest:
         return cls(
             features,
             np.array([one for tree in grown for one in tree.feature], np.intp),
-            np.array([one for tree in grown for one in tree.threshold], np.float64),
-            np.array([one for tree in grown for one in tree.kept], np.uint64),
+            np.array([one for tree in grown for one in tree.threshold], np.float64)[:, None],
+            np.array([one for tree in grown for one in tree.kept], np.uint64)[:, None],
             np.cumsum([0, *sizes])[:-1].astype(np.intp),
             leaves,
             constant,
@@ -88,11 +88,12 @@ class Forest:
         """Return the sum of the trees' leaves for each of `rows` (rows, features), finite numbers: (rows,)."""
         if not len(self._begin):
             return np.full(len(rows), self._constant)
-        kept = np.where(rows[:, self._feature] > self._threshold, self._kept, ~np.uint64(0))
-        left = np.bitwise_and.reduceat(kept, self._begin, axis=1)
+        columns = np.ascontiguousarray(rows.T)  # nodes by rows: what a node reads lies together
+        kept = np.where(columns[self._feature] > self._threshold, self._kept, ~np.uint64(0))
+        left = np.bitwise_and.reduceat(kept, self._begin, axis=0)
         lowest = left & (~left + np.uint64(1))
         leaf = np.frexp(lowest.astype(np.float64))[1] - 1  # powers of two are exact
-        values: Floats = self._leaves[np.arange(len(self._begin)), leaf].sum(axis=1) + self._constant
+        values: Floats = self._leaves[np.arange(len(self._begin))[:, None], leaf].sum(axis=0) + self._constant
         return values
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.saved.plain_json import read_json, write_json
-from serfer.control.values.features import NAMES, Floats, LevelFacts
+from serfer.control.values.features import NAMES, Bools, Floats, LevelFacts
 from serfer.control.values.forest import MAX_TEXT, Forest
 from serfer.core.errors import InputError
 
@@ -61,9 +63,13 @@ class ValueModel:
         kept = ("format", "version", "features", "facts", "slots", "keep", "start")
         return cls(forests[0], forests[1], slots, {key: saved.values[key] for key in kept})
 
-    def decide(self, rows: Floats) -> tuple[Floats, Floats]:
-        """Return what to keep and to start saves, for each of the rows of features: two arrays (rows,)."""
-        return self.keep.predict(rows), self.start.predict(rows)
+    def on(self, rows: Floats, serving: Bools) -> Bools:
+        """Return which levels should be on, (rows,), by their features and whether they are `serving` now."""
+        kept = np.zeros(len(rows), np.bool_)
+        kept[serving] = self.keep.predict(rows[serving]) > 0.0
+        on = kept.copy()
+        on[~kept] = self.start.predict(rows[~kept]) > 0.0  # what would be started again at once is not stopped
+        return on
 
 
 def model_bytes(facts: LevelFacts, slots: int, keep: str, start: str) -> bytes:

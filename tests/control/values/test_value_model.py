@@ -22,11 +22,12 @@ def changed(**fields):
 
 
 def test_a_model_decides_by_its_two_forests():
-    rows = np.zeros((2, len(NAMES)))
-    rows[1, NAMES.index("rate 0 ago")], rows[1, NAMES.index("level")] = 1.0, 1.0
-    keep, start = ValueModel.read(DATA, FACTS).decide(rows)
-    assert keep.tolist() == [-1.0, 2.0]
-    assert start.tolist() == [3.0, -4.0]
+    rows = np.zeros((4, len(NAMES)))
+    rows[:, NAMES.index("rate 0 ago")] = [0.0, 1.0, 0.0, 1.0]  # keeping saves -1 or 2
+    rows[:, NAMES.index("level")] = [0.0, 1.0, 1.0, 0.0]  # starting saves 3 or -4
+    model = ValueModel.read(DATA, FACTS)
+    assert model.on(rows, np.full(4, fill_value=False)).tolist() == [True, False, False, True]
+    assert model.on(rows, np.full(4, fill_value=True)).tolist() == [True, True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The guess by value: what it saves to keep an instance, or to start one, as learnt from the load's past.
 
     load ──> history, slot by slot ──> features ──> model: what keeping or starting saves ──> on where that is above 0
-                    └──> from the second day on, ever less often: a training elsewhere ──> half an hour later, its model
+                    └──> after the first day, ever less often: a training elsewhere ──> half an hour later, its model
 
 A model decides from a fixed time after the history that it was learnt from, so that the same load leads to the same
 decisions, however long the training took, if it took no longer. Without a trainer and a model the guess knows nothing.
@@ -26,7 +26,7 @@ from serfer.control.values.trainer import Trainer, Training
 from serfer.control.values.value_model import ValueModel
 from serfer.core.errors import InputError
 
-_FIRST: Final = 2 * DAY  # slots after which a model is learnt
+_FIRST: Final = DAY  # slots after which a model is learnt
 _LATER: Final = 0.2  # of what was learnt from, after which the next one is: a day at least, a week at most
 _READY: Final = DAY // 48  # slots after which it decides
 _PATIENCE: Final = DAY // 2  # slots after which one that is not ready is given up
@@ -124,11 +124,11 @@ class ValueGuess:
         self._state = np.where(booting, np.maximum(self._state - ended, _SERVES), self._state)
         last, levels = np.array([len(shares) - 1]), np.arange(len(self._state), dtype=np.float64)
         load = load_features(self._facts, shares, last, np.array([now_s]))
-        keep, start = self._model.decide(level_features(load, self._bursts.features(shares), levels))
-        boots = self._facts.boot_slots + _SERVES
-        off = np.where(start > 0.0, boots, _OFF)
-        serves = np.where((keep > 0.0) | (start > 0.0), _SERVES, _OFF)
-        self._state = np.where(self._state == _OFF, off, np.where(self._state == _SERVES, serves, self._state))
+        free = np.flatnonzero(self._state <= _SERVES)  # an instance that boots is not stopped
+        serving = self._state[free] == _SERVES
+        on = self._model.on(level_features(load, self._bursts.features(shares), levels)[free], serving)
+        started = np.where(on, self._facts.boot_slots + _SERVES, _OFF)
+        self._state[free] = np.where(serving & on, _SERVES, started)
         return True
 
     def _learn(self, now_s: float) -> None:

@@ -2,7 +2,8 @@
 
     first half ──> MArk's settings, one after the other: the cheapest cool-down, with and without the SLO monitor,
                    seasonal or LSTM forecasts (trained on it)
-    second half ──> every policy, having seen the first as its history: dollars, SLO, and dollars over tuned MArk's
+    second half ──> every policy, having seen the first, and learnt values from it where it does, as its history:
+                   dollars, SLO, and dollars over tuned MArk's
 
 With `--spot` MArk plans all types and spot instances, and the others buy spot instances of the type that was cheapest
 for them on the first half.
@@ -23,7 +24,7 @@ import typer
 from bench.core.options import MarkdownOption
 from bench.core.results import Results, Table, publish
 from bench.policies.policies import SCALES, Case, Options, cases, measure
-from serfer.cli.shared.options import JsonOption, status_lines
+from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
 from serfer.control.policies import DEFAULT
 from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
 from serfer.control.policy import Policy
@@ -73,7 +74,7 @@ class HalvesCase(Case):
         middle = scaled.begin_s + scaled.seconds / 2
         first, second = scaled.cut(until_s=middle), scaled.cut(from_s=middle)
         plain = self.options.run_options
-        learning = HalfOptions(period_s=plain.period_s, spot_losses_per_hour=plain.spot_losses_per_hour)
+        learning = HalfOptions(**{each.name: getattr(plain, each.name) for each in fields(plain)})
         judged = replace(learning, history=first)
         with tempfile.TemporaryDirectory() as folder:
             tuned = self._tuned(first, scenario, learning, Path(folder))
@@ -195,6 +196,7 @@ def command(
     scale: Annotated[list[str] | None, typer.Option(help="S, M, none or a factor; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 10.0,
+    learn: LearnOption = True,
     window_s: Annotated[
         float, typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none.")
     ] = 0.0,
@@ -209,7 +211,8 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Tune MArk on the first half of each load, and compare policies with it on the second (needs torch)."""
-    run_options = RunOptions(period_s=period_s, spot_losses_per_hour=spot_losses)
+    trainer = value_trainer(learn=learn)
+    run_options = RunOptions(period_s=period_s, spot_losses_per_hour=spot_losses, trainer=trainer)
     options = Options(
         policies=policy or (DEFAULT,),
         run_options=run_options,

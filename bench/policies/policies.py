@@ -18,12 +18,11 @@ from bench.core.options import MarkdownOption
 from bench.core.results import Results, Table, publish
 from bench.policies.memoryless import NAME as PEER
 from bench.policies.memoryless import MemorylessOptimum
-from serfer.cli.shared.options import JsonOption, status_lines
+from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
-from serfer.learn.trainers import VALUES, KeptTrainer, can_learn
 from serfer.settings import load_settings
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.generators import GENERATORS, is_generator, parameters_of
@@ -248,7 +247,7 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Loads of each generator, from --seed on.")] = 1,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 5.0,
-    learn: Annotated[bool, typer.Option("--learn/--no-learn", help="break-even learns values (extra learn).")] = True,
+    learn: LearnOption = True,
     window_s: Annotated[
         float,
         typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none; 3600: hours."),
@@ -263,10 +262,9 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Run policies on all loads of a folder and all generators, in all scenarios, and compare with the optimum."""
-    trainer = KeptTrainer(load_settings().cache_dir / VALUES) if learn and can_learn() else None
     options = Options(
         policies=policy or POLICIES,
-        run_options=RunOptions(period_s=period_s, overflow=overflow, trainer=trainer),
+        run_options=RunOptions(period_s=period_s, overflow=overflow, trainer=value_trainer(learn=learn)),
         only=load or (),
         scales=scale or SCALES,
         seed=seed,

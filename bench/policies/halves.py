@@ -15,6 +15,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Final
@@ -23,13 +24,14 @@ import typer
 
 from bench.core.options import MarkdownOption
 from bench.core.results import Results, Table, publish
-from bench.policies.policies import SCALES, Case, Options, cases, measure
+from bench.policies.policies import SCALES, Case, Options, ScenariosOption, cases, measure
 from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
 from serfer.control.policies import DEFAULT
 from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
+from serfer.core.errors import InputError
 from serfer.settings import load_settings
 from serfer.sim.forecasting.errors import peaks_of
 from serfer.sim.forecasting.lstm_training import train_lstm
@@ -100,6 +102,7 @@ class HalvesCase(Case):
     def _tuned(self, first: Trace, scenario: Scenario, options: HalfOptions, folder: Path) -> MarkOptions:
         """Return MArk's settings, each the cheapest on the first half with those before it."""
 
+        @cache
         def usd(settings: MarkOptions) -> float:
             return self._usd(TUNED, first, scenario, replace(options, mark=settings))
 
@@ -114,10 +117,15 @@ class HalvesCase(Case):
         """Return the instance type that a policy starts: the first, or the cheapest of spot instances."""
         if not self.spot:
             return scenario.instance.name
-        kinds = [one.name for one in scenario.instances if one.spot_usd_per_hour and not one.burstable]
+        kinds = _spot_kinds(scenario)
         if len(kinds) == 1:
             return kinds[0]
         return min(kinds, key=lambda kind: self._usd(name, first, scenario, replace(options, kind=kind, spot=True)))
+
+
+def _spot_kinds(scenario: Scenario) -> list[str]:
+    """Return the instance types with a spot price; burstable ones only stand in for those that are taken away."""
+    return [one.name for one in scenario.instances if one.spot_usd_per_hour and not one.burstable]
 
 
 def described(tuned: MarkOptions) -> str:
@@ -178,14 +186,17 @@ def results(outcomes: Sequence[Outcome]) -> Results:
 
 
 def halves(traces: Path, scenarios: Path, options: Options, *, spot: bool) -> list[HalvesCase]:
-    """Return the cases; raises InputError where there is nothing."""
+    """Return the cases; raises InputError where there is nothing, or with `spot` no type that has a spot price."""
     every = cases(traces, scenarios, options)
+    for world in dict.fromkeys(one.scenario for one in every) if spot else ():
+        if not _spot_kinds(read_scenario(world)):
+            raise InputError(f"--spot: {world} has no instance type with a spot price: spot_usd_per_hour is 0")
     return [HalvesCase(**{each.name: getattr(one, each.name) for each in fields(one)}, spot=spot) for one in every]
 
 
 def command(
     traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
-    scenarios: Annotated[Path, typer.Option(metavar="DIR", help="A folder of scenarios: TOML files.")],
+    scenarios: ScenariosOption,
     policy: Annotated[
         list[str] | None, typer.Option(help=f"To compare with MArk; may be repeated. [default: {DEFAULT}]")
     ] = None,

@@ -31,6 +31,9 @@ from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, poli
 
 POLICIES: Final = ("break-even", "target-tracking", "target-tracking-stepwise", "serverless", "instances")
 SCALES: Final = ("S", "M")
+ScenariosOption = Annotated[
+    Path, typer.Option(metavar="DIR or FILE", help="A folder of scenarios: TOML files; or one of them.")
+]
 PREDICTABLE: Final = ("twitter", "nasa", "diurnal", "infless_periodic")
 SAVING: Final = ("twitter", "nasa", "diurnal")
 YARDSTICK: Final = "target-tracking-stepwise"  # what earlier papers compare with; earlier tables did, too
@@ -100,7 +103,7 @@ class _WithPeer(RunOptions):
 
 
 def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
-    """Return what there is to run: CSV files of `traces` and all generators, in TOML files of `scenarios`.
+    """Return what there is to run: CSV files of `traces` and all generators, in TOML files of `scenarios`, or that one.
 
     Raises InputError where there is nothing.
     """
@@ -108,7 +111,7 @@ def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
     parts = [name for name in options.only if name not in own]
     loads = [str(path) for path in sorted(traces.glob("*.csv"))] + [*GENERATORS]
     loads = [name for name in loads if not options.only or any(part in Path(name).name for part in parts)] + own
-    worlds = sorted(scenarios.glob("*.toml"))
+    worlds = [scenarios] if scenarios.is_file() else sorted(scenarios.glob("*.toml"))
     for what, files, where in (
         ("loads", loads, f"--traces {traces}"),
         ("scenarios", worlds, f"--scenarios {scenarios}"),
@@ -235,7 +238,7 @@ def results(outcomes: Sequence[Outcome]) -> Results:
 
 def command(
     traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
-    scenarios: Annotated[Path, typer.Option(metavar="DIR", help="A folder of scenarios: TOML files.")],
+    scenarios: ScenariosOption,
     policy: Annotated[list[str] | None, typer.Option(help="A policy's name; may be repeated. By default five.")] = None,
     load: Annotated[
         list[str] | None,

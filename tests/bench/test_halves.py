@@ -1,5 +1,7 @@
 """`serfer bench halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
 
+import re
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -11,11 +13,13 @@ from bench.policies.policies import Options
 from serfer.cli.main import app
 from serfer.control.policies.mark.policy import MarkOptions
 from serfer.control.values.load_history import DAY
+from serfer.core.errors import InputError
 from serfer.learn import trainers
 from serfer.learn.trainers import KeptTrainer
 from serfer.sim.simulate import LoadSpec, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
 from tests.control.values.worlds import Told
+from tests.control.worlds import TWO_TYPES
 from tests.sim.worlds import TOML, scenario
 
 
@@ -55,6 +59,17 @@ def test_spot_instances_of_the_type_that_was_cheapest(folder):
     on_demand = outcomes(folder, "ski-rental")[1]
     assert plain.cost_usd < 0.6 * on_demand.cost_usd
     assert tuned.cost_usd < on_demand.cost_usd
+
+
+def test_spot_needs_a_type_that_has_a_spot_price(tmp_path):
+    file = tmp_path / "two-types.toml"
+    options = Options((), RunOptions(), only=("diurnal",), scales=("M",))
+    file.write_text(TWO_TYPES)
+    (case,) = halves(tmp_path, tmp_path, options, spot=True)
+    assert case.spot
+    file.write_text(re.sub("spot_usd_per_hour = .*", "spot_usd_per_hour = 0", TWO_TYPES))
+    with pytest.raises(InputError, match=r"two-types\.toml has no instance type with a spot price"):
+        halves(tmp_path, tmp_path, options, spot=True)
 
 
 def test_settings_of_mark_reach_the_policy():

@@ -2,7 +2,8 @@
 
     first half ──> MArk's settings, one after the other: the cheapest cool-down, with and without the SLO monitor,
                    seasonal or LSTM forecasts (trained on it)
-    second half ──> every policy, having seen the first as its history: dollars, SLO, and dollars over tuned MArk's
+    second half ──> every policy, having seen the first, and learnt values from it where it does, as its history:
+                   dollars, SLO, and dollars over tuned MArk's
 
 With `--spot` MArk plans all types and spot instances, and the others buy spot instances of the type that was cheapest
 for them on the first half.
@@ -14,6 +15,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Final
@@ -22,13 +24,14 @@ import typer
 
 from bench.core.options import MarkdownOption
 from bench.core.results import Results, Table, publish
-from bench.policies.policies import SCALES, Case, Options, cases, measure
-from serfer.cli.shared.options import JsonOption, status_lines
+from bench.policies.policies import SCALES, Case, Options, ScenariosOption, cases, measure
+from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
 from serfer.control.policies import DEFAULT
 from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
+from serfer.core.errors import InputError
 from serfer.settings import load_settings
 from serfer.sim.forecasting.errors import peaks_of
 from serfer.sim.forecasting.lstm_training import train_lstm
@@ -73,7 +76,7 @@ class HalvesCase(Case):
         middle = scaled.begin_s + scaled.seconds / 2
         first, second = scaled.cut(until_s=middle), scaled.cut(from_s=middle)
         plain = self.options.run_options
-        learning = HalfOptions(period_s=plain.period_s, spot_losses_per_hour=plain.spot_losses_per_hour)
+        learning = HalfOptions(**{each.name: getattr(plain, each.name) for each in fields(plain)})
         judged = replace(learning, history=first)
         with tempfile.TemporaryDirectory() as folder:
             tuned = self._tuned(first, scenario, learning, Path(folder))
@@ -99,6 +102,7 @@ class HalvesCase(Case):
     def _tuned(self, first: Trace, scenario: Scenario, options: HalfOptions, folder: Path) -> MarkOptions:
         """Return MArk's settings, each the cheapest on the first half with those before it."""
 
+        @cache
         def usd(settings: MarkOptions) -> float:
             return self._usd(TUNED, first, scenario, replace(options, mark=settings))
 
@@ -113,10 +117,15 @@ class HalvesCase(Case):
         """Return the instance type that a policy starts: the first, or the cheapest of spot instances."""
         if not self.spot:
             return scenario.instance.name
-        kinds = [one.name for one in scenario.instances if one.spot_usd_per_hour and not one.burstable]
+        kinds = _spot_kinds(scenario)
         if len(kinds) == 1:
             return kinds[0]
         return min(kinds, key=lambda kind: self._usd(name, first, scenario, replace(options, kind=kind, spot=True)))
+
+
+def _spot_kinds(scenario: Scenario) -> list[str]:
+    """Return the instance types with a spot price; burstable ones only stand in for those that are taken away."""
+    return [one.name for one in scenario.instances if one.spot_usd_per_hour and not one.burstable]
 
 
 def described(tuned: MarkOptions) -> str:
@@ -177,14 +186,17 @@ def results(outcomes: Sequence[Outcome]) -> Results:
 
 
 def halves(traces: Path, scenarios: Path, options: Options, *, spot: bool) -> list[HalvesCase]:
-    """Return the cases; raises InputError where there is nothing."""
+    """Return the cases; raises InputError where there is nothing, or with `spot` no type that has a spot price."""
     every = cases(traces, scenarios, options)
+    for world in dict.fromkeys(one.scenario for one in every) if spot else ():
+        if not _spot_kinds(read_scenario(world)):
+            raise InputError(f"--spot: {world} has no instance type with a spot price: spot_usd_per_hour is 0")
     return [HalvesCase(**{each.name: getattr(one, each.name) for each in fields(one)}, spot=spot) for one in every]
 
 
 def command(
     traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
-    scenarios: Annotated[Path, typer.Option(metavar="DIR", help="A folder of scenarios: TOML files.")],
+    scenarios: ScenariosOption,
     policy: Annotated[
         list[str] | None, typer.Option(help=f"To compare with MArk; may be repeated. [default: {DEFAULT}]")
     ] = None,
@@ -195,6 +207,7 @@ def command(
     scale: Annotated[list[str] | None, typer.Option(help="S, M, none or a factor; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 10.0,
+    learn: LearnOption = True,
     window_s: Annotated[
         float, typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none.")
     ] = 0.0,
@@ -209,7 +222,8 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Tune MArk on the first half of each load, and compare policies with it on the second (needs torch)."""
-    run_options = RunOptions(period_s=period_s, spot_losses_per_hour=spot_losses)
+    trainer = value_trainer(learn=learn)
+    run_options = RunOptions(period_s=period_s, spot_losses_per_hour=spot_losses, trainer=trainer)
     options = Options(
         policies=policy or (DEFAULT,),
         run_options=run_options,

@@ -18,12 +18,11 @@ from bench.core.options import MarkdownOption
 from bench.core.results import Results, Table, publish
 from bench.policies.memoryless import NAME as PEER
 from bench.policies.memoryless import MemorylessOptimum
-from serfer.cli.shared.options import JsonOption, status_lines
+from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
-from serfer.learn.trainers import VALUES, KeptTrainer, can_learn
 from serfer.settings import load_settings
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.generators import GENERATORS, is_generator, parameters_of
@@ -32,6 +31,9 @@ from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, poli
 
 POLICIES: Final = ("break-even", "target-tracking", "target-tracking-stepwise", "serverless", "instances")
 SCALES: Final = ("S", "M")
+ScenariosOption = Annotated[
+    Path, typer.Option(metavar="DIR or FILE", help="A folder of scenarios: TOML files; or one of them.")
+]
 PREDICTABLE: Final = ("twitter", "nasa", "diurnal", "infless_periodic")
 SAVING: Final = ("twitter", "nasa", "diurnal")
 YARDSTICK: Final = "target-tracking-stepwise"  # what earlier papers compare with; earlier tables did, too
@@ -101,7 +103,7 @@ class _WithPeer(RunOptions):
 
 
 def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
-    """Return what there is to run: CSV files of `traces` and all generators, in TOML files of `scenarios`.
+    """Return what there is to run: CSV files of `traces` and all generators, in TOML files of `scenarios`, or that one.
 
     Raises InputError where there is nothing.
     """
@@ -109,7 +111,7 @@ def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
     parts = [name for name in options.only if name not in own]
     loads = [str(path) for path in sorted(traces.glob("*.csv"))] + [*GENERATORS]
     loads = [name for name in loads if not options.only or any(part in Path(name).name for part in parts)] + own
-    worlds = sorted(scenarios.glob("*.toml"))
+    worlds = [scenarios] if scenarios.is_file() else sorted(scenarios.glob("*.toml"))
     for what, files, where in (
         ("loads", loads, f"--traces {traces}"),
         ("scenarios", worlds, f"--scenarios {scenarios}"),
@@ -236,7 +238,7 @@ def results(outcomes: Sequence[Outcome]) -> Results:
 
 def command(
     traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
-    scenarios: Annotated[Path, typer.Option(metavar="DIR", help="A folder of scenarios: TOML files.")],
+    scenarios: ScenariosOption,
     policy: Annotated[list[str] | None, typer.Option(help="A policy's name; may be repeated. By default five.")] = None,
     load: Annotated[
         list[str] | None,
@@ -248,7 +250,7 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Loads of each generator, from --seed on.")] = 1,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 5.0,
-    learn: Annotated[bool, typer.Option("--learn/--no-learn", help="break-even learns values (extra learn).")] = True,
+    learn: LearnOption = True,
     window_s: Annotated[
         float,
         typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none; 3600: hours."),
@@ -263,10 +265,9 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Run policies on all loads of a folder and all generators, in all scenarios, and compare with the optimum."""
-    trainer = KeptTrainer(load_settings().cache_dir / VALUES) if learn and can_learn() else None
     options = Options(
         policies=policy or POLICIES,
-        run_options=RunOptions(period_s=period_s, overflow=overflow, trainer=trainer),
+        run_options=RunOptions(period_s=period_s, overflow=overflow, trainer=value_trainer(learn=learn)),
         only=load or (),
         scales=scale or SCALES,
         seed=seed,

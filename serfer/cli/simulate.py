@@ -15,7 +15,15 @@ from rich.table import Table
 
 from bench.core.stamp import this_machine
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.options import JsonOption, opened, print_json, status_line, status_lines
+from serfer.cli.shared.options import (
+    JsonOption,
+    LearnOption,
+    opened,
+    print_json,
+    status_line,
+    status_lines,
+    value_trainer,
+)
 from serfer.cli.shared.terminal import err, out
 from serfer.control.policies import DEFAULT, POLICIES
 from serfer.core.errors import UsageError
@@ -140,13 +148,7 @@ def simulate(
             metavar="LOAD", help="Policies begin having seen this load, scaled as LOAD is: a CSV file or a generator."
         ),
     ] = None,
-    learn: Annotated[
-        bool,
-        typer.Option(
-            "--learn/--no-learn",
-            help="break-even learns values from the days that it has seen (extra learn; models are kept in the cache).",
-        ),
-    ] = True,
+    learn: LearnOption = True,
     window_s: Annotated[float, typer.Option(help="Length of what is looked at query by query.")] = 3600.0,
     csv_file: Annotated[
         Path | None,
@@ -177,7 +179,7 @@ def simulate(
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
         return
     if replay is not None:
-        _replay(load, replay, scenario, policy or [], _trainer() if learn else None, as_json=as_json)
+        _replay(load, replay, scenario, policy or [], value_trainer(learn=learn), as_json=as_json)
         return
     if load is None or scenario is None:
         raise UsageError("give LOAD, a CSV trace or a generator, and --scenario FILE.toml (docs/how-to/simulate.md)")
@@ -189,7 +191,7 @@ def simulate(
         err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
     names = policy_names(policies_of(policy or [DEFAULT]), world)
     seen = LoadSpec(history).read(seed) if history else None
-    trainer = _trainer() if learn else None
+    trainer = value_trainer(learn=learn)
     options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen, trainer)
     options.applied(world)
     spec = LoadSpec(load, _time("--from", from_time), _time("--until", until_time or "inf"), skip_zeros_over)
@@ -211,13 +213,6 @@ def simulate(
         _write_csv(sim_input, runs, csv_file)
     if plot is not None:
         _plot(sim_input, runs, plot)
-
-
-def _trainer() -> Trainer | None:
-    """Return what policies learn by, None where the extra is not installed."""
-    from serfer.learn.trainers import VALUES, KeptTrainer, can_learn  # noqa: PLC0415 - the command line starts fast
-
-    return KeptTrainer(load_settings().cache_dir / VALUES) if can_learn() else None
 
 
 def _compare(comparison: Comparison, *, as_json: bool, keep: bool) -> tuple[list[PolicyRun], SimInput]:

@@ -1,13 +1,25 @@
 """`serfer bench halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
 
+import re
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from bench.policies.halves import COOLDOWNS_S, HalfOptions, halves, results
+from bench.policies import halves as halves_command
+from bench.policies import policies as policies_command
+from bench.policies.halves import COOLDOWNS_S, HalfOptions, HalvesCase, halves, results
 from bench.policies.policies import Options
+from serfer.cli.main import app
 from serfer.control.policies.mark.policy import MarkOptions
-from serfer.sim.simulate import Outcome, RunOptions, prepare, run_policies
+from serfer.control.values.load_history import DAY
+from serfer.core.errors import InputError
+from serfer.learn import trainers
+from serfer.learn.trainers import KeptTrainer
+from serfer.sim.simulate import LoadSpec, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
+from tests.control.values.worlds import Told
+from tests.control.worlds import TWO_TYPES
 from tests.sim.worlds import TOML, scenario
 
 
@@ -49,6 +61,17 @@ def test_spot_instances_of_the_type_that_was_cheapest(folder):
     assert tuned.cost_usd < on_demand.cost_usd
 
 
+def test_spot_needs_a_type_that_has_a_spot_price(tmp_path):
+    file = tmp_path / "two-types.toml"
+    options = Options((), RunOptions(), only=("diurnal",), scales=("M",))
+    file.write_text(TWO_TYPES)
+    (case,) = halves(tmp_path, tmp_path, options, spot=True)
+    assert case.spot
+    file.write_text(re.sub("spot_usd_per_hour = .*", "spot_usd_per_hour = 0", TWO_TYPES))
+    with pytest.raises(InputError, match=r"two-types\.toml has no instance type with a spot price"):
+        halves(tmp_path, tmp_path, options, spot=True)
+
+
 def test_settings_of_mark_reach_the_policy():
     load = Trace("a load", np.array([1200.0, 1200.0]), np.array([100.0, 0.0]))
     sim_input = prepare(load, "a world", scenario(), "none")
@@ -60,12 +83,51 @@ def test_settings_of_mark_reach_the_policy():
     assert on_s(900.0) > on_s(60.0) + 800
 
 
-def test_the_summary_compares_with_mark_case_by_case():
-    def one(policy, usd, met):
-        names = dict.fromkeys(Outcome.__dataclass_fields__)
-        known = {"policy": policy, "cost_usd": usd, "slo_met": met, "trace": "a", "scenario": "b", "scale": "S"}
-        return Outcome(**{**names, **known, "windows": ()})
+def test_values_are_learnt_from_the_first_half_before_the_second_is_judged(tmp_path, monkeypatch):
+    monkeypatch.setattr(HalvesCase, "_tuned", lambda *_: MarkOptions())
+    (tmp_path / "two-types.toml").write_text(TOML)
+    trainer, load = Told(), "diurnal:hours=120,row_s=600"
+    options = Options(("break-even",), RunOptions(600.0, trainer=trainer), only=(load,), scales=("M",))
+    (case,) = halves(tmp_path, tmp_path, options, spot=False)
+    case.run()
+    first, *later = trainer.records
+    assert (len(first.rates), first.end_s) == (2 * DAY, -0.5 * 86_400)  # the second half begins at 0
+    assert [len(one.rates) for one in later] == [3 * DAY, 4 * DAY, 5 * DAY]
+    whole = LoadSpec(load).read(0)
+    assert first.rates[:: DAY // 144] == pytest.approx(whole.rates[:288] * 60.0 / whole.mean, rel=1e-6)
 
-    found = results([one("mark (x)", 10, 0.98), one("p", 9, 0.99), one("mark (y)", 20, 0.99), one("p", 22, 0.98)])
+
+def outcome(policy, usd, met):
+    names = dict.fromkeys(Outcome.__dataclass_fields__)
+    where = {"trace": "a", "scenario": "b", "scale": "S"}
+    known = {"policy": policy, "cost_usd": usd, "slo_met": met, "launches": 0, "windows": (), "warnings": ()}
+    return Outcome(**{**names, **where, **known})
+
+
+@pytest.mark.parametrize(
+    ("given", "installed", "learns"),
+    [((), True, True), (("--no-learn",), True, False), ((), False, False)],
+    ids=["by default", "not wanted", "without the extra"],
+)
+@pytest.mark.parametrize("bench", ["halves", "policies"])
+def test_values_are_learnt_where_the_extra_is_installed_unless_told_not_to(
+    tmp_path, monkeypatch, bench, given, installed, learns
+):
+    """The trainer of both commands keeps its models in the cache, as that of `serfer simulate`."""
+    every = []
+    module = {"halves": halves_command, "policies": policies_command}[bench]
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(trainers, "can_learn", lambda: installed)
+    monkeypatch.setattr(module, "measure", lambda cases, _: every.extend(cases) or [outcome("mark (x)", 10, 0.98)])
+    (tmp_path / "two-types.toml").write_text(TOML)
+    folders = ("--traces", str(tmp_path), "--scenarios", str(tmp_path))
+    assert CliRunner().invoke(app, ["bench", bench, *folders, "--load", "diurnal", *given]).exit_code == 0
+    found = {case.options.run_options.trainer for case in every}
+    assert found == {KeptTrainer(tmp_path / "values") if learns else None}
+
+
+def test_the_summary_compares_with_mark_case_by_case():
+    each = (("mark (x)", 10, 0.98), ("p", 9, 0.99), ("mark (y)", 20, 0.99), ("p", 22, 0.98))
+    found = results([outcome(*one) for one in each])
     text = found.markdown()
     assert "p: 1.000 of tuned mark's dollars on average, 1.100 at worst; the SLO met by fewer queries in 1 of 2" in text

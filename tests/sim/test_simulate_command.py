@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.policies.policies import results
+from bench.policies.policies import Options, cases, results
 from serfer.cli.main import app
 from serfer.control.policies import POLICIES, SEVERAL_TYPES, make_policy
 from serfer.control.policy import Observation, on_demand
@@ -411,6 +411,14 @@ def test_bench_policies_refuses_empty_folders(tmp_path):
     )
     assert isinstance(result.exception, InputError)
     assert "--scenarios" in str(result.exception)
+
+
+def test_one_scenario_of_a_folder_is_chosen_by_its_file(tmp_path):
+    for name in ("small", "large"):
+        (tmp_path / f"{name}.toml").write_text(TOML)
+    options = Options(("serverless",), RunOptions(), only=("diurnal",), scales=("M",))
+    whole, one = (cases(tmp_path, path, options) for path in (tmp_path, tmp_path / "small.toml"))
+    assert [[case.scenario.stem for case in chosen] for chosen in (whole, one)] == [["large", "small"], ["small"]]
 
 
 def recorded(path, scenario, decided=0):

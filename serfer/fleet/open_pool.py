@@ -25,7 +25,7 @@ from drivers.driver import RequestContext
 from drivers.instance.client import InstanceClient, open_http
 from drivers.instance.open_inference import check_classifies
 from drivers.target import InstanceAnswer
-from serfer.control.policies import ALONE, DEFAULT, POLICIES, SEVERAL_TYPES, make_policy
+from serfer.control.policies import ALONE, DEFAULT, POLICIES, SEVERAL_TYPES, built_in, make_policy
 from serfer.control.policies.plugged_in import find_policy
 from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
@@ -120,7 +120,8 @@ def choose_routing(
     Raises UsageError that names the options which do not go together or what is not a policy, InputError for a scenario
     that cannot be read.
     """
-    if route not in ROUTES and find_policy(route) is None:
+    known = built_in(route) or route
+    if known not in ROUTES and (known in POLICIES or find_policy(route) is None):
         raise UsageError(f"--route is {', '.join(ROUTES)}, a plugged-in policy or MODULE:Class, not {route[:40]!r}")
     if route == SERVERLESS:
         values = {"--instances": instances, "--scenario": scenario, "--max-usd-per-hour": max_usd_per_hour}

@@ -3,8 +3,10 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from serfer.control.policies.mark.lstm import LstmWeights
 from serfer.control.scenario import parse_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.fleet.beside.options import BesideOptions
@@ -87,6 +89,17 @@ def test_options_that_contradict_are_named(choices, words):
 def test_a_route_is_a_policy_of_the_users_own(file):
     route = "serfer.control.policies.fixed:Instances"
     assert choose_routing(route, "local", file, None).router().policy.name == route
+
+
+def test_a_route_is_mark_with_a_trained_forecaster(file, tmp_path):
+    trained = tmp_path / "lstm.npz"
+    trained.write_bytes(LstmWeights(2, *(np.zeros(shape) for shape in [4, (4, 1), 4, (3, 1), 3])).to_bytes())
+    assert choose_routing(f"mark:{trained}", "local", file, None).router().policy.name == f"mark:{trained}"
+    with pytest.raises(InputError, match=r"missing\.npz"):
+        choose_routing("mark:missing.npz", "local", file, None)
+    for route in ("mark-spot", f"mark-spot:{trained}"):  # drivers start one type alone
+        with pytest.raises(UsageError, match="--route is serverless, auto"):
+            choose_routing(route, "local", file, None)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ POLICIES: Final[dict[str, Callable[[Scenario], Policy]]] = {
     "mark": Mark,
     "mark-spot": MarkSpot,
 }
+_FORECASTING: Final[dict[str, type[Mark]]] = {"mark": Mark, "mark-spot": MarkSpot}
 ALONE: Final = frozenset({"sagemaker"})
 """The policies whose instances serve alone: what they cannot take is late or refused, and never on Lambda."""
 SEVERAL_TYPES: Final = frozenset({"mark-spot"})
@@ -49,10 +50,23 @@ def make_policy(name: str, scenario: Scenario) -> Policy:
     return make(scenario)
 
 
+def built_in(name: str) -> str | None:
+    """Return which built-in policy a name is of, `mark` of `mark:FILE.npz`; None for one that is plugged in."""
+    policy, _, file = name.partition(":")
+    is_known = name in POLICIES or (policy in _FORECASTING and file.endswith(TRAINED))
+    return policy if is_known else None
+
+
 def _with_forecaster(name: str) -> Callable[[Scenario], Policy] | None:
     """Return what makes MArk with a trained forecaster, None for another policy."""
-    policy, _, file = name.partition(":")
-    kind = {"mark": Mark, "mark-spot": MarkSpot}.get(policy)
-    if kind is None or not file.endswith(TRAINED):
+    policy = built_in(name)
+    if policy is None or policy == name:
         return None
-    return lambda scenario: kind(scenario, replace(kind.options, forecaster=file))
+    kind, file = _FORECASTING[policy], name.partition(":")[2]
+
+    def make(scenario: Scenario) -> Policy:
+        made = kind(scenario, replace(kind.options, forecaster=file))
+        made.name = name  # recordings and shadows tell it from the one without a file
+        return made
+
+    return make

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +14,10 @@ from serfer.core.errors import InputError
 
 Snapshot = dict[str, Any]
 """What a policy has learnt, as plain JSON values."""
+MOST_COUNTED: Final = 2**53
+"""The most that a snapshot counts of anything: whole numbers up to it are floats, too."""
+MOST_QPS: Final = 1e12
+"""The highest rate in a snapshot, in queries/s."""
 _MAX_FLOAT: Final = sys.float_info.max
 _FLOAT32_DIGITS: Final = 8
 
@@ -106,6 +110,13 @@ class SavedFields:
         value = self._get(key)
         if not isinstance(value, str) or len(value) > most:
             raise self._wrong(key, f"a text of at most {most} characters")
+        return value
+
+    def choice(self, key: str, choices: Collection[str]) -> str:
+        """Return one of some texts."""
+        value = self._get(key)
+        if not isinstance(value, str) or value not in choices:
+            raise self._wrong(key, f"one of {', '.join(sorted(choices))}")
         return value
 
     def part(self, key: str) -> SavedFields:

@@ -65,9 +65,19 @@ class Decided:
 
 def header_fields(policy: Policy, scenario: Scenario, *, fresh: bool) -> Snapshot:
     """Return the first line's fields: of a policy that begins fresh, or with what it has learnt so far."""
-    state = policy.snapshot() if not fresh and isinstance(policy, Learner) else None
+    state = None if fresh else _state_of(policy)
     names = {"format": FORMAT, "version": VERSION, "policy": policy.name, "scenario": scenario.digest}
     return {**names, "fresh": fresh, "state": state}
+
+
+def _state_of(policy: Policy) -> Snapshot | None:
+    """Return what a policy has learnt; None where it cannot tell."""
+    if not isinstance(policy, Learner):
+        return None
+    try:
+        return policy.snapshot()
+    except Exception:  # noqa: BLE001 - a policy of someone's own may raise anything, and decisions go on
+        return None
 
 
 def event_fields(event: Resumed | Decided) -> Snapshot:

@@ -119,6 +119,7 @@ def test_a_network_is_read_back_and_used_by_name(tmp_path):
     for name in ("mark", "mark-spot"):
         policy = make_policy(f"{name}:{file}", scenario())
         assert policy.observe(seen(60.0, 15.0)).total >= 1
+        assert policy.name == f"{name}:{file}"
     with pytest.raises(UsageError, match="serverless"):
         make_policy(f"serverless:{file}", scenario())
 

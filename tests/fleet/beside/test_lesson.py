@@ -20,8 +20,8 @@ HISTORY = [*steps([(300, 0.0), (120, 1.5 * QPS)] * 12, 5.0)]
 LOAD = [*steps([(300, 0.0), (120, 1.5 * QPS)] * 3, 5.0)]
 
 
-def new_policy():
-    return make_policy("break-even", WORLD)
+def new_policy(name="break-even"):
+    return make_policy(name, WORLD)
 
 
 class Lessons:
@@ -54,11 +54,12 @@ def messages(caplog):
     return [record.serfer["message"] for record in caplog.records if record.message == "policy history"]
 
 
-def test_a_policy_takes_over_with_the_history_and_what_came_meanwhile(tmp_path, caplog):
+@pytest.mark.parametrize("name", ["break-even", "mark"])
+def test_a_policy_takes_over_with_the_history_and_what_came_meanwhile(tmp_path, caplog, name):
     caplog.set_level("INFO")
     teach = Lessons()
-    lesson, recorder = Lesson(new_policy(), teach), Recorder(tmp_path / "r.jsonl")
-    decider = Decider(Router(WORLD, new_policy()), recorder, lesson=lesson)
+    lesson, recorder = Lesson(new_policy(name), teach), Recorder(tmp_path / "r.jsonl")
+    decider = Decider(Router(WORLD, new_policy(name)), recorder, lesson=lesson)
     begun, rest = LOAD[:100], LOAD[100:]
 
     async def scene():
@@ -70,14 +71,14 @@ def test_a_policy_takes_over_with_the_history_and_what_came_meanwhile(tmp_path, 
         return before, after
 
     before, after = asyncio.run(scene())
-    plain, taught = new_policy(), new_policy()
+    plain, taught = new_policy(name), new_policy(name)
     assert before == [plain.observe(seen(*each)) for each in begun]
     for each in (*HISTORY, *begun):
         taught.observe(seen(*each))
     assert after == [taught.observe(seen(*each)) for each in rest]
     assert messages(caplog) == ["seen, and 100 observations since the start"]
     header, events = read_recording(tmp_path / "r.jsonl")
-    report = replay(header, events, WORLD, new_policy())
+    report = replay(header, events, WORLD, new_policy(name))
     assert (report.decisions, report.same) == (len(rest), len(rest))
 
 

@@ -37,6 +37,30 @@ def test_lines_are_whole_and_for_their_owner_alone(tmp_path):
     assert "secret" not in (tmp_path / "r.jsonl").read_text()
 
 
+class Forgetful:
+    """A policy whose snapshot fails."""
+
+    name = "forgetful"
+
+    def snapshot(self):
+        raise ValueError("nothing is known")
+
+    def restore(self, snapshot):
+        pass
+
+
+def test_a_policy_whose_snapshot_fails_is_recorded_without_it(tmp_path, caplog):
+    recorder = Recorder(tmp_path / "r.jsonl")
+    recorder.begin(Forgetful(), WORLD, fresh=False)
+    recorder.decided(seen(1.0, 2.0), PLAN)
+    recorder.close(60)
+    header, events = read_recording(tmp_path / "r.jsonl")
+    assert (header.fresh, header.state) == (False, None)
+    assert [*events] == [Decided(seen(1.0, 2.0), PLAN)]
+    (message,) = [record.serfer["message"] for record in caplog.records if record.message == "record"]
+    assert message.startswith("forgetful cannot tell what it had learnt before")
+
+
 def test_earlier_recordings_are_kept(tmp_path):
     paths = []
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 import asyncio
 import stat
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -19,11 +20,12 @@ from tests.moto_server import ACCESS, MotoServer
 
 WORLD = scenario(5.0, boot_s=40.0)
 OWNER = StateOwner("alexnet", "break-even", WORLD.digest)
+LEARNERS = [name for name in POLICIES if isinstance(make_policy(name, WORLD), Learner)]
 BURSTS = [*steps([(300, 0.0), (120, 1.5 * QPS)] * 8, 5.0)]
 
 
-def new_policy(world=WORLD):
-    return make_policy("break-even", world)
+def new_policy(world=WORLD, name="break-even"):
+    return make_policy(name, world)
 
 
 class Memory:
@@ -59,8 +61,8 @@ def messages(caplog):
 def run(place, load, *, leads=True, owner=OWNER, world=WORLD):
     """Run a service with a load and end it; returns its decisions and what it had."""
     keeper = StateKeeper(place, owner, lambda: 1.7e9)
-    learnt = keeper.restored(lambda: new_policy(world))
-    router = Router(world, learnt or new_policy(world))
+    learnt = keeper.restored(lambda: new_policy(world, owner.policy))
+    router = Router(world, learnt or new_policy(world, owner.policy))
     decider = Decider(router, keeper=keeper, fresh=learnt is None)
 
     async def scene():
@@ -71,16 +73,17 @@ def run(place, load, *, leads=True, owner=OWNER, world=WORLD):
     return asyncio.run(scene()), router.policy, keeper
 
 
-def test_a_restarted_service_decides_as_if_it_had_not_stopped(tmp_path):
-    place = open_place(str(tmp_path / "new" / "folder"), "alexnet", "break-even")
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_restarted_service_decides_as_if_it_had_not_stopped(tmp_path, name):
+    place, owner = open_place(str(tmp_path / "new" / "folder"), "alexnet", name), replace(OWNER, policy=name)
     half = len(BURSTS) // 2
-    first, _, _ = run(place, BURSTS[:half])
-    second, _, keeper = run(place, BURSTS[half:])
-    policy = new_policy()
+    first, _, _ = run(place, BURSTS[:half], owner=owner)
+    second, _, keeper = run(place, BURSTS[half:], owner=owner)
+    policy = new_policy(name=name)
     assert first + second == [policy.observe(seen(seconds, rate)) for seconds, rate in BURSTS]
     assert not keeper.troubles
     (file,) = (tmp_path / "new" / "folder").iterdir()
-    assert (file.name, stat.S_IMODE(file.stat().st_mode)) == ("alexnet.break-even.json", 0o600)
+    assert (file.name, stat.S_IMODE(file.stat().st_mode)) == (f"alexnet.{name}.json", 0o600)
 
 
 def test_the_leader_saves_every_few_minutes_and_at_its_end_and_no_other_driver_does():
@@ -183,7 +186,7 @@ def test_a_place_that_hangs_is_not_waited_for(caplog):
     place.open.set()
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if not isinstance(make_policy(name, WORLD), Learner)])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in LEARNERS])
 def test_a_policy_that_keeps_nothing_is_named(caplog, name):
     place = Memory()
     keeper = StateKeeper(place, OWNER)

@@ -5,5 +5,6 @@
     queries late ──> slo_monitor.py: backup instances at once ──────────────────────────┼──> plan, kept for a cool-down
     spot instances taken away ──> standby.py: a stand-in until others serve ────────────┘
 
-What instances cannot answer in time runs on Lambda, as the router has it. `policy.py` has the policies.
+What instances cannot answer in time runs on Lambda, as the router has it. `policy.py` has the policies, `cool_down.py`
+the plans that are kept.
 """

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from serfer.control.policies.mark.forecaster import checked, make_forecaster
+from serfer.control.policies.mark.cool_down import CoolDown
+from serfer.control.policies.mark.forecaster import KeptForecaster, checked, make_forecaster
 from serfer.control.policies.mark.peaks import PeakSampler
 from serfer.control.policies.mark.schedule import Candidate, Key, fill
 from serfer.control.policies.mark.slo_monitor import SloMonitor
 from serfer.control.policies.mark.standby import Standby
 from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Observation, ProvisioningPlan
+from serfer.control.saved.fields import MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import InstanceType, Market, Scenario
 from serfer.core.errors import InputError
 
 _MS: Final = 1000.0
+_LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,8 @@ class Mark:
         self._standby = Standby(scenario, self._stand_in)
         self._soon = 0.0  # the highest rate that is forecast for as long as a launch takes
         self._now = 0.0
-        self._launched_s = -math.inf  # when the monitor launched backups last
-        self._plans: deque[tuple[float, Counter[Key]]] = deque()  # (when, instances) of a cool-down
-        self._union: Counter[Key] | None = None  # of those
+        self._launched_s = -chosen.unit_s  # when the monitor launched backups last
+        self._cool_down = CoolDown(chosen.cooldown_s)
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
         """Plan where a unit is over, launch backups where queries are late, and keep what was planned for a while."""
@@ -89,7 +91,7 @@ class Mark:
             self._plan(running)
         if self._late(seen, running):
             reason = "; backups, as queries are late"
-        wanted = self._kept()
+        wanted = self._cool_down.kept(self._now)
         stand_ins = self._standby.observe(seen, wanted)
         wanted = wanted + leaving
         if stand_ins and self._stand_in is not None:
@@ -101,27 +103,48 @@ class Mark:
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Keep them for a cool-down."""
         running, _ = self._paid_for(fleet)
-        self._add(running)
+        self._cool_down.add(self._now, running)
 
-    def _kept(self) -> Counter[Key]:
-        """Return the instances that a plan of the cool-down wants, or the last one."""
-        while len(self._plans) > 1 and self._plans[0][0] <= self._now - self._options.cooldown_s:
-            self._plans.popleft()
-            self._union = None
-        if self._union is None:
-            self._union = Counter[Key]()
-            for _, plan in self._plans:
-                self._union |= plan
-        return self._union
+    def snapshot(self) -> Snapshot:
+        """Return all that was learnt, as plain JSON values; raises InputError where the forecaster has no snapshot."""
+        forecaster = self._kept_forecaster()
+        return {
+            "version": _LAYOUT,
+            "now": self._now,
+            "launched_s": self._launched_s,
+            "soon": self._soon,
+            "sampler": self._sampler.snapshot(),
+            "forecaster": type(forecaster).__name__,
+            "forecast": forecaster.snapshot(),
+            "monitor": self._monitor.snapshot(),
+            "standby": self._standby.snapshot(),
+            "plans": self._cool_down.snapshot(),
+        }
 
-    def _add(self, plan: Counter[Key]) -> None:
-        self._plans.append((self._now, plan))
-        self._union = None
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
+        forecaster = self._kept_forecaster()
+        saved = SavedFields.of(snapshot, self.name)
+        saved.check_version(_LAYOUT)
+        self._now = saved.number("now", 0.0)
+        self._launched_s = saved.number("launched_s", -self._options.unit_s, self._now)
+        self._soon = saved.number("soon", 0.0, MOST_QPS)
+        self._sampler.restore(saved.part("sampler"))
+        saved.choice("forecaster", {type(forecaster).__name__})
+        forecaster.restore(dict(saved.part("forecast").values))
+        self._monitor.restore(saved.part("monitor"))
+        self._standby.restore(saved.part("standby"))
+        self._cool_down.restore(saved, "plans", self._scenario, self._now)
+
+    def _kept_forecaster(self) -> KeptForecaster:
+        if isinstance(self._forecaster, KeptForecaster):
+            return self._forecaster
+        raise InputError(f"forecaster {self._options.forecaster} keeps nothing: it has no snapshot and restore")
 
     def _plan(self, running: Counter[Key]) -> None:
         forecast = checked(self._forecaster.forecast(self._options.window), self._options.window)
         self._soon = float(forecast[: self._lead].max())
-        self._add(fill(forecast[self._lead - 1 :], self._candidates, running))
+        self._cool_down.add(self._now, fill(forecast[self._lead - 1 :], self._candidates, running))
 
     def _late(self, seen: Observation, running: Counter[Key]) -> bool:
         """Launch backups where the SLO is violated, at most once a unit."""
@@ -130,7 +153,7 @@ class Mark:
             return False
         self._launched_s = self._now
         backup = Counter({self._candidates[0].key: self._options.backups})
-        self._add(running + backup)
+        self._cool_down.add(self._now, running + backup)
         return True
 
     def _environments(self, seen: Observation) -> int:

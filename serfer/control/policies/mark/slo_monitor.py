@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serfer.control.policy import Observation
+from serfer.control.saved.fields import SavedFields, Snapshot
 
 
 class SloMonitor:
@@ -30,3 +31,12 @@ class SloMonitor:
         violated = self._late > (1 - self._met) * self._answered
         self._answered = self._late = 0.0
         return violated
+
+    def snapshot(self) -> Snapshot:
+        """Return the queries that are not judged yet, as plain JSON values."""
+        return {"answered": self._answered, "late": self._late}
+
+    def restore(self, saved: SavedFields) -> None:
+        """Go on from a snapshot; raises InputError for what is not one."""
+        self._answered = saved.number("answered", 0.0)
+        self._late = saved.number("late", 0.0)

@@ -433,6 +433,8 @@ def _rows(sim_input: SimInput, outcomes: Sequence[Outcome]) -> list[tuple[str, l
         ("launches", [f"{one.launches:,}" for one in outcomes]),
         ("instance hours", [f"{one.instance_hours:,.2f}" for one in outcomes]),
     ]
+    if any(one.pings_usd for one in outcomes):
+        rows.insert(4, ("    for pings $", [f"{one.pings_usd:,.4f}" for one in outcomes]))
     if any(one.refused or one.late for one in outcomes):
         rows.append(("refused queries", [f"{one.refused:,.0f}" for one in outcomes]))
         rows.append(("late queries", [f"{one.late:,.0f}" for one in outcomes]))

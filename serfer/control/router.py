@@ -72,9 +72,10 @@ class Router:
         return self.afford(seen, self.policy.observe(seen))
 
     def afford(self, seen: Observation, plan: ProvisioningPlan) -> ProvisioningPlan:
-        """Return as much of what the policy wants as the ceiling allows.
+        """Return as much of what the policy wants as the ceiling allows: instances first, then pings, all or none.
 
-        For a caller that runs the policy apart from its queries, because a decision may take long.
+        Pings are paid for by who sends them. It is for a caller that runs the policy apart from its queries, because a
+        decision may take long.
         """
         limiter = self.budget_limiter
         if limiter.ceiling == math.inf:
@@ -84,7 +85,9 @@ class Router:
         plan = self._within(plan, limiter.max_usd_per_hour(seen.now_s))
         wanted_usd = sum(group.count * self._usd_per_hour(group.kind, group.market) for group in plan.instances)
         limiter.instances_go_on(seen.now_s, max(on_usd, wanted_usd))
-        return plan
+        if not plan.warm or limiter.allows(seen.now_s, plan.warm * self.scenario.serverless.usd_per_query):
+            return plan
+        return replace(plan, warm=0, reason=f"{plan.reason}; the ceiling allows no pings")
 
     def _within(self, plan: ProvisioningPlan, usd_per_hour: float) -> ProvisioningPlan:
         """Return a plan with the first of its instances that together cost at most so much an hour."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from serfer.control.environments import Environments
 from serfer.control.policy import InstanceGroup, InstanceState, Observation, Policy, ProvisioningPlan
 from serfer.control.scenario import S_PER_HOUR, Market, Scenario
 
@@ -16,13 +17,15 @@ class RateAccount:
     """What plans cost at the level of rates: `instances_usd` and `serverless_usd`, as serfer/sim/rates.py counts.
 
     An instance costs from its launch on, for its least billed time at least, and serves `qps` once it has booted; the
-    last launched of a type and market is the first one stopped. Lambda takes what is left of the load.
+    last launched of a type and market is the first one stopped. Lambda takes what is left of the load, and is paid for
+    the pings that environments take which a plan wants warm.
     """
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._now_s = 0.0  # of what has passed: a service's clock may be set back
         self._launches: dict[_Bought, list[tuple[float, int]]] = {}  # (when, how many), in order
+        self._environments = Environments(scenario.serverless)
         self.instances_usd = self.serverless_usd = 0.0
 
     def adopt(self, fleet: Sequence[InstanceGroup]) -> None:
@@ -44,14 +47,18 @@ class RateAccount:
                 served += count * kind.qps * max(0.0, self._now_s - ready_s)
         rest = max(rate * elapsed_s - served, 0.0)
         self.serverless_usd += rest * self._scenario.serverless.usd_per_query
+        if elapsed_s > 0:
+            self._environments.pass_time(self._now_s, rest / elapsed_s)
 
     def want(self, plan: ProvisioningPlan) -> None:
-        """Launch and stop so that there is what a plan wants; raises KeyError for a type that the scenario lacks."""
+        """Launch, stop and ping so that there is what a plan wants; raises KeyError for a type the scenario lacks."""
         wanted: dict[_Bought, int] = {(group.kind, group.market): group.count for group in plan.instances}
         for name, _ in wanted:
             self._scenario.kind(name)
         for bought in [*self._launches, *wanted]:
             self._set(bought, wanted.get(bought, 0))
+        pings = self._environments.keep(self._now_s, plan.warm)
+        self.serverless_usd += pings * self._scenario.serverless.usd_per_query
 
     def fleet(self) -> tuple[InstanceGroup, ...]:
         """Return the instances that are paid for."""

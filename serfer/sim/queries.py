@@ -216,7 +216,10 @@ class QueriesRun:
         )
         plan = self._router.tick(seen)
         launched, stopped = self._fleet.carry_out(end, plan.instances)
+        before = self._pings
         self._keep_warm(plan.warm, end)
+        pings_usd = (self._pings - before) * self._scenario.serverless.usd_per_query
+        self._router.budget_limiter.pay(end, pings_usd)
         for instance in launched:
             self._launch(instance)
         self._launches += len(launched)

@@ -4,8 +4,9 @@
           ──> instances that serve ──> load beyond them: on Lambda
 
 A decision takes effect when its step is over. An instance is paid for from its launch on and serves `boot_s` later, at
-most `qps` queries a second; of each type and market the last one launched is the first one stopped. Only the policy and
-its fleet run step by step; everything else is arrays.
+most `qps` queries a second; of each type and market the last one launched is the first one stopped. An environment that
+a plan wants warm and that is not there takes a ping, at the price of a query. Only the policy, its fleet and these
+environments run step by step; everything else is arrays.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.control.environments import Environments
 from serfer.control.policy import Observation, Policy
 from serfer.control.router import Router
 from serfer.control.scenario import Scenario
@@ -100,7 +102,8 @@ class RatesResult:
 
     `instances_usd` honours the least billed time; `min_billing_usd` is the part that only that costs. `booting_usd` is
     the part of `serverless_usd` that instances would have served that still booted. `refused` found no target, `late`
-    came faster than instances serve where nothing else takes it. `routers` are as they were at the marks.
+    came faster than instances serve where nothing else takes it. `pings`, by steps, at their ends, start environments
+    that a plan wants warm, for a part of `serverless_usd`. `routers` are as they were at the marks.
     """
 
     queries: float
@@ -113,6 +116,7 @@ class RatesResult:
     on_instances: float
     refused: float
     late: float
+    pings: Floats = field(repr=False)
     steps: Steps = field(repr=False)
     fleet: InstanceHistory = field(repr=False)
     timeline: Timeline = field(repr=False)
@@ -151,7 +155,8 @@ def run_rates(  # noqa: PLR0913 - the options of a simulation
         progress(f"{policy.name}: {part.start / count:.0%}")
         durations, rates = steps.durations_s[part].tolist(), steps.rates[part].tolist()
         allowed[part] = walk.over(durations, rates)
-    return _accounted(steps, scenario, fleet.history(float(steps.ends_s[-1])), allowed, kept, overflow=overflow)
+    history = fleet.history(float(steps.ends_s[-1]))
+    return _accounted(steps, scenario, history, allowed, walk, kept, overflow=overflow)
 
 
 def _parts(steps: Steps, marks: Sequence[float]) -> Iterator[tuple[slice, int]]:
@@ -170,6 +175,10 @@ class _Stepper(Protocol):
         """Launch and stop instances after each step, and return which share of Lambda's load is paid for."""
         ...
 
+    def pings(self, steps: Steps, on_lambda: Floats) -> Floats:
+        """Return how many environments were started at the end of each step, of a load (queries/s) on Lambda."""
+        ...
+
 
 class _UnlimitedStepper:
     """Runs a policy without a ceiling: spending need not be tracked."""
@@ -177,18 +186,32 @@ class _UnlimitedStepper:
     def __init__(self, router: Router, fleet: Fleet) -> None:
         self._now = 0.0
         self._observe = router.policy.observe
+        self._environments = Environments(router.scenario.serverless)
         self._fleet = fleet
+        self._warm: list[int] = []  # environments that are wanted
 
     def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> list[float] | float:
         """Carry out the policy's decisions; all of Lambda's load is paid for."""
-        observe, fleet, now = self._observe, self._fleet, self._now
+        observe, fleet, warm, now = self._observe, self._fleet, self._warm, self._now
         for seconds, rate in zip(durations_s, rates, strict=True):
             now += seconds
             lost = interruptions_of(fleet.lose(now))
             plan = observe(Observation(now, seconds, rate, fleet.groups(now), interruptions=lost))
             fleet.carry_out(now, plan.instances)
+            warm.append(plan.warm)
         self._now = now
         return 1.0
+
+    def pings(self, steps: Steps, on_lambda: Floats) -> Floats:
+        """Ping what is missing of the environments that were wanted."""
+        pings = np.zeros(len(self._warm))
+        if not any(self._warm):
+            return pings
+        walk = zip(steps.ends_s.tolist(), on_lambda.tolist(), self._warm, strict=True)
+        for number, (now, load, wanted) in enumerate(walk):
+            self._environments.pass_time(now, load)
+            pings[number] = self._environments.keep(now, wanted)
+        return pings
 
 
 class _LimitedStepper:
@@ -198,20 +221,33 @@ class _LimitedStepper:
         self._now = 0.0
         self._router = router
         self._usd_per_query = router.scenario.serverless.usd_per_query
+        self._environments = Environments(router.scenario.serverless)
         self._fleet = fleet
+        self._pings: list[int] = []
 
     def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> list[float] | float:
-        """Carry out the router's decisions, and pay Lambda as far as the ceiling allows."""
+        """Carry out the router's decisions, and pay Lambda, pings too, as far as the ceiling allows."""
         allowed, fleet = [], self._fleet
         for seconds, rate in zip(durations_s, rates, strict=True):
             begin, self._now = self._now, self._now + seconds
             lost = interruptions_of(fleet.lose(self._now))
             served = sum(min(max(self._now - one.ready_s, 0.0), seconds) * one.kind.qps for one in fleet)
             over = max(rate * seconds - served, 0.0) * self._usd_per_query
-            allowed.append(self._pay(begin, over) / over if over else 1.0)
+            paid = self._pay(begin, over)
+            allowed.append(paid / over if over else 1.0)
             seen = Observation(self._now, seconds, rate, fleet.groups(self._now), interruptions=lost)
-            fleet.carry_out(self._now, self._router.tick(seen).instances)
+            plan = self._router.tick(seen)
+            fleet.carry_out(self._now, plan.instances)
+            self._environments.pass_time(self._now, paid / self._usd_per_query / seconds)
+            pings = self._environments.keep(self._now, plan.warm)
+            self._router.budget_limiter.pay(self._now, pings * self._usd_per_query)
+            self._pings.append(pings)
         return allowed
+
+    def pings(self, steps: Steps, on_lambda: Floats) -> Floats:
+        """Return those that were paid for."""
+        del steps, on_lambda
+        return np.array(self._pings, dtype=np.float64)
 
     def _pay(self, now: float, usd: float) -> float:
         """Pay Lambda as much of `usd` as the ceiling allows, and return how much that is."""
@@ -228,15 +264,25 @@ class _LimitedStepper:
 
 
 def _accounted(
-    steps: Steps, scenario: Scenario, fleet: InstanceHistory, allowed: Floats, kept: Sequence[Router], *, overflow: bool
+    steps: Steps,
+    scenario: Scenario,
+    fleet: InstanceHistory,
+    allowed: Floats,
+    walk: _Stepper,
+    kept: Sequence[Router],
+    *,
+    overflow: bool,
 ) -> RatesResult:
     timeline, booting, refused, late = _timeline(steps, fleet, allowed, overflow=overflow)
     price = scenario.serverless.usd_per_query
     spans = np.diff(timeline.times_s)
+    step = np.searchsorted(steps.ends_s, timeline.times_s[:-1], side="right")
+    on_lambda = np.bincount(step, spans * timeline.serverless, len(steps.rates)) / steps.durations_s
+    pings = walk.pings(steps, on_lambda) if overflow else np.zeros(len(steps.rates))
     unused = float(fleet.min_billing_usd.sum())
     return RatesResult(
         queries=float(spans @ timeline.rates),
-        serverless_usd=float(spans @ timeline.serverless) * price,
+        serverless_usd=float(spans @ timeline.serverless + pings.sum()) * price,
         instances_usd=fleet.usd + unused,
         min_billing_usd=unused,
         booting_usd=float(spans @ booting) * price,
@@ -245,6 +291,7 @@ def _accounted(
         on_instances=float(spans @ (timeline.rates - timeline.serverless)) - refused,
         refused=refused,
         late=late,
+        pings=pings,
         steps=steps,
         fleet=fleet,
         timeline=timeline,

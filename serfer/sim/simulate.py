@@ -146,7 +146,8 @@ class WindowOutcome(Window):
 class Outcome:
     """The cost of a policy and its quality of service; fields that were not simulated are None.
 
-    Dollars and launches are those of the whole load, at the level of rates; `ratio` is `cost_usd` over `optimum_usd`.
+    Dollars and launches are those of the whole load, at the level of rates; `pings_usd`, a part of `serverless_usd`,
+    started environments that the policy wanted warm; `ratio` is `cost_usd` over `optimum_usd`.
     Both are None where they cannot be compared, for the reasons in `warnings`: load that was refused or is late costs
     nothing, and an instance whose `qps` is not what its batches sustain costs the router something else. From `slo_met`
     to `throttled` they are those of its busiest and median hour, and so are `window_usd`, what the router spends there
@@ -190,6 +191,7 @@ class Outcome:
     queued: int | None = None
     hedges: int | None = None
     hedges_usd: float | None = None
+    pings_usd: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values."""
@@ -371,6 +373,7 @@ def _outcome(
         hedges_usd=sim_input.scenario.serverless.usd_per_query * _total(windows, "duplicates") if windows else None,
         refused=run.refused,
         late=run.late,
+        pings_usd=sim_input.scenario.serverless.usd_per_query * float(run.pings.sum()),
         min_billing_usd=run.min_billing_usd,
         booting_usd=run.booting_usd,
         instance_hours=run.on_s / S_PER_HOUR,

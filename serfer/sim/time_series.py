@@ -44,7 +44,8 @@ def spent_usd(run: RatesResult, scenario: Scenario, edges: Floats) -> Floats:
     order = np.argsort(fleet.stopped_s, kind="stable")
     least = fleet.min_billing_usd[order]
     stopped = np.searchsorted(fleet.stopped_s[order], edges, side="right")
-    return np.asarray(lambda_usd + on_usd + np.concatenate(([0.0], np.cumsum(least)))[stopped])
+    pings_usd = scenario.serverless.usd_per_query * _pings(run, edges)
+    return np.asarray(lambda_usd + pings_usd + on_usd + np.concatenate(([0.0], np.cumsum(least)))[stopped])
 
 
 def rates_usd(run: RatesResult, scenario: Scenario, begin_s: float, end_s: float) -> float:
@@ -52,7 +53,14 @@ def rates_usd(run: RatesResult, scenario: Scenario, begin_s: float, end_s: float
     edges, timeline = np.array([begin_s, end_s]), run.timeline
     on_lambda = float(integrated(timeline.times_s, timeline.serverless, edges)[0])
     instances = float(integrated(timeline.times_s, timeline.instances_usd_per_s, edges)[0])
+    on_lambda += float(np.diff(_pings(run, edges))[0])
     return on_lambda * scenario.serverless.usd_per_query + instances
+
+
+def _pings(run: RatesResult, times_s: Floats) -> Floats:
+    """Return how many pings there were by each of the times, (n,)."""
+    until = np.concatenate(([0.0], np.cumsum(run.pings)))
+    return until[np.searchsorted(run.steps.ends_s, times_s, side="right")]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from tests.fleet.fakes import SCENARIO
 
 
 @settings(derandomize=True, max_examples=20, deadline=None)
-@given(load=rows(3.5 * QPS), name=st.sampled_from(["break-even", "ski-rental", "target-tracking", "instances"]))
+@given(load=rows(3.5 * QPS), name=st.sampled_from(["break-even", "ski-rental", "target-tracking", "instances", "mark"]))
 def test_an_account_is_the_simulators(load, name):
     world = parse_scenario({**SCENARIO, "instance": [{**SCENARIO["instance"][0], "qps": QPS, "min_billing_s": 60}]})
     durations, rates = (np.array(values, float) for values in zip(*load, strict=True))

@@ -250,27 +250,23 @@ def test_queries_go_to_the_type_that_answers_first():
     assert {(group.kind, group.market) for group in policy.fleets[-1]} == {(one.kind, one.market) for one in both}
 
 
-class Warm(Scripted):
-    """A policy that wants no instances, and so many environments."""
-
-    def __init__(self, warm):
-        super().__init__([0])
-        self._warm = warm
-
-    def observe(self, seen):
-        return replace(super().observe(seen), warm=self._warm)
-
-
 def test_environments_that_a_plan_wants_are_started_once_and_kept():
     load, world = trace([20, 20, 2000], [0, 100, 0]), scenario(keep_alive_s=600.0)
     window = Window("all", 0.0, 40.0)
-    cold, warm = (ran(load, world, Warm(count), window=window) for count in (0, 40))
+    cold, warm = (ran(load, world, Scripted([0], count), window=window) for count in (0, 40))
     assert cold.cold_starts > 10  # 12 queries at once on average
     assert (warm.cold_starts, cold.pings) == (0, 0)
     # in 2,040 s each is started again twice, after 600 s without a query
     assert 40 * 3 <= warm.pings <= 40 * 4
     assert warm.usd(world) == pytest.approx((warm.queries + warm.pings) * world.serverless.usd_per_query)
-    assert ran(load, scenario(concurrency=7), Warm(40), window=window).pings == pytest.approx(7 * 3, abs=7)
+    assert ran(load, scenario(concurrency=7), Scripted([0], 40), window=window).pings == pytest.approx(7 * 3, abs=7)
+
+
+def test_pings_are_within_the_ceiling_all_or_none():
+    load, world, usd = trace([1800], [0]), scenario(keep_alive_s=600.0), scenario().serverless.usd_per_query
+    window = Window("all", 0.0, 1800.0)
+    assert ran(load, world, Scripted([0], 10), window=window, max_usd_per_hour=25 * usd).pings == 20  # and not 30
+    assert ran(load, world, Scripted([0], 10), window=window, max_usd_per_hour=9 * usd).pings == 0
 
 
 @pytest.mark.parametrize(("share", "lost"), [(0.2, 4), (0.8, 16)])

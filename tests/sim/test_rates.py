@@ -103,7 +103,8 @@ def test_costs_are_the_sum_of_their_parts_and_never_below_the_optimum(name, rows
     load, world = of(rows), scenario()
     result = run_rates(load, world, make_policy(name, world))
     assert result.queries == pytest.approx(load.queries, abs=1e-6)
-    assert result.serverless_usd / 4e-5 + result.on_instances == pytest.approx(load.queries, abs=1e-6)
+    queries = result.serverless_usd / 4e-5 - result.pings.sum() + result.on_instances
+    assert queries == pytest.approx(load.queries, abs=1e-6)
     assert result.cost_usd == result.serverless_usd + result.instances_usd
     assert 0 <= result.booting_usd <= result.serverless_usd + 1e-12
     assert result.instances_usd - result.min_billing_usd == pytest.approx(result.on_s * SECOND)
@@ -146,6 +147,30 @@ def test_no_hour_costs_more_than_the_ceiling(rows, ceiling):
     assert max(spent) <= ceiling + 1e-9
     lent = result.serverless_usd / 4e-5
     assert lent + result.on_instances + result.refused == pytest.approx(load.queries, abs=1e-6)
+
+
+def test_environments_that_a_plan_wants_cost_a_ping_each_time_that_lambda_has_dropped_them():
+    load, world = trace([20, 20, 2000], [0, 100, 0]), scenario(keep_alive_s=600.0)
+    cold, warm = (run_rates(load, world, Scripted([0], count)) for count in (0, 40))
+    assert cold.pings.sum() == 0
+    times = {5 * step + 5: pings for step, pings in enumerate(warm.pings.tolist()) if pings}
+    # the load used 19 up to 40 s: 12 on average
+    assert times == {5: 40, 605: 21, 640: 19, 1205: 21, 1240: 19, 1805: 21, 1840: 19}
+    assert warm.pings.sum() == 160
+    assert warm.serverless_usd - cold.serverless_usd == pytest.approx(160 * 4e-5)
+    assert run_rates(load, world, Scripted([0], 40), overflow=False).pings.sum() == 0
+    few = scenario(keep_alive_s=600.0, concurrency=7)
+    assert run_rates(load, few, Scripted([0], 40)).pings.sum() == pytest.approx(7 * 4)
+
+
+def test_pings_are_within_the_ceiling_all_or_none():
+    load, world = trace([1800], [0]), scenario(keep_alive_s=600.0)
+    free = run_rates(load, world, Scripted([0], 10))
+    assert free.pings.sum() == 30
+    bound = run_rates(load, world, Scripted([0], 10), max_usd_per_hour=1e6)
+    assert bound.pings.tolist() == free.pings.tolist()
+    assert run_rates(load, world, Scripted([0], 10), max_usd_per_hour=25 * 4e-5).pings.sum() == 20
+    assert run_rates(load, world, Scripted([0], 10), max_usd_per_hour=9 * 4e-5).pings.sum() == 0
 
 
 def test_a_ceiling_that_is_never_reached_changes_nothing():

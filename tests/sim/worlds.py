@@ -1,5 +1,7 @@
 """Scenarios and loads for the simulator's tests."""
 
+from dataclasses import replace
+
 from serfer.control.policy import on_demand
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
 from serfer.sim.calibration import FORMAT, Calibration
@@ -39,12 +41,13 @@ def calibration(tiles=(2, 1), rows=50, gangs=()):
 
 
 class Scripted:
-    """A policy that wants the given numbers, one a decision, and then the last one for ever."""
+    """A policy that wants the given numbers, one a decision, and then the last one for ever; `warm` environments."""
 
     name = "scripted"
 
-    def __init__(self, wanted):
+    def __init__(self, wanted, warm=0):
         self._wanted = list(wanted)
+        self._warm = warm
         self.seen = []
         self.fleets = []
 
@@ -52,7 +55,7 @@ class Scripted:
         self.seen.append((seen.elapsed_s, seen.rate))
         self.fleets.append(seen.fleet)
         wanted = self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0]
-        return on_demand(scenario().instance, wanted, "as scripted")
+        return replace(on_demand(scenario().instance, wanted, "as scripted"), warm=self._warm)
 
     def resume(self, fleet):
         pass

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from serfer.control.environments import environments
 from serfer.control.policies.mark.cool_down import CoolDown
 from serfer.control.policies.mark.forecaster import KeptForecaster, checked, make_forecaster
 from serfer.control.policies.mark.peaks import PeakSampler
@@ -19,7 +20,6 @@ from serfer.control.saved.fields import MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import InstanceType, Market, Scenario
 from serfer.core.errors import InputError
 
-_MS: Final = 1000.0
 _LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
@@ -159,15 +159,10 @@ class Mark:
     def _environments(self, seen: Observation) -> int:
         """Return how many of Lambda's environments are to be warm before a surge that the instances cannot take.
 
-        That is what comes now, or is forecast until a launch serves, beyond the instances that serve and stay. Lambda
-        has so many queries in flight on average, and seldom more than two standard deviations above that.
+        That is what comes now, or is forecast until a launch serves, beyond the instances that serve and stay.
         """
         staying = self._capacity(group for group in seen.fleet if group.state is InstanceState.SERVING)
-        beyond = max(seen.rate, self._soon) - staying
-        if beyond <= 0:
-            return 0
-        in_flight = beyond * self._scenario.serverless.latency_ms / _MS
-        return min(math.ceil(in_flight + 2 * math.sqrt(in_flight)), self._scenario.serverless.concurrency)
+        return environments(self._scenario.serverless, max(seen.rate, self._soon) - staying)
 
     def _capacity(self, fleet: Iterable[InstanceGroup]) -> float:
         return sum(self._scenario.kind(group.kind).qps * group.count for group in fleet)

@@ -1,0 +1,67 @@
+"""Lambda's environments at the level of rates: how many a load keeps, and how many pings a wanted number takes.
+
+load on Lambda ──> queries in flight ──> the environments that were used last are used again
+wanted by a plan, and not there ──> a ping each ──> there for `keep_alive_s`, as after a query
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from serfer.control.scenario import LambdaTarget
+
+_MS = 1000.0
+
+
+def environments(target: LambdaTarget, qps: float) -> int:
+    """Return how many environments a load on Lambda uses at once, at most the account's concurrency.
+
+    That is the mean number of queries in flight and two standard deviations (Poisson's), which it is seldom above.
+    """
+    in_flight = max(qps, 0.0) * target.latency_ms / _MS
+    return min(math.ceil(in_flight + 2 * math.sqrt(in_flight)), target.concurrency)
+
+
+class Environments:
+    """The environments that are there; time never goes back."""
+
+    def __init__(self, target: LambdaTarget) -> None:
+        self._target = target
+        self._used: deque[tuple[float, int]] = deque()  # (when last, how many), the longest ago first
+        self._count = 0
+
+    def pass_time(self, now: float, qps: float) -> None:
+        """Have the load that Lambda had until now use environments; those that it lacks are started by queries."""
+        wanted = environments(self._target, qps)
+        if wanted:
+            self._drop(now)
+            self._take(wanted)
+            self._add(now, wanted)
+
+    def keep(self, now: float, wanted: int) -> int:
+        """Ping as many as are missing to `wanted`, as far as the concurrency allows; return how many."""
+        self._drop(now)
+        missing = max(0, min(wanted, self._target.concurrency) - self._count)
+        self._add(now, missing)
+        return missing
+
+    def _drop(self, now: float) -> None:
+        """Forget those that Lambda has dropped."""
+        while self._used and self._used[0][0] + self._target.keep_alive_s <= now:
+            self._count -= self._used.popleft()[1]
+
+    def _take(self, count: int) -> None:
+        """Take out so many of those that were used last, or all."""
+        while count and self._used:
+            when, there = self._used.pop()
+            taken = min(there, count)
+            count -= taken
+            self._count -= taken
+            if there > taken:
+                self._used.append((when, there - taken))
+
+    def _add(self, now: float, count: int) -> None:
+        if count:
+            self._used.append((now, count))
+            self._count += count

@@ -32,12 +32,15 @@ class Environments:
         self._count = 0
 
     def pass_time(self, now: float, qps: float) -> None:
-        """Have the load that Lambda had until now use environments; those that it lacks are started by queries."""
-        wanted = environments(self._target, qps)
-        if wanted:
+        """Have the load that Lambda had until now use environments."""
+        self.use(now, environments(self._target, qps))
+
+    def use(self, now: float, count: int) -> None:
+        """Have so many queries at once use environments; those that are lacking are started by queries."""
+        if count:
             self._drop(now)
-            self._take(wanted)
-            self._add(now, wanted)
+            self._take(count)
+            self._add(now, count)
 
     def keep(self, now: float, wanted: int) -> int:
         """Ping as many as are missing to `wanted`, as far as the concurrency allows; return how many."""

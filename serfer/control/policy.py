@@ -91,8 +91,8 @@ class ProvisioningPlan:
 
     `instances` lists each type and market once, the one first that is the last to be given up under a ceiling of
     dollars. `warm` is how many environments of the serverless target there are to be at least: pings start those that
-    queries do not keep. `max_batch` limits the images of a batch by instance type, where the scenario's own limit is
-    not wanted.
+    queries do not keep, at the price of a query each, sent in a service by the driver that leads. `max_batch` limits
+    the images of a batch by instance type, where the scenario's own limit is not wanted.
     """
 
     instances: tuple[InstanceCount, ...]

@@ -74,10 +74,12 @@ class Router:
     def afford(self, seen: Observation, plan: ProvisioningPlan) -> ProvisioningPlan:
         """Return as much of what the policy wants as the ceiling allows: instances first, then pings, all or none.
 
-        Pings are paid for by who sends them. It is for a caller that runs the policy apart from its queries, because a
-        decision may take long.
+        Nothing is kept warm where Lambda is not used. Pings are paid for by who sends them. It is for a caller that
+        runs the policy apart from its queries, because a decision may take long.
         """
         limiter = self.budget_limiter
+        if plan.warm and not self._overflow:
+            plan = replace(plan, warm=0)
         if limiter.ceiling == math.inf:
             return plan
         on_usd = sum(group.count * self._usd_per_hour(group.kind, group.market) for group in seen.fleet)

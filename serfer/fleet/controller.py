@@ -2,6 +2,7 @@
 
     each second:  registry (loads of all drivers, lease, published fleet) ──> policy, in a thread
                     ├── leads: probes ──> reconciler ──> publish, start, stop     (serfer/fleet/leader.py)
+                    │          pings of functions that are to be warm             (serfer/fleet/warming.py)
                     └── follows: uses the published instances
 
 All drivers decide on the same load, so that the next leader continues where the previous one was. No error ends the
@@ -31,6 +32,7 @@ from serfer.fleet.pool import Pool
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.registry import DriverLoad, FleetState, PoolRegistry, PoolView
 from serfer.fleet.rolling_sum import RollingSum
+from serfer.fleet.warming import Warming
 
 PERIOD_S = 1.0
 _EXCHANGE_S = 1.0
@@ -62,10 +64,11 @@ class Status:
 class Controller:
     """One driver's part in running a pool; with `ends_instances` the last driver stops them when it is closed.
 
-    `admits` says of a published address whether an instance may be there.
+    `admits` says of a published address whether an instance may be there. `ping` warms the functions up for so many
+    queries at once, None where they are always warm.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a pool, most of them with a default
         self,
         pool: Pool,
         registry: PoolRegistry,
@@ -76,6 +79,7 @@ class Controller:
         ends_instances: bool = False,
         timing: Timing | None = None,
         decider: Decider | None = None,
+        ping: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self.status = Status()
         self.troubles: Counter[str] = Counter()
@@ -87,6 +91,8 @@ class Controller:
         self.decider = decider or Decider(pool.router)
         self._admits = admits
         self._ends_instances = ends_instances
+        self._ping = ping
+        self._warming = Warming(pool.router.scenario.serverless)
         self._timing = timing or Timing()
         self._last = self._timing.now()
         self._view = PoolView()
@@ -99,6 +105,7 @@ class Controller:
         self._loop: asyncio.Task[None] | None = None
         self._exchanging: asyncio.Task[PoolView] | None = None
         self.work: asyncio.Task[None] | None = None
+        self.pinging: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start the loop on the running event loop."""
@@ -130,6 +137,8 @@ class Controller:
         wanted = await self._wanted(seen, leads=leads)
         self._instances.add(now, on * self._pool.router.scenario.instance.usd_per_hour * elapsed_s / S_PER_HOUR)
         self._act(now, wanted, leads=leads, busy=frozenset((*load.busy, *self._view.busy)))
+        if leads:
+            self._keep_warm(now, load.in_flight + self._view.in_flight, wanted.warm)
         self._use()
         await self._revive()
         self._note(now, wanted, leads=leads, own_usd=load.hour_usd)
@@ -139,7 +148,7 @@ class Controller:
         leads = self._registry.leads
         if self._loop is not None:
             await _cancelled(self._loop)
-        in_flight = [task for task in (self._exchanging, self.work) if task is not None]
+        in_flight = [task for task in (self._exchanging, self.work, self.pinging) if task is not None]
         if in_flight:  # threads outlive their tasks: what they still write is taken back below
             await asyncio.wait(in_flight, timeout=_END_S)
         for task in in_flight:
@@ -233,6 +242,24 @@ class Controller:
             if published is not None:
                 self._fleet = published
                 self._use()
+
+    def _keep_warm(self, now: float, in_flight: int, wanted: int) -> None:
+        """Ping the functions where environments are missing that the plan wants, unless earlier pings are in flight."""
+        if self._ping is None or (self.pinging is not None and not self.pinging.done()):
+            return
+        pings = self._warming.due(now, in_flight, wanted)
+        if pings:
+            self._pool.pay_pings(pings)
+            log_event(logging.INFO, "pool pings", wanted=wanted, in_flight=in_flight, pings=pings)
+            self.pinging = asyncio.create_task(self._pinged(self._ping, pings))
+
+    async def _pinged(self, ping: Callable[[int], Awaitable[None]], count: int) -> None:
+        with self._survived("functions"):
+            try:
+                await ping(count)
+            except Exception:
+                self._warming.failed(self._timing.now())
+                raise
 
     def _use(self) -> None:
         """Send queries to the instances that serve."""

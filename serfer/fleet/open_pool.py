@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -198,9 +198,17 @@ class RunningPool:
 
 
 async def open_pool(
-    routing: Routing, plan: Plan, directory: Path, store: Store, url: str, settings: Settings
+    routing: Routing,
+    plan: Plan,
+    directory: Path,
+    store: Store,
+    url: str,
+    settings: Settings,
+    ping: Callable[[int], Awaitable[None]] | None = None,
 ) -> RunningPool:
     """Run a pool for a plan on the running event loop; its drivers coordinate in `store`, which is at `url`.
+
+    `ping` warms the plan's functions up for so many queries at once, None where they are always warm.
 
     Raises UsageError for `--instances` that are malformed, PlanError for a plan that instances cannot answer, and
     InputError for a recording that cannot be written.
@@ -241,6 +249,7 @@ async def open_pool(
         admits=partial(admits, routing.instances),
         ends_instances=routing.instances == _LOCAL,
         decider=Decider(router, recorder, shadows, keeper, lesson, fresh=learnt is None),
+        ping=ping,
     )
     controller.start()
     return RunningPool(pool, controller, http, registry, learning)

@@ -120,6 +120,11 @@ class Pool:
             self._latencies.add((self._clock() - begun) * _MS_PER_S)
         return served
 
+    def pay_pings(self, count: int) -> None:
+        """Account for pings of functions, each at the price of a query."""
+        self.router.budget_limiter.pay(self._clock(), count * self.router.scenario.serverless.usd_per_query)
+        self._pay(count)
+
     def counted(self, driver: Driver) -> Driver:
         """Return a driver whose queries count as in flight on Lambda, and whose latencies are observed."""
         return _Counted(driver, self._count, self._latencies, self._clock)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UnavailableError
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.wire import Warmed, WarmUp
@@ -65,6 +65,13 @@ async def warm(plan: Plan, warmer: Warmer, queries: int, hold_s: float = HOLD_S)
         answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(count)))
         warmths.append(_warmth(warmer.called(name), answers))
     return warmths
+
+
+async def keep_warm(plan: Plan, warmer: Warmer, queries: int) -> None:
+    """Do the same for a controller; raises UnavailableError that names the first function whose requests failed."""
+    for one in await warm(plan, warmer, queries):
+        if one.problem:
+            raise UnavailableError(f"{one.function} was not warmed: {one.problem}")
 
 
 def ping_event(queries: int) -> dict[str, Any]:

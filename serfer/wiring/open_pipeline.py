@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from serfer.pipeline.keeper import Keeper
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache
+from serfer.pipeline.warm import keep_warm
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_plan
 from serfer.results import Results
 from serfer.settings import Settings, load_settings
@@ -221,11 +223,13 @@ class _Assembly:
         if workers.service is not None:
             # Stopped first: what is in flight ends, and with it what could still write.
             self.parts.push_async_callback(workers.service.stop)
+        functions = workers.invoker if isinstance(workers.invoker, LambdaInvoker) else None
+        warmer = plans.warmer if isinstance(plans, TwoPlans) else functions
         pool = None
         if opening.routing is not None:
-            pool = await open_pool(opening.routing, plan, opening.directory, store, url, settings)
+            ping = partial(keep_warm, plan, warmer) if warmer else None
+            pool = await open_pool(opening.routing, plan, opening.directory, store, url, settings, ping)
             plans = plans.counted(pool.pool.counted)
-        functions = workers.invoker if isinstance(workers.invoker, LambdaInvoker) else None
         return Pipeline(
             plan=plan,
             driver=None,
@@ -234,7 +238,7 @@ class _Assembly:
             facts=opening.facts,
             limits=settings.image_limits(),
             probe=Probe(plan, store, functions, opening.cold),
-            warmer=plans.warmer if isinstance(plans, TwoPlans) else functions,
+            warmer=warmer,
             cache=ResultCache(store, plan, choices.cache_s) if choices.cache_s else None,
             target=pool,
             plans=plans,

@@ -81,7 +81,7 @@ def test_metrics_cover_the_pool():
     counts = {reason: number for number, reason in enumerate(Reason)}
     pool = SimpleNamespace(router=SimpleNamespace(counts=counts), faults=dict.fromkeys(FaultKind, 2), serving=1)
     status = Status(leads=True, wanted=3, on=2, serving=1, serverless_usd=0.5, instances_usd=0.25)
-    troubles = {"store": 1, "provisioner": 0, "controller": 0}
+    troubles = {"store": 1, "provisioner": 0, "controller": 0, "functions": 2}
     controller = SimpleNamespace(status=status, changes={"started": 4, "stopped": 2}, troubles=troubles)
     controller.decider = SimpleNamespace(troubles={"state": 3})
     samples = {
@@ -99,6 +99,7 @@ def test_metrics_cover_the_pool():
     assert samples["serfer_instance_faults_total", "hung"] == 2
     assert samples["serfer_pool_changes_total", "started"] == 4
     assert samples["serfer_pool_troubles_total", "store"] == 1
+    assert samples["serfer_pool_troubles_total", "functions"] == 2
     assert samples["serfer_pool_troubles_total", "state"] == 3
 
 

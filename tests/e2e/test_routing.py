@@ -233,6 +233,44 @@ def test_the_whole_system_routes_and_leaves_nothing_behind(start, plan, scenario
     assert not any(map(alive, pids))
 
 
+WARM = """
+from serfer.control.policy import ProvisioningPlan
+
+
+class Warm:
+    def __init__(self, scenario):
+        pass
+
+    def observe(self, seen):
+        return ProvisioningPlan((), "a warm one", warm=1)
+
+    def resume(self, fleet):
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_functions_that_a_policy_wants_warm_are_pinged_before_the_first_query(serve, tmp_path):
+    (tmp_path / "warm.py").write_text(WARM)
+    options = ("--workers", "local", "--route", f"{tmp_path}/warm.py:Warm", "--log-level", "info")
+    command, url = serve(*options, SERFER_LOCAL_CONCURRENCY="16")
+    usd = 'serfer_pool_hour_usd{target="serverless"}'
+    assert eventually(lambda: metric(url, usd), "the pings are paid for", every=0.1) == pytest.approx(0.01)
+
+    def classified():
+        reply = httpx.post(f"{url}/v1/classify", content=png(), headers={"Content-Type": "image/png"}, timeout=PATIENCE)
+        return reply.json()
+
+    # pings are sent stage by stage: those of the last one have been answered once the first query is warm
+    eventually(lambda: not any(stage["cold"] for stage in classified()["stages"]), "a query is warm", every=0.1)
+    assert metric(url, 'serfer_pool_troubles_total{of="functions"}') == 0
+    command.interrupt(signal.SIGTERM)
+    result = command.end()
+    assert result.code == 0
+    (pings,) = [line for line in map(json.loads, result.err.splitlines()) if line["event"] == "pool pings"]
+    assert (pings["wanted"], pings["in_flight"], pings["pings"]) == (1, 0, 1)
+
+
 def test_an_invalid_scenario_is_named_with_file_and_key(serfer_here, tmp_path):
     path = tmp_path / "wrong.toml"
     path.write_text(SCENARIO.replace("slo_ms = 2000", ""))

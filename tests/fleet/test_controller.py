@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ class Steps:
     name = "steps"
 
     def __init__(self):
-        self.wanted = 0
+        self.wanted = self.warm = 0
         self.rates = []
         self.latencies = []
         self.resumed = []
@@ -39,7 +40,8 @@ class Steps:
     def observe(self, seen):
         self.rates.append((seen.elapsed_s, seen.rate))
         self.latencies.append(seen.latency)
-        return on_demand(scenario().instance, self.wanted, f"{self.wanted} because the test says so")
+        plan = on_demand(scenario().instance, self.wanted, f"{self.wanted} because the test says so")
+        return replace(plan, warm=self.warm)
 
     def resume(self, fleet):
         self.resumed.append(paid_for(fleet))
@@ -72,14 +74,14 @@ class Drivers:
         self.running = {}
         self.policies = {}
 
-    def add(self, name, policy=None, **more):
+    def add(self, name, policy=None, ping=None, **more):
         known = scenario()
         policy = self.policies[name] = policy or Steps()
         pool = Pool(Router(known, policy, **more), self.net.connect, self.clock)
         registry = PoolRegistry(self.coordination, "p", name, self.clock)
         timing = Timing(self.clock, asyncio.sleep)
         self.running[name] = Controller(
-            pool, registry, self.provisioner, self.net.connect, ends_instances=True, timing=timing
+            pool, registry, self.provisioner, self.net.connect, ends_instances=True, timing=timing, ping=ping
         )
         self.running[name].pool = pool
         return self.running[name]
@@ -89,8 +91,9 @@ class Drivers:
             self.clock.now += 1
             for controller in list(self.running.values()):
                 await controller.tick()
-                if controller.work is not None:
-                    await controller.work
+                for task in (controller.work, controller.pinging):
+                    if task is not None:
+                        await task
             if each is not None:
                 await each()
             assert sum(self.leading().values()) <= 1
@@ -541,3 +544,107 @@ def test_what_a_controller_recorded_is_replayed_to_the_same_decisions(tmp_path):
     report = replay(header, events, scenario(), make_policy("break-even", scenario()))
     assert (report.decisions, report.same) == (120, 120)
     assert report.recorded.most_instances == 2
+
+
+class Pings:
+    """Notes what functions are warmed up for; a test has them fail."""
+
+    def __init__(self):
+        self.sent = []
+        self.broken = None
+
+    async def __call__(self, queries):
+        self.sent.append(queries)
+        if self.broken:
+            raise self.broken
+
+
+def warmed(made, name, count, **more):
+    """Add a driver whose policy wants so many environments, and return it with its pings."""
+    pings = Pings()
+    controller = made.add(name, ping=pings, **more)
+    made.policies[name].warm = count
+    return controller, pings
+
+
+def test_the_leader_pings_what_a_plan_wants_once_and_again_when_lambda_has_dropped_it():
+    async def scene():
+        made = Drivers()
+        (one, first), (two, second) = (warmed(made, name, 7) for name in "ab")
+        await made.step(500)
+        leader, sent = (one, first.sent) if made.leader == "a" else (two, second.sent)
+        assert sorted([first.sent, second.sent]) == [[], [7]]
+        assert leader.status.serverless_usd == pytest.approx(7e-4)
+        await made.step(200)  # environments are kept for 600 s
+        assert sent == [7, 7]
+        made.policies[made.leader].warm = 9
+        await made.step(5)
+        assert sent == [7, 7, 9]  # idle ones answer pings, too
+
+    run(scene)
+
+
+def test_queries_in_flight_count_as_warm():
+    async def scene():
+        made = Drivers()
+        one, pings = warmed(made, "a", 5)
+        for _ in range(3):
+            one.pool._count(1)
+        await made.step(3)
+        assert pings.sent == [2]
+        assert one.pool.take_stats().paid_usd == pytest.approx(2e-4)
+
+    run(scene)
+
+
+def test_a_surge_is_pinged_for_every_ten_seconds_up_to_the_concurrency():
+    async def scene():
+        made = Drivers()
+        _, pings = warmed(made, "a", 1)
+
+        async def more():
+            made.policies["a"].warm += 3
+
+        await made.step(51, more)
+        assert pings.sent == [1, 31, 61, 91, 100]  # of the account
+
+    run(scene)
+
+
+def test_pings_that_fail_are_counted_and_sent_again_in_a_minute(caplog):
+    async def scene():
+        made = Drivers()
+        one, pings = warmed(made, "a", 3)
+        pings.broken = UnavailableError("worker-1 was not warmed: throttled")
+        await made.step(100)
+        assert pings.sent == [3, 3]
+        assert one.troubles["functions"] == 2
+        pings.broken = None
+        await made.step(100)
+        assert pings.sent == [3, 3, 3]
+
+    run(scene)
+    messages = [record.serfer["message"] for record in caplog.records if record.message == "pool trouble"]
+    assert messages == ["UnavailableError: worker-1 was not warmed: throttled"]
+
+
+@pytest.mark.parametrize("more", [{"overflow": False}, {"max_usd_per_hour": 1e-4}])
+def test_nothing_is_pinged_where_functions_may_not_be_used(more):
+    async def scene():
+        made = Drivers()
+        _, pings = warmed(made, "a", 3, **more)
+        await made.step(5)
+        assert pings.sent == []
+
+    run(scene)
+
+
+def test_functions_that_are_always_warm_take_no_pings():
+    async def scene():
+        made = Drivers()
+        made.add("a")
+        made.policies["a"].warm = 3
+        await made.step(5)
+        assert made.running["a"].pinging is None
+
+    run(scene)

@@ -2,9 +2,10 @@ import asyncio
 
 import pytest
 
+from serfer.core.errors import UnavailableError
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Warmed
-from serfer.pipeline.warm import Warmth, warm
+from serfer.pipeline.warm import Warmth, keep_warm, warm
 from tests.drivers.plans import wide_plan
 
 
@@ -66,6 +67,14 @@ def test_failures_are_reported(plan):
     warmths = asyncio.run(warm(plan, Functions(limit=5), queries=2))
     assert warmths[0] == Warmth(plan.function(0, 0), 8, 5, 5, 105.0, "throttled: Rate Exceeded.")
     assert warmths[1].problem is None
+
+
+def test_a_controllers_pings_name_the_function_that_failed(plan):
+    functions = Functions()
+    asyncio.run(keep_warm(plan, functions, queries=2))
+    assert len(functions.sent) == 8 + 4 + 2
+    with pytest.raises(UnavailableError, match=f"{plan.function(0, 0)} was not warmed: throttled: Rate Exceeded"):
+        asyncio.run(keep_warm(plan, Functions(limit=5), queries=2))
 
 
 def test_requests_name_stage_and_part(plan):

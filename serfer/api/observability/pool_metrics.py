@@ -14,7 +14,7 @@ from serfer.fleet.beside.shadows import Course
 from serfer.fleet.open_pool import RunningPool
 
 _CHANGES = ("started", "stopped")
-_TROUBLES = ("store", "provisioner", "controller", "state")
+_TROUBLES = ("store", "provisioner", "controller", "functions", "state")
 
 
 class PoolMetrics(Collector):

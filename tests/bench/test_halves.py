@@ -90,7 +90,7 @@ def test_values_are_learnt_from_the_first_half_before_the_second_is_judged(tmp_p
     options = Options(("break-even",), RunOptions(600.0, trainer=trainer), only=(load,), scales=("M",))
     (case,) = halves(tmp_path, tmp_path, options, spot=False)
     case.run()
-    first, *later = trainer.records
+    _, first, *later = trainer.records
     assert (len(first.rates), first.end_s) == (2 * DAY, -0.5 * 86_400)  # the second half begins at 0
     assert [len(one.rates) for one in later] == [3 * DAY, 4 * DAY, 5 * DAY]
     whole = LoadSpec(load).read(0)

@@ -35,7 +35,7 @@ BACKGROUND: Final = "background"
 RECIPE: Final = 2
 """Another number for another result from the same load: models are kept by it."""
 _ROUNDS: Final = 2
-_ROWS: Final = 200_000
+_ROWS: Final = 400_000
 _UNSETTLED: Final = DAY // 4  # slots before the end, whose savings are not over
 _BLOCK: Final = DAY // 4
 _HELD: Final = 5  # slots for which a decision holds, in what later decisions cost

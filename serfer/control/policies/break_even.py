@@ -29,6 +29,7 @@ from serfer.control.scenario import Scenario
 from serfer.control.values.trainer import Trainer
 
 _FADING_S: Final = 2 * 86_400.0  # in which what a rule cost loses all but 1/e of its weight
+_FIRST: Final = SIZES.index((1.0, 4.0))  # followed at first: what surprised once comes again, more often than not
 _LAYOUT: Final = 2  # of snapshots: another number for other fields
 
 
@@ -112,14 +113,17 @@ class BreakEven:
             for guess in self._guesses.values():
                 guess.grow(levels)
             self._guessed_cost = np.vstack([self._guessed_cost, np.zeros((more, len(self._guesses)))])
-            self._followed = np.append(self._followed, np.full(more, PLAIN))
+            self._followed = np.append(self._followed, np.full(more, _FIRST))
 
     def _predicted(self) -> Bools:
-        """Return which levels their rules have on, and all below the highest of them: its load would fill those."""
+        """Return the lowest levels, as many as there are whose rules have them on.
+
+        Instances fill levels from below. Where the rule of a level is off below one whose rule is on, one of both is
+        wrong, and the number is between them.
+        """
         levels = np.arange(len(self._followed))
         on = np.column_stack([self._rules.on, *(guess.on for guess in self._guesses.values())])
-        wanted = np.flatnonzero(on[levels, self._followed])
-        predicted: Bools = levels <= (wanted[-1] if wanted.size else -1)
+        predicted: Bools = levels < np.count_nonzero(on[levels, self._followed])
         return predicted
 
     def _follow(self) -> None:

@@ -94,6 +94,14 @@ def test_an_instance_that_boots_is_not_stopped_and_costs_lambda_too():
     assert [second for _, second in paid] == [0.0] * 5
 
 
+def test_instances_fill_levels_from_below_whichever_levels_are_decided_to_be_on():
+    walk = ready(Told(start_above=10.0, keep_above=-10.0))
+    state = walk.guess.snapshot() | {"state": [0, 1]}
+    walk.guess.restore(SavedFields.of(state, "values"), 2)
+    assert walk.guess.on.tolist() == [True, False]
+    assert walk.guess.units(10.0, np.array([3.0, 2.0])).tolist() == [10.0, 20.0]
+
+
 def test_without_a_trainer_nothing_is_kept():
     walk = Walk(None)
     walk.over((50, QPS))

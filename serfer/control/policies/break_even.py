@@ -116,14 +116,11 @@ class BreakEven:
             self._followed = np.append(self._followed, np.full(more, _FIRST))
 
     def _predicted(self) -> Bools:
-        """Return the lowest levels, as many as there are whose rules have them on.
-
-        Instances fill levels from below. Where the rule of a level is off below one whose rule is on, one of both is
-        wrong, and the number is between them.
-        """
+        """Return which levels their rules have on, and all below the highest of them: its load would fill those."""
         levels = np.arange(len(self._followed))
         on = np.column_stack([self._rules.on, *(guess.on for guess in self._guesses.values())])
-        predicted: Bools = levels < np.count_nonzero(on[levels, self._followed])
+        wanted = np.flatnonzero(on[levels, self._followed])
+        predicted: Bools = levels <= (wanted[-1] if wanted.size else -1)
         return predicted
 
     def _follow(self) -> None:

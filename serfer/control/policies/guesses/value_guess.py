@@ -55,9 +55,12 @@ class ValueGuess:
 
     @property
     def on(self) -> Bools:
-        """The levels that should be on: (levels,)."""
-        on: Bools = self._state != _OFF
-        return on
+        """The lowest levels, as many as are decided to be on: (levels,).
+
+        Instances fill levels from below. Where a level is decided to be off below one that is on, one of both is wrong:
+        the number lies between them.
+        """
+        return self._lowest(self._state != _OFF)
 
     def learn_by(self, trainer: Trainer) -> None:
         """Have models learnt from now on."""
@@ -74,7 +77,7 @@ class ValueGuess:
         """Return what each level cost in the last seconds, NaN before there is a model."""
         if self._model is None:
             return np.full(len(self._state), np.nan)
-        serves, on = self._state == _SERVES, self._state != _OFF
+        serves, on = self._lowest(self._state == _SERVES), self.on
         return np.where(serves, elapsed_s, elapsed_s * (on + lambda_units))
 
     def observe(self, seen: Observation) -> bool:
@@ -115,6 +118,10 @@ class ValueGuess:
         self._began_s = saved.number("began_s")
         self._interrupted = saved.flag("training")
         self._state = saved.wholes("state", levels, _OFF, self._facts.boot_slots + _SERVES)
+
+    def _lowest(self, decided: Bools) -> Bools:
+        lowest: Bools = np.arange(len(decided)) < np.count_nonzero(decided)
+        return lowest
 
     def _decide(self, shares: Floats, now_s: float, ended: int) -> bool:
         """Keep, stop and start levels for the next slot."""

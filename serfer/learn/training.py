@@ -36,6 +36,7 @@ RECIPE: Final = 2
 """Another number for another result from the same load: models are kept by it."""
 _ROUNDS: Final = 2
 _ROWS: Final = 400_000
+_AT_ONCE: Final = 4 * DAY  # slots whose features are calculated at once: in float64 all would take twice the memory
 _UNSETTLED: Final = DAY // 4  # slots before the end, whose savings are not over
 _BLOCK: Final = DAY // 4
 _HELD: Final = 5  # slots for which a decision holds, in what later decisions cost
@@ -84,13 +85,18 @@ def train(record: LoadRecord) -> bytes:
     shares = facts.shares(record.rates)
     slots = np.arange(len(shares))
     now_s: Floats = np.asarray(record.end_s - (len(shares) - 1 - slots) * SLOT_S, np.float64)
-    load = load_features(facts, shares, slots, now_s).astype(np.float32)
+    load = np.concatenate(
+        [
+            load_features(facts, shares, part, now_s[part]).astype(np.float32)
+            for part in np.array_split(slots, len(slots) // _AT_ONCE + 1)
+        ]
+    )
     count = min(max(math.ceil(float(shares.max(initial=0.0))), 1), _MOST_LEVELS)
     levels = [_plain_level(record, shares, number, slots) for number in range(count)]
     draw = np.random.default_rng(_SEED)
     for number in range(_ROUNDS):
         chosen, keeping, starting = _sample(levels, facts.boot_slots, draw)
-        rows = np.vstack([_rows(load, level, each) for level, each in zip(levels, chosen, strict=True)])
+        rows = _all_rows(load, levels, chosen)
         block = np.concatenate(chosen) // _BLOCK % 2
         if number == _ROUNDS - 1:
             return model_bytes(
@@ -101,6 +107,7 @@ def train(record: LoadRecord) -> bytes:
             models = [_fitted(rows[seen], each[seen]) for each in (keeping, starting)]
             for level in levels:
                 _redecide(load, level, models, slots[(slots // _BLOCK % 2 == half) & (slots % _HELD == 0)])
+        del rows  # before there are the next round's
     raise AssertionError
 
 
@@ -129,6 +136,14 @@ def _sample(
 
 def _rows(load: _Float32s, level: _Level, slots: NDArray[np.int64]) -> _Float32s:
     return level_features(load[slots], level.bursts[slots], np.array([level.number], np.float32))
+
+
+def _all_rows(load: _Float32s, levels: Sequence[_Level], chosen: Sequence[NDArray[np.int64]]) -> _Float32s:
+    rows, begin = np.empty((sum(map(len, chosen)), len(NAMES)), np.float32), 0  # stacked, they would be there twice
+    for level, slots in zip(levels, chosen, strict=True):
+        rows[begin : begin + len(slots)] = _rows(load, level, slots)
+        begin += len(slots)
+    return rows
 
 
 def _redecide(load: _Float32s, level: _Level, models: Sequence[Any], slots: NDArray[np.int64]) -> None:

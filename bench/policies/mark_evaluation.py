@@ -6,7 +6,7 @@
 
 The paper's text gives factors, settings and pairs; the cells of its tables are not in it. Speeds that it does not give
 are constructed, and so marked: `MODELS` says which. Of its four models the two are run that it says most about.
-Of the policies here none learns values, so there is no trainer.
+None of these policies learns values, so there is no trainer.
 """
 
 from __future__ import annotations

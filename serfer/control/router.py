@@ -74,7 +74,7 @@ class Router:
     def afford(self, seen: Observation, plan: ProvisioningPlan) -> ProvisioningPlan:
         """Return as much of what the policy wants as the ceiling allows: instances first, then pings, all or none.
 
-        Nothing is kept warm where Lambda is not used. Pings are paid for by who sends them. It is for a caller that
+        Nothing is kept warm where Lambda is not used. The sender pays for pings. It is for a caller that
         runs the policy apart from its queries, because a decision may take long.
         """
         limiter = self.budget_limiter

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final
+from typing import IO, Final
 
 from serfer.control.values.load_record import LoadRecord
 from serfer.control.values.value_model import MAX_MODEL_BYTES
@@ -91,16 +91,19 @@ class BackgroundTraining:
         self._report = report
         self._process: subprocess.Popen[bytes] | None = None
         self._files = ExitStack()
-        given, self._output, self._errors = (self._files.enter_context(TemporaryFile()) for _ in range(3))  # noqa: SIM115
-        given.write(record.encode())
-        given.seek(0)
         try:
+            given, self._output, self._errors = (self._file() for _ in range(3))
+            given.write(record.encode())
+            given.seek(0)
             self._process = subprocess.Popen(  # noqa: S603 - our own
                 (*_COMMAND, BACKGROUND), stdin=given, stdout=self._output, stderr=self._errors
             )
-        except OSError as error:
+        except OSError as error:  # also a disk that is full: decisions go on with the earlier model
             self._files.close()
             report(f"values cannot be learnt: {error}")
+
+    def _file(self) -> IO[bytes]:
+        return self._files.enter_context(TemporaryFile())
 
     def model(self) -> bytes | None:
         """Return the model's file, once; None while the process runs and where it failed."""

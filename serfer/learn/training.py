@@ -94,21 +94,23 @@ def train(record: LoadRecord) -> bytes:
     count = min(max(math.ceil(float(shares.max(initial=0.0))), 1), _MOST_LEVELS)
     levels = [_plain_level(record, shares, number, slots) for number in range(count)]
     draw = np.random.default_rng(_SEED)
-    for number in range(_ROUNDS):
-        chosen, keeping, starting = _sample(levels, facts.boot_slots, draw)
-        rows = _all_rows(load, levels, chosen)
-        block = np.concatenate(chosen) // _BLOCK % 2
-        if number == _ROUNDS - 1:
-            return model_bytes(
-                facts, len(shares), *(_fitted(rows, each).model_to_string() for each in (keeping, starting))
-            )
-        for half in (0, 1):
-            seen = block != half
-            models = [_fitted(rows[seen], each[seen]) for each in (keeping, starting)]
-            for level in levels:
-                _redecide(load, level, models, slots[(slots // _BLOCK % 2 == half) & (slots % _HELD == 0)])
-        del rows  # before there are the next round's
-    raise AssertionError
+    for _ in range(_ROUNDS - 1):
+        _improve(load, levels, facts.boot_slots, draw)
+    chosen, *savings_of = _sample(levels, facts.boot_slots, draw)
+    rows = _all_rows(load, levels, chosen)
+    return model_bytes(facts, len(shares), *(_fitted(rows, each).model_to_string() for each in savings_of))
+
+
+def _improve(load: _Float32s, levels: Sequence[_Level], boot_slots: int, draw: np.random.Generator) -> None:
+    """Replace all levels' decisions by those of models, each of which decides for the blocks that it has not seen."""
+    chosen, *savings_of = _sample(levels, boot_slots, draw)
+    rows, slots = _all_rows(load, levels, chosen), np.arange(len(load))
+    block = np.concatenate(chosen) // _BLOCK % 2
+    for half in (0, 1):
+        seen = block != half
+        models = [_fitted(rows[seen], each[seen]) for each in savings_of]
+        for level in levels:
+            _redecide(load, level, models, slots[(slots // _BLOCK % 2 == half) & (slots % _HELD == 0)])
 
 
 def _plain_level(record: LoadRecord, shares: Floats, number: int, slots: NDArray[np.int64]) -> _Level:

@@ -75,6 +75,18 @@ def test_a_training_that_fails_in_the_background_is_told(monkeypatch):
     assert "No such file" in told[1]
 
 
+def test_a_full_disk_is_told_and_leaves_no_model(monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainers, "TemporaryFile", full)
+    told = []
+    training = BackgroundTrainer(told.append).begin(record())
+    assert training.model() is None
+    training.close()
+    assert told == ["values cannot be learnt: [Errno 28] No space left on device"]
+
+
 def test_a_training_ends_with_its_trainer_and_when_the_next_one_begins(monkeypatch):
     monkeypatch.setattr(trainers, "_COMMAND", ("sh", "-c", "sleep 60"))
     trainer = BackgroundTrainer(pytest.fail)

@@ -141,7 +141,7 @@ def load_features(facts: LevelFacts, shares: Floats, slots: Slots, now_s: Floats
     for ago in _AGO:
         for width in (min(boot, ago), _LONG_AGO_WINDOW):  # what followed the moment so long ago
             columns += [windows.mean(width, ago - width), windows.highest(width, ago - width)]
-    spans = ((0, boot), (boot, boot + 6), (boot, boot + 24), (0, 90))
+    spans = ((0, boot), (boot, boot + _MINUTE), (boot, boot + 4 * _MINUTE), (0, 15 * _MINUTE))  # as _AFTER says
     columns += [windows.repeated(period, counts, spans) for period, counts in _REPEATS]
     columns += [now_s % 3600.0 / 60.0, now_s % 1800.0 / 60.0, now_s % 86_400.0 / 3600.0]
     return np.column_stack(columns)

@@ -16,7 +16,7 @@ class Training(Protocol):
 
 
 class Trainer(Protocol):
-    """Begins trainings; whoever deep-copies a policy gets the same one."""
+    """Begins trainings; deep copies of a policy share it."""
 
     def begin(self, record: LoadRecord) -> Training:
         """Begin to learn from a load, in the background."""

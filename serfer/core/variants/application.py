@@ -39,6 +39,7 @@ class NetworkVersion:
     """A network as it was registered, and its variants; `source` is the digest of the ONNX graph and its weights.
 
     Times are ISO 8601, UTC. `retired` versions answer no queries, and their artefacts go when no other refers to them.
+    `registration` is the id of the registration that made it, by which one that is finished twice adds one version.
     """
 
     network: str
@@ -50,6 +51,7 @@ class NetworkVersion:
     variants: tuple[Variant, ...]
     remarks: tuple[str, ...] = ()
     retired: bool = False
+    registration: str = ""
 
 
 @dataclass(frozen=True, slots=True)

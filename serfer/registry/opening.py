@@ -1,0 +1,53 @@
+"""A registry by its URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from serfer.core.errors import UsageError
+from serfer.registry.directory import DirectoryStore
+from serfer.registry.registry import Registry
+from serfer.registry.store import RegistryStore
+
+_FORM: Final = "give a directory, or s3://BUCKET/PREFIX"
+
+
+def open_registry(url: str) -> Registry:
+    """Open the registry in a directory (a path, or a file URL), which is made where there is none.
+
+    Raises UsageError for a URL that is malformed, or a place that holds something else.
+    """
+    return Registry(_open_store(url))
+
+
+def check_apart(url: str, store: str) -> None:
+    """Raise UsageError for a registry inside the store of activations, where everything expires."""
+    inside, outside = _parts(url), _parts(store)
+    if inside[: len(outside)] == outside:
+        raise UsageError(f"the registry {url:.100} is inside the store of activations, where all expires: give another")
+
+
+def _open_store(url: str) -> RegistryStore:
+    if not url or "\0" in url:
+        raise UsageError(f"{url!r:.100} is not a registry: {_FORM}")
+    if "://" not in url:
+        return DirectoryStore(Path(url).expanduser().absolute())
+    parts = urlsplit(url)
+    if (
+        parts.scheme == "file"
+        and not parts.netloc
+        and parts.path.startswith("/")
+        and not (parts.query or parts.fragment)
+    ):
+        return DirectoryStore(Path(unquote(parts.path)))
+    raise UsageError(f"{url!r:.100} is not a registry: {_FORM}")
+
+
+def _parts(url: str) -> list[str]:
+    """Return scheme, bucket and path of a directory or a URL, part by part."""
+    if "://" not in url:
+        url = f"file://{Path(url).expanduser().absolute()}"
+    split = urlsplit(url)
+    return [split.scheme, split.netloc, *(part for part in split.path.split("/") if part)]

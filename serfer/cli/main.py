@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": ("serfer.cli.explain:explain", "Show a plan, what it costs, and what it competed with."),
     "verify": ("serfer.cli.verify:verify", "Compare a plan's answers with the unsplit network's."),
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
+    "register": ("serfer.cli.register:register", "Make, measure and register variants of a network."),
     "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for images that no function holds."),
     "map": ("serfer.cli.maps.map:map_images", "Run a network over an image that no memory holds, by windows."),
     "up": ("serfer.cli.up:up", "Run the whole system here: store, functions, drivers, HTTP."),
@@ -36,6 +37,7 @@ COMMANDS = {
 }
 PANELS = {
     "Try": ("classify", "run", "result", "split", "explain", "verify", "cost"),
+    "Applications": ("register",),
     "Map": ("map-plan", "map"),
     "Run": ("up", "serve", "instance", "keys", "doctor"),
     "Deploy": ("package", "warm", "sweep"),

@@ -18,7 +18,8 @@ SLACK: Final = 0.02
 """The share by which figures of two variants may differ and still count as the same."""
 GAIN: Final = 0.05
 """The share of its time that another precision, or a larger batch an image, has to save to be worth having."""
-_BATCHES: Final = (1, 4, 8, 16, 32, 64, 128)
+BATCHES: Final = (1, 4, 8, 16, 32, 64, 128)
+"""The largest batches that are measured on instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,12 @@ def plan_requests(alternatives: Sequence[Alternative], most: int, latency_ms: fl
 
 
 def worthwhile_batches(ms_of: Mapping[int, float]) -> list[int]:
-    """Return the largest batches worth a variant, of 1, 4, 8, 16, ... images, by the milliseconds of each batch.
+    """Return the largest batches worth a variant, by the milliseconds of each batch that was measured.
 
-    One image is; a larger batch is where an image takes at least GAIN less time than in the one before.
+    The smallest is; a larger batch is where an image takes at least GAIN less time than in the one before.
     """
     kept: list[int] = []
-    for size in sorted(size for size in ms_of if size in _BATCHES):
+    for size in sorted(size for size in ms_of):
         if not kept or ms_of[size] / size <= (1 - GAIN) * ms_of[kept[-1]] / kept[-1]:
             kept.append(size)
     return kept

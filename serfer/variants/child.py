@@ -24,6 +24,7 @@ from serfer.core.variants import Accuracy
 from serfer.instance.network import Hardware, Network, load_whole, open_network
 from serfer.pipeline.accuracy import BATCH, correct_answers
 from serfer.pipeline.reference import normalised
+from serfer.variants.candidates import BATCHES
 from serfer.variants.figures import P95
 
 LABELS_FILE: Final = "labels.npy"
@@ -31,6 +32,7 @@ PIXELS_FILE: Final = "pixels.npy"
 _MAX_JOB_BYTES: Final = 65_536
 _BATCHES: Final = 40  # of each size, at most
 _LEAST: Final = 3
+_DECIMALS: Final = 4  # of milliseconds
 _BUDGET_S: Final = 20.0  # for all timed batches
 _LONGEST_S: Final = 10.0  # of a batch: larger ones are not measured
 
@@ -86,7 +88,7 @@ def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) ->
     began = clock()
     network = open_network(plan, directory, hardware, job.most)
     network.run(_noise(plan, 1))
-    load_ms = (clock() - began) * MS_PER_S
+    load_ms = round((clock() - began) * MS_PER_S, _DECIMALS)
     peaks = _warmed_up(plan, network, clock)
     times = timed({size: _noise(plan, size) for size in peaks}, network.run, clock)
     batches = {
@@ -117,7 +119,7 @@ def timed(
 def _warmed_up(plan: Plan, network: Network, clock: Callable[[], float]) -> dict[int, float]:
     """Run a batch of each size and return the process's peak memory after each, in MB; without those that take long."""
     peaks: dict[int, float] = {}
-    for size in network.sizes:
+    for size in (size for size in BATCHES if size <= network.max_batch):
         began = clock()
         network.run(_noise(plan, size))
         peaks[size] = _peak_mb()
@@ -147,12 +149,13 @@ def _noise(plan: Plan, size: int) -> NDArray[np.float32]:
 
 
 def _ms(seconds: Sequence[float], share: float) -> float:
-    return float(np.quantile(seconds, share)) * MS_PER_S
+    return round(float(np.quantile(seconds, share)) * MS_PER_S, _DECIMALS)
 
 
 def _peak_mb() -> float:
     """Return this process's peak of resident memory."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / MIB
+    kib = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    return round(kib * 1024 / MIB, 1)
 
 
 def main() -> None:

@@ -1,158 +1,263 @@
-"""Makes plans of one network: read once and written as ONNX, then split again for each variant."""
+"""All steps of a registration, from a network that was read to the variants that are recorded."""
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.errors import InputError, ModelError, PlanError
+from serfer.core.variants import Accuracy, Figure, Place, Variant
+from serfer.plan_directory import load_plan
+from serfer.registry.registry import Registry
+from serfer.settings import Settings
+from serfer.variants.candidates import Candidate, PlanRequest, choose, loss, plan_requests
+from serfer.variants.child import InstanceFigures, InstanceJob
+from serfer.variants.figures import PlanFigures, predicted
+from serfer.variants.images import ValidationFiles
+from serfer.variants.instances import InstanceType, Measured, instance_type, instance_variants, why_not
+from serfer.variants.measuring import measure_instance, measure_plan
+from serfer.variants.plans import BaseNetwork, Progress, make_plan, short_name
+from serfer.variants.quantising import with_quantised
+from serfer.variants.steps import Steps
 
-from serfer.core.costs.aws import AwsFacts, LambdaFacts
-from serfer.core.errors import PlanError, PlanWarning
-from serfer.core.plan import Plan, Preprocess
-from serfer.core.plan.layout import PLAN_FILE
-from serfer.pipeline.accuracy import check_labelled
-from serfer.pipeline.query import preprocess_of
-from serfer.pipeline.reference import normalised
-from serfer.plan_directory import check_artefacts, load_plan
-from serfer.variants.candidates import PlanRequest
-from serfer.variants.images import ImageFiles
-
-Progress = Callable[[str], None]
-_HALF_VCPU: Final = 0.5
-_WITHIN: Final = 1 + 1e-9  # of dollars that were written as text
-
-
-@dataclass(frozen=True)
-class NetworkOptions:
-    """What says how a network's file is read, as `serfer split` has it; a plan directory and the zoo need none."""
-
-    example: Any = None
-    preprocess: Preprocess | None = None
-    labels: Sequence[str] = ()
-    activation: str | None = None
+_LARGEST_BATCH: Final = {"cpu": 16, "cuda": 64}
+_MOST_WORDS: Final = 300
+_FIRST: Final = 1  # a placeholder: the registry sets versions
 
 
-@dataclass(frozen=True)
-class BaseNetwork:
-    """A network as it was read: a plan of it in fp32, its whole graph as ONNX, and the digest of graph and weights."""
+@dataclass(frozen=True, slots=True)
+class MakingOptions:
+    """What decides which variants there are; `settings` has prices and places."""
 
-    plan: Plan
-    onnx: Path
-    digest: str
+    most: int
+    max_loss: float
+    latency_ms: float | None
+    device: str
+    instance: str | None
+    usd_per_hour: float | None
+    settings: Settings
 
+    @property
+    def facts(self) -> AwsFacts:
+        """AWS's prices and quotas."""
+        return self.settings.facts()
 
-def read_network(
-    network: str, name: str, options: NetworkOptions, facts: AwsFacts, work: Path, progress: Progress
-) -> BaseNetwork:
-    """Read a network (a zoo name, .onnx, module.py:factory or plan directory) and write a plan of it below `work`.
+    @property
+    def text(self) -> str:
+        """What decides the result, as text."""
+        values = asdict(replace(self, settings=Settings.model_construct()))
+        del values["settings"]
+        return json.dumps(values, sort_keys=True)
 
-    Raises ModelError and PlanError, also for a network that does not classify images.
-    """
-    directory = work / "base"
-    if (Path(network) / PLAN_FILE).exists():
-        given = load_plan(Path(network))
-        check_artefacts(given, Path(network))
-        check_labelled(given)
-        options = NetworkOptions(None, given.preprocess, given.labels, given.activation)
-        network = str(Path(network) / (given.original[0] if given.original else given.unsplit).path)
-    plan = _split(network, directory, options, facts, precision="fp32", progress=progress)
-    check_labelled(plan)
-    preprocess_of(plan)
-    onnx = directory / f"{name}.onnx"  # beside the weights: its name is what plans call the network
-    shutil.copyfile(directory / plan.unsplit.path, onnx)
-    return BaseNetwork(plan, onnx, network_digest(onnx))
+    def priced(self, device: str) -> InstanceType:
+        """Return the type that instances on a device are priced as; raises UsageError for one without a price."""
+        return instance_type(self.instance, self.usd_per_hour, device, self.facts.instances)
 
 
-def network_digest(path: Path) -> str:
-    """Return the SHA-256 of an ONNX file's graph and weights, wherever in which files the weights are."""
-    import onnx  # noqa: PLC0415 - it takes a while to load
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan that was made and its predicted figures, or `why` there is none."""
 
-    model = onnx.load(path)
-    digest = hashlib.sha256()
-    for weight in sorted(model.graph.initializer, key=lambda one: one.name):
-        value = onnx.numpy_helper.to_array(weight)
-        digest.update(f"{weight.name} {value.dtype} {value.shape} ".encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    for part in (*model.graph.node, *model.graph.input, *model.graph.output):
-        digest.update(part.SerializeToString(deterministic=True))
-    return digest.hexdigest()
+    why: str = ""
+    name: str = ""
+    artefact: str = ""
+    plan: str = ""
+    figures: PlanFigures | None = None
 
 
-def make_plan(
-    base: BaseNetwork,
-    request: PlanRequest,
-    out: Path,
-    facts: AwsFacts,
-    calibration: ImageFiles | None,
-    progress: Progress,
-) -> Plan:
-    """Split a network as a candidate asks for; raises ModelError where no such plan is possible."""
-    plan = base.plan
-    options = NetworkOptions(None, plan.preprocess, plan.labels, plan.activation)
-    chosen: dict[str, Any] = {"precision": request.precision}
-    if request.whole:
-        chosen |= {"stages": 1, "grids": (1, 1), "objective": "cost"}
-    if request.most_usd is not None:
-        chosen |= {"objective": "latency", "max_cost_usd": request.most_usd * _WITHIN}
-    if request.slo_ms is not None:
-        chosen |= {"objective": "cost", "slo_ms": request.slo_ms}
-    if request.pooled:
-        if calibration is None:
-            raise PlanError("a head is fitted to images that accuracy is not measured on: give 100 images or more")
-        chosen |= {"gap": "always", "calibration": _calibration(plan, calibration)}
-    return _split(str(base.onnx), out, options, facts, progress=progress, **chosen)
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A precision of the whole network that was measured, or `why` not."""
+
+    why: str = ""
+    artefact: str = ""
+    plan: str = ""
+    figures: InstanceFigures | None = None
 
 
-def short_name(plan: Plan, request: PlanRequest) -> str:
-    """Return a name for a plan's variant: its shape, its largest memory, and what it loses."""
-    memory = max(stage.memory_mb for stage in plan.stages)
-    widest = max(stage.grid.tiles for stage in plan.stages)
-    shape = "whole" if plan.tasks == 1 else f"split{len(plan.stages)}x{widest}"
-    lossy = ["fp16"] * (request.precision == "fp16") + ["pooled"] * request.pooled
-    return "-".join([shape, f"{memory}mb", *lossy])
+class Making:
+    """Makes and measures a network's variants, step by step, and records those that are worth having."""
+
+    def __init__(
+        self,
+        base: BaseNetwork,
+        files: ValidationFiles,
+        options: MakingOptions,
+        registry: Registry,
+        steps: Steps,
+        work: Path,
+        progress: Progress,
+    ) -> None:
+        self._base = base
+        self._files = files
+        self._options = options
+        self._registry = registry
+        self._steps = steps
+        self._work = work
+        self._progress = progress
+        self._remarks: list[str] = []
+
+    def run(self) -> tuple[str, ...]:
+        """Record the variants and return remarks on what was left out, and why."""
+        requests = plan_requests(self._base.plan.alternatives, self._options.most, self._options.latency_ms)
+        self._steps.planned = len(requests) + 3
+        made = [(request, self._made(request)) for request in requests]
+        plans = {made.name: (request, made) for request, made in _named(made)}
+        whole = next((each for _, each in plans.values() if each.artefact), None)
+        if whole is None:
+            raise ModelError(f"no plan of {self._base.plan.model} is possible: {self._remarks[0]}")
+        measured = self._instances(whole)
+        given = measured[0].figures.accuracy
+        self._steps.planned += sum(not request.exact for request, _ in plans.values())
+        variants = [*self._function_variants(plans, given), *self._instance_variants(measured)]
+        lossy = {name for name, (request, _) in plans.items() if not request.exact}
+        chosen = choose([_candidate(each, lossy) for each in variants], self._options.most)
+        self._remarks += [f"{name} was left out: {why}" for name, why in chosen.dropped.items()]
+        names = {each.name for each in chosen.kept}
+        for variant in variants:
+            if variant.name in names:
+                self._steps.variant(variant)
+        return tuple(self._remarks)
+
+    def _made(self, request: PlanRequest) -> Made:
+        def make() -> Made:
+            out = self._work / request.name
+            try:
+                plan = make_plan(self._base, request, out, self._options.facts, self._files.calibration, self._progress)
+            except (ModelError, PlanError) as error:
+                return Made(why=str(error)[:_MOST_WORDS])
+            figures = predicted(plan, self._options.facts)
+            return Made("", short_name(plan, request), self._registry.put_directory(out), plan.digest, figures)
+
+        made = self._steps.done(Made, f"plan {request.name}", f"making a plan: {request.name}", make)
+        if made.why:
+            self._remarks.append(f"{request.name} was not made: {made.why}")
+        return made
+
+    def _instances(self, whole: Made) -> list[Measured]:
+        """Measure the whole network in each precision, and return those worth variants, fp32 first."""
+        fp32 = self._tried("fp32", whole)
+        if fp32.figures is None:
+            raise InputError(f"the network cannot be measured: {fp32.why}")
+        measured = [Measured("fp32", whole.artefact, whole.plan, fp32.figures)]
+        lossy = ["int8"]
+        if fp32.figures.device == "cuda":
+            lossy.insert(0, "fp16")
+        else:
+            self._remarks.append("fp16 was not tried on instances: ONNX Runtime computes it in fp32 on processors")
+        for precision in lossy:
+            tried = self._tried(precision, whole)
+            one = tried.figures and Measured(precision, tried.artefact, tried.plan, tried.figures)
+            why = why_not(one, fp32.figures, self._options.max_loss) if one else tried.why
+            if one and not why:
+                measured.append(one)
+            else:
+                self._remarks.append(f"{precision} on instances was left out: {why}")
+        return measured
+
+    def _tried(self, precision: str, whole: Made) -> Tried:
+        def measure() -> Tried:
+            directory, artefact, digest = self._fetched(whole.artefact), whole.artefact, whole.plan
+            try:
+                if precision == "int8":
+                    directory, artefact, digest = self._quantised(directory)
+                figures = measure_instance(self._job(directory, precision))
+            except (ModelError, InputError) as error:
+                return Tried(why=str(error)[:_MOST_WORDS])
+            return Tried("", artefact, digest, figures)
+
+        return self._steps.done(Tried, f"instance {precision}", f"measuring the whole network in {precision}", measure)
+
+    def _quantised(self, directory: Path) -> tuple[Path, str, str]:
+        """Make the network in 8 bits and return its directory, artefact and plan digest."""
+        if self._files.calibration is None:
+            raise InputError("there are too few validation images to calibrate with: give 100 or more")
+        out = self._work / "int8"
+        plan = with_quantised(load_plan(directory), directory, self._files.calibration, out)
+        return out, self._registry.put_directory(out), plan.digest
+
+    def _job(self, directory: Path, precision: str) -> InstanceJob:
+        device = self._options.device
+        most = _LARGEST_BATCH["cpu" if device == "cpu" else "cuda"]
+        return InstanceJob(str(directory), device, precision, most, str(self._files.tested.folder))
+
+    def _fetched(self, artefact: str) -> Path:
+        return self._registry.directory(artefact, self._work / "fetched")
+
+    def _function_variants(self, plans: dict[str, tuple[PlanRequest, Made]], given: Accuracy) -> list[Variant]:
+        variants = []
+        for name, (request, made) in plans.items():
+            accuracy = given if request.exact else self._accuracy(name, made)
+            lost = loss(accuracy, given)
+            if lost > self._options.max_loss:
+                most = f"--max-loss {self._options.max_loss:g}"
+                self._remarks.append(f"{name} was left out: it loses {lost:.2%} of the images, more than {most}")
+            else:
+                variants.append(_function_variant(self._base.plan.model, request, made, accuracy))
+        return variants
+
+    def _accuracy(self, name: str, made: Made) -> Accuracy:
+        def measure() -> Accuracy:
+            return measure_plan(self._fetched(made.artefact), self._files.tested, self._options.settings)
+
+        return self._steps.done(Accuracy, f"accuracy {name}", f"measuring the accuracy of {name}", measure)
+
+    def _instance_variants(self, measured: list[Measured]) -> list[Variant]:
+        kind = self._options.priced(measured[0].figures.device)
+        return [each for one in measured for each in instance_variants(one, kind, _FIRST, self._base.plan.model)]
 
 
-def _split(
-    network: str,
-    out: Path,
-    options: NetworkOptions,
-    facts: AwsFacts,
-    *,
-    progress: Progress,
-    **chosen: Any,  # noqa: ANN401 - splitter.split's own
-) -> Plan:
-    from splitter.split import split  # noqa: PLC0415 - imports onnx, over a second
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlanWarning)
-        return split(
-            network,
-            options.example,
-            out,
-            preprocess=options.preprocess,
-            labels=options.labels,
-            activation=options.activation,
-            memory_mb=_memories(facts.functions),
-            facts=facts,
-            progress=progress,
-            **chosen,
-        )
+def _named(made: list[tuple[PlanRequest, Made]]) -> list[tuple[PlanRequest, Made]]:
+    """Return the plans that there are, each once, with names that no two of them share."""
+    named: dict[str, tuple[PlanRequest, Made]] = {}
+    digests: set[str] = set()
+    for request, each in made:
+        if each.why or each.plan in digests:
+            continue
+        digests.add(each.plan)
+        same = sum(name == each.name or name.startswith(f"{each.name}-no") for name in named)
+        name = f"{each.name}-no{same + 1}" if same else each.name
+        named[name] = (request, replace(each, name=name))
+    return [*named.values()]
 
 
-def _memories(functions: LambdaFacts) -> list[int]:
-    """Return the MB that functions may have: the planner's own, and half a vCPU."""
-    from splitter.planning.options import memory_sizes  # noqa: PLC0415 - the command line starts fast
+def _function_variant(network: str, request: PlanRequest, made: Made, accuracy: Accuracy) -> Variant:
+    if made.figures is None:
+        raise AssertionError("a plan that was made has figures")
+    figures = made.figures
+    lossy = [*(["weights in fp16"] * (request.precision == "fp16")), *(["a pooled head"] * request.pooled)]
+    accurate = "accuracy measured with workers in process" if lossy else "exact: the network's own accuracy"
+    return Variant(
+        name=made.name,
+        network=network,
+        version=_FIRST,
+        place=Place.FUNCTIONS,
+        precision=request.precision,
+        artefact=made.artefact,
+        plan=made.plan,
+        accuracy=accuracy,
+        latency_ms=Figure.predicted(figures.latency_ms),
+        load_ms=Figure.predicted(figures.load_ms),
+        peak_mb=Figure.predicted(figures.memory_mb),
+        qps=Figure.predicted(figures.qps),
+        usd=Figure.predicted(figures.usd),
+        memory_mb=figures.memory_mb,
+        tasks=figures.tasks,
+        made=", ".join([f"a plan of {figures.tasks} tasks", *lossy, accurate]),
+    )
 
-    return [round(_HALF_VCPU * functions.memory_per_vcpu), *memory_sizes(functions)]
 
-
-def _calibration(plan: Plan, images: ImageFiles) -> Any:  # noqa: ANN401 - the splitter's, imported when it is needed
-    from splitter.head.calibration import Calibration  # noqa: PLC0415 - the command line starts fast
-
-    return Calibration(normalised(plan, np.asarray(images.pixels)), images.labels)
+def _candidate(variant: Variant, lossy: Collection[str]) -> Candidate:
+    return Candidate(
+        name=variant.name,
+        identity=f"{variant.plan} {variant.place} {variant.precision} {variant.batch}",
+        place=variant.place,
+        exact=variant.precision == "fp32" and variant.name not in lossy,
+        latency_ms=variant.latency_ms.value,
+        load_ms=variant.load_ms.value,
+        usd=variant.usd.value,
+    )

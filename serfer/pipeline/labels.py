@@ -156,9 +156,7 @@ def _of_list(directory: Path) -> list[LabelledFile]:
             raise InputError(f"{each.where} names {each.path.name} again: an image has one label")
         seen.add(each.path)
     if missing := [str(each.path.relative_to(directory)) for each in files if not each.path.is_file()]:
-        raise InputError(
-            f"{path} names files that do not exist, {_some(missing)}: its names are relative to its folder"
-        )
+        raise InputError(f"{path} names files that do not exist, {_some(missing)}: names are relative to its folder")
     return files
 
 

@@ -18,7 +18,7 @@ SLACK: Final = 0.02
 """The share by which figures of two variants may differ and still count as the same."""
 GAIN: Final = 0.05
 """The share of its time that another precision, or a larger batch an image, has to save to be worth having."""
-BATCHES: Final = (1, 4, 8, 16, 32, 64, 128)
+BATCHES: Final = (1, 4, 8, 16, 32, 64)
 """The largest batches that are measured on instances."""
 
 

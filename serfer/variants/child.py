@@ -31,6 +31,7 @@ LABELS_FILE: Final = "labels.npy"
 PIXELS_FILE: Final = "pixels.npy"
 _MAX_JOB_BYTES: Final = 65_536
 _BATCHES: Final = 40  # of each size, at most
+_LARGEST: Final = {"cpu": 16, "cuda": 64}  # batches: larger ones gain little
 _LEAST: Final = 3
 _DECIMALS: Final = 4  # of milliseconds
 _BUDGET_S: Final = 20.0  # for all timed batches
@@ -39,7 +40,7 @@ _LONGEST_S: Final = 10.0  # of a batch: larger ones are not measured
 
 @dataclass(frozen=True, slots=True)
 class InstanceJob:
-    """What is measured: a plan directory's whole network on a device in a precision, with batches of up to `most`.
+    """What is measured: a plan directory's whole network on a device in a precision.
 
     `images` is a folder with the pixels and labels that its accuracy is measured on.
     """
@@ -47,7 +48,6 @@ class InstanceJob:
     directory: str
     device: str
     precision: str
-    most: Annotated[int, Bounds(1, 1024)]
     images: str
 
 
@@ -86,7 +86,7 @@ def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) ->
     directory, hardware = Path(job.directory), Hardware(job.device, job.precision)
     plan = load_whole(directory)
     began = clock()
-    network = open_network(plan, directory, hardware, job.most)
+    network = open_network(plan, directory, hardware, max(BATCHES))
     network.run(_noise(plan, 1))
     load_ms = round((clock() - began) * MS_PER_S, _DECIMALS)
     peaks = _warmed_up(plan, network, clock)
@@ -119,7 +119,7 @@ def timed(
 def _warmed_up(plan: Plan, network: Network, clock: Callable[[], float]) -> dict[int, float]:
     """Run a batch of each size and return the process's peak memory after each, in MB; without those that take long."""
     peaks: dict[int, float] = {}
-    for size in (size for size in BATCHES if size <= network.max_batch):
+    for size in (size for size in BATCHES if size <= _LARGEST[network.device]):
         began = clock()
         network.run(_noise(plan, size))
         peaks[size] = _peak_mb()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, ModelError, PlanError
@@ -20,11 +20,11 @@ from serfer.variants.figures import PlanFigures, predicted
 from serfer.variants.images import ValidationFiles
 from serfer.variants.instances import InstanceType, Measured, instance_type, instance_variants, why_not
 from serfer.variants.measuring import measure_instance, measure_plan
-from serfer.variants.plans import BaseNetwork, Progress, make_plan, short_name
+from serfer.variants.plans import BaseNetwork, Progress, make_plan, plan_shape, short_name
 from serfer.variants.quantising import with_quantised
 from serfer.variants.steps import Steps
 
-_LARGEST_BATCH: Final = {"cpu": 16, "cuda": 64}
+T = TypeVar("T")
 _MOST_WORDS: Final = 300
 _FIRST: Final = 1  # a placeholder: the registry sets versions
 
@@ -60,10 +60,11 @@ class MakingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A plan that was made and its predicted figures, or `why` there is none."""
+    """A plan that was made and its predicted figures, or `why` there is none; plans of one `shape` are the same."""
 
     why: str = ""
     name: str = ""
+    shape: str = ""
     artefact: str = ""
     plan: str = ""
     figures: PlanFigures | None = None
@@ -77,6 +78,16 @@ class Tried:
     artefact: str = ""
     plan: str = ""
     figures: InstanceFigures | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPlan:
+    """A plan that was made; `base` is what its name was before it was told apart from others of that name."""
+
+    base: str
+    request: PlanRequest
+    made: Made
+    figures: PlanFigures
 
 
 class Making:
@@ -106,22 +117,26 @@ class Making:
         requests = plan_requests(self._base.plan.alternatives, self._options.most, self._options.latency_ms)
         self._steps.planned = len(requests) + 3
         made = [(request, self._made(request)) for request in requests]
-        plans = {made.name: (request, made) for request, made in _named(made)}
-        whole = next((each for _, each in plans.values() if each.artefact), None)
-        if whole is None:
+        plans = _named(made)
+        if not plans:
             raise ModelError(f"no plan of {self._base.plan.model} is possible: {self._remarks[0]}")
-        measured = self._instances(whole)
-        given = measured[0].figures.accuracy
-        self._steps.planned += sum(not request.exact for request, _ in plans.values())
-        variants = [*self._function_variants(plans, given), *self._instance_variants(measured)]
-        lossy = {name for name, (request, _) in plans.items() if not request.exact}
-        chosen = choose([_candidate(each, lossy) for each in variants], self._options.most)
-        self._remarks += [f"{name} was left out: {why}" for name, why in chosen.dropped.items()]
-        names = {each.name for each in chosen.kept}
-        for variant in variants:
-            if variant.name in names:
-                self._steps.variant(variant)
+        measured = self._instances(plans[0].made)
+        plans = self._kept([_plan_candidate(each) for each in plans], plans)
+        self._steps.planned += sum(not each.request.exact for each in plans)
+        functions = self._function_variants(plans, measured[0].figures.accuracy)
+        instances = self._instance_variants(measured)
+        candidates = [_plan_candidate(each) for each, _ in functions] + [
+            _instance_candidate(each) for each in instances
+        ]
+        for variant in self._kept(candidates, [*(each for _, each in functions), *instances]):
+            self._steps.variant(variant)
         return tuple(self._remarks)
+
+    def _kept(self, candidates: Sequence[Candidate], items: Sequence[T]) -> list[T]:
+        """Return the items whose candidates, in the same order, are worth having, and remark on the others."""
+        chosen = choose(candidates, self._options.most)
+        self._remarks += [f"{name} was left out: {why}" for name, why in chosen.dropped.items()]
+        return [item for candidate, item in zip(candidates, items, strict=True) if candidate in chosen.kept]
 
     def _made(self, request: PlanRequest) -> Made:
         def make() -> Made:
@@ -131,7 +146,8 @@ class Making:
             except (ModelError, PlanError) as error:
                 return Made(why=str(error)[:_MOST_WORDS])
             figures = predicted(plan, self._options.facts)
-            return Made("", short_name(plan, request), self._registry.put_directory(out), plan.digest, figures)
+            artefact = self._registry.put_directory(out)
+            return Made("", short_name(plan, request), plan_shape(plan), artefact, plan.digest, figures)
 
         made = self._steps.done(Made, f"plan {request.name}", f"making a plan: {request.name}", make)
         if made.why:
@@ -181,64 +197,61 @@ class Making:
         return out, self._registry.put_directory(out), plan.digest
 
     def _job(self, directory: Path, precision: str) -> InstanceJob:
-        device = self._options.device
-        most = _LARGEST_BATCH["cpu" if device == "cpu" else "cuda"]
-        return InstanceJob(str(directory), device, precision, most, str(self._files.tested.folder))
+        return InstanceJob(str(directory), self._options.device, precision, str(self._files.tested.folder))
 
     def _fetched(self, artefact: str) -> Path:
         return self._registry.directory(artefact, self._work / "fetched")
 
-    def _function_variants(self, plans: dict[str, tuple[PlanRequest, Made]], given: Accuracy) -> list[Variant]:
+    def _function_variants(self, plans: Sequence[NamedPlan], given: Accuracy) -> list[tuple[NamedPlan, Variant]]:
         variants = []
-        for name, (request, made) in plans.items():
-            accuracy = given if request.exact else self._accuracy(name, made)
+        for each in plans:
+            accuracy = given if each.request.exact else self._accuracy(each.made)
             lost = loss(accuracy, given)
             if lost > self._options.max_loss:
                 most = f"--max-loss {self._options.max_loss:g}"
-                self._remarks.append(f"{name} was left out: it loses {lost:.2%} of the images, more than {most}")
+                self._remarks.append(
+                    f"{each.made.name} was left out: it loses {lost:.2%} of the images, more than {most}"
+                )
             else:
-                variants.append(_function_variant(self._base.plan.model, request, made, accuracy))
+                variants.append((each, _function_variant(self._base.plan.model, each, accuracy)))
         return variants
 
-    def _accuracy(self, name: str, made: Made) -> Accuracy:
+    def _accuracy(self, made: Made) -> Accuracy:
         def measure() -> Accuracy:
             return measure_plan(self._fetched(made.artefact), self._files.tested, self._options.settings)
 
-        return self._steps.done(Accuracy, f"accuracy {name}", f"measuring the accuracy of {name}", measure)
+        return self._steps.done(Accuracy, f"accuracy {made.name}", f"measuring the accuracy of {made.name}", measure)
 
     def _instance_variants(self, measured: list[Measured]) -> list[Variant]:
         kind = self._options.priced(measured[0].figures.device)
         return [each for one in measured for each in instance_variants(one, kind, _FIRST, self._base.plan.model)]
 
 
-def _named(made: list[tuple[PlanRequest, Made]]) -> list[tuple[PlanRequest, Made]]:
-    """Return the plans that there are, each once, with names that no two of them share."""
-    named: dict[str, tuple[PlanRequest, Made]] = {}
-    digests: set[str] = set()
+def _named(made: Sequence[tuple[PlanRequest, Made]]) -> list[NamedPlan]:
+    """Return the plans that there are, each shape once, with names that no two of them share."""
+    plans: list[NamedPlan] = []
     for request, each in made:
-        if each.why or each.plan in digests:
+        if each.figures is None or each.shape in {plan.made.shape for plan in plans}:
             continue
-        digests.add(each.plan)
-        same = sum(name == each.name or name.startswith(f"{each.name}-no") for name in named)
-        name = f"{each.name}-no{same + 1}" if same else each.name
-        named[name] = (request, replace(each, name=name))
-    return [*named.values()]
+        same = sum(plan.base == each.name for plan in plans)
+        named = replace(each, name=f"{each.name}-no{same + 1}") if same else each
+        plans.append(NamedPlan(each.name, request, named, each.figures))
+    return plans
 
 
-def _function_variant(network: str, request: PlanRequest, made: Made, accuracy: Accuracy) -> Variant:
-    if made.figures is None:
-        raise AssertionError("a plan that was made has figures")
-    figures = made.figures
+def _function_variant(network: str, plan: NamedPlan, accuracy: Accuracy) -> Variant:
+    figures, request = plan.figures, plan.request
     lossy = [*(["weights in fp16"] * (request.precision == "fp16")), *(["a pooled head"] * request.pooled)]
     accurate = "accuracy measured with workers in process" if lossy else "exact: the network's own accuracy"
+    tasks = "one function" if figures.tasks == 1 else f"a plan of {figures.tasks} tasks"
     return Variant(
-        name=made.name,
+        name=plan.made.name,
         network=network,
         version=_FIRST,
         place=Place.FUNCTIONS,
         precision=request.precision,
-        artefact=made.artefact,
-        plan=made.plan,
+        artefact=plan.made.artefact,
+        plan=plan.made.plan,
         accuracy=accuracy,
         latency_ms=Figure.predicted(figures.latency_ms),
         load_ms=Figure.predicted(figures.load_ms),
@@ -247,17 +260,16 @@ def _function_variant(network: str, request: PlanRequest, made: Made, accuracy: 
         usd=Figure.predicted(figures.usd),
         memory_mb=figures.memory_mb,
         tasks=figures.tasks,
-        made=", ".join([f"a plan of {figures.tasks} tasks", *lossy, accurate]),
+        made=", ".join([tasks, *lossy, accurate]),
     )
 
 
-def _candidate(variant: Variant, lossy: Collection[str]) -> Candidate:
-    return Candidate(
-        name=variant.name,
-        identity=f"{variant.plan} {variant.place} {variant.precision} {variant.batch}",
-        place=variant.place,
-        exact=variant.precision == "fp32" and variant.name not in lossy,
-        latency_ms=variant.latency_ms.value,
-        load_ms=variant.load_ms.value,
-        usd=variant.usd.value,
-    )
+def _plan_candidate(plan: NamedPlan) -> Candidate:
+    made, figures = plan.made, plan.figures
+    exact, usd = plan.request.exact, figures.usd
+    return Candidate(made.name, made.shape, Place.FUNCTIONS, exact, figures.latency_ms, figures.load_ms, usd)
+
+
+def _instance_candidate(variant: Variant) -> Candidate:
+    figures = variant.latency_ms.value, variant.load_ms.value, variant.usd.value
+    return Candidate(variant.name, variant.name, Place.INSTANCE, variant.precision == "fp32", *figures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.errors import PlanError, PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.layout import PLAN_FILE
+from serfer.core.structure import unstructure
 from serfer.pipeline.accuracy import check_labelled
 from serfer.pipeline.query import preprocess_of
 from serfer.pipeline.reference import normalised
@@ -48,14 +50,19 @@ class BaseNetwork:
 
 
 def read_network(
-    network: str, name: str, options: NetworkOptions, facts: AwsFacts, work: Path, progress: Progress
+    network: Any,  # noqa: ANN401 - as splitter.split takes it
+    name: str,
+    options: NetworkOptions,
+    facts: AwsFacts,
+    work: Path,
+    progress: Progress,
 ) -> BaseNetwork:
-    """Read a network (a zoo name, .onnx, module.py:factory or plan directory) and write a plan of it below `work`.
+    """Read a network (as `split` takes it, or a plan directory) and write a plan of it below `work`.
 
     Raises ModelError and PlanError, also for a network that does not classify images.
     """
     directory = work / "base"
-    if (Path(network) / PLAN_FILE).exists():
+    if isinstance(network, Path | str) and (Path(network) / PLAN_FILE).exists():
         given = load_plan(Path(network))
         check_artefacts(given, Path(network))
         check_labelled(given)
@@ -109,6 +116,11 @@ def make_plan(
     return _split(str(base.onnx), out, options, facts, progress=progress, **chosen)
 
 
+def plan_shape(plan: Plan) -> str:
+    """Return a digest of a plan's functions, which two plans that were asked for in other ways may share."""
+    return hashlib.sha256(json.dumps(unstructure([plan.stages, plan.gangs])).encode()).hexdigest()[:16]
+
+
 def short_name(plan: Plan, request: PlanRequest) -> str:
     """Return a name for a plan's variant: its shape, its largest memory, and what it loses."""
     memory = max(stage.memory_mb for stage in plan.stages)
@@ -119,7 +131,7 @@ def short_name(plan: Plan, request: PlanRequest) -> str:
 
 
 def _split(
-    network: str,
+    network: Any,  # noqa: ANN401 - as splitter.split takes it
     out: Path,
     options: NetworkOptions,
     facts: AwsFacts,

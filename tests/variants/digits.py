@@ -1,8 +1,8 @@
 """Networks of four sizes that read digits, trained here in seconds, and 2,000 labelled images that they never saw.
 
-The images are scikit-learn's 1,797 digits (8 x 8, written by 43 people), enlarged to 32 x 32. A third of them, 599, is held
-out before anything else; so that there are 2,000, copies of those are turned by up to 12 degrees and moved by up to
-three pixels. Training images are turned and moved in the same way, and never come from a held-out one. Everything
+The images are scikit-learn's 1,797 digits (8 x 8, written by 43 people), enlarged to 32 x 32. A third of them, 599, is
+held out before anything else; so that there are 2,000, copies of those are turned by up to 12 degrees and moved by up
+to three pixels. Training images are turned and moved in the same way, and never come from a held-out one. Everything
 follows from fixed seeds.
 """
 

@@ -69,12 +69,15 @@ class _Version:
 class DirectoryStore:
     """A registry's backend in a directory, readable for its owner alone; `unix` is the time that ages count by.
 
-    Raises UsageError where the directory holds something else, or was written by a newer version.
+    Raises UsageError where the directory holds something else, or was written by a newer version, UnavailableError
+    where there is none and `create` is false.
     """
 
-    def __init__(self, root: Path, unix: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, unix: Callable[[], float] = time.time, *, create: bool = True) -> None:
         self._root = root
         self._unix = unix
+        if not create and not (root / _MARK).exists():
+            raise UnavailableError(f"there is no registry in {root}: serfer register makes one")
         with self._reached():
             self._open()
 

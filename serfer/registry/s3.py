@@ -48,16 +48,16 @@ class S3Store(S3Artefacts):
     """A registry's backend in `bucket` below `prefix`, which is "" or ends with a slash; opening it sends requests.
 
     Raises UsageError where the bucket keeps no versions, the server ignores conditions, or something else lies there;
-    UnavailableError where it cannot be reached.
+    UnavailableError where it cannot be reached, or is not there and `create` is false.
     """
 
-    def __init__(self, bucket: str, prefix: str, unix: Callable[[], float] = time.time) -> None:
+    def __init__(self, bucket: str, prefix: str, unix: Callable[[], float] = time.time, *, create: bool = True) -> None:
         self._where = f"s3://{bucket}/{prefix}".rstrip("/")
         with s3_errors(self._where):
             super().__init__(_client(), bucket, f"{prefix}artefacts/", self._where, unix)
             self._documents = f"{prefix}documents/"
             self._check_versioned()
-            self._open(f"{prefix}registry.json")
+            self._open(f"{prefix}registry.json", create=create)
 
     def __str__(self) -> str:
         return self._where
@@ -167,13 +167,15 @@ class S3Store(S3Artefacts):
                     f"--bucket {self._bucket} --versioning-configuration Status=Enabled`"
                 )
 
-    def _open(self, mark: str) -> None:
+    def _open(self, mark: str, *, create: bool) -> None:
         """See that there is a registry, or make one."""
         try:
             found = self._client.get_object(**self._object(mark))["Body"].read(4096)
         except ClientError as error:
             if code_of(error) not in MISSING:
                 raise
+            if not create:
+                raise UnavailableError(f"there is no registry in {self}: serfer register makes one") from None
             self._check_conditions(f"{mark}.{secrets.token_hex(8)}")
             self._client.put_object(**self._object(mark), Body=json.dumps(_FORMAT).encode())
             return

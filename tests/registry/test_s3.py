@@ -144,6 +144,12 @@ class S3Contract(RegistryStoreContract):
         assert S3Store(server.bucket, f"{below}inner/").names("") == []
         assert S3Store(server.bucket, "").read(NAME) is None
 
+    def test_a_prefix_without_a_registry_is_unavailable_to_who_makes_none(self, server, below):
+        with pytest.raises(UnavailableError, match="no registry"):
+            open_registry(f"s3://{server.bucket}/{below}", create=False)
+        open_registry(f"s3://{server.bucket}/{below}")
+        open_registry(f"s3://{server.bucket}/{below}", create=False)
+
     def test_records_and_their_history_are_kept(self, server, below):
         registry = open_registry(f"s3://{server.bucket}/{below}")
         first = registry.update("faces", lambda _: application())

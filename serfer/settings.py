@@ -41,8 +41,8 @@ class Settings(BaseSettings):
     """The largest image file that commands and the Python API read."""
     max_image_pixels: int = Field(default=100_000_000, gt=0)
     """The largest image that commands and the Python API decode."""
-    registry: str | None = None
-    """The registry of applications and their variants: a directory, or s3://BUCKET/PREFIX; else one of this user's."""
+    registry: str | None = Field(default=None, max_length=1024)
+    """The registry of applications: a directory, or `s3://BUCKET/PREFIX` of a versioned bucket (`--registry`)."""
     results: str | None = None
     """The URL of the store of results: answers that the last stage's tiles write there, for their owner to keep."""
     results_ttl_s: float = Field(default=RESULT_TTL_S, gt=0, le=MOST_RESULT_TTL_S)
@@ -186,10 +186,6 @@ class Settings(BaseSettings):
         """Return the local Lambda service's credentials, None where they are not set."""
         key_id, _, secret = self.local_access.get_secret_value().partition(":")
         return Access(key_id, secret) if key_id else None
-
-    def registry_url(self, url: str | None = None) -> str:
-        """Return the registry that was given, or that of the settings, or else this user's own, which is kept."""
-        return url or self.registry or str(Path.home() / ".local" / "share" / "serfer" / "registry")
 
     def image_limits(self) -> ImageLimits:
         """Return what an image may be."""

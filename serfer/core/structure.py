@@ -38,6 +38,8 @@ class Bounds:
     def __str__(self) -> str:
         if self.max == sys.float_info.max:
             return f"finite and above {self.min:g}" if self.above else f"finite and {self.min:g} or more"
+        if self.above:
+            return f"above {self.min:g} and at most {self.max:g}"
         return f"{self.min:g} to {self.max:g}"
 
 

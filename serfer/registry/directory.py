@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError, UsageError
+from serfer.registry.files import opened, sha256_of
 from serfer.registry.store import (
     MAX_DOCUMENT_BYTES,
     MAX_DOCUMENTS,
@@ -46,7 +46,6 @@ _FORMAT: Final = {"serfer registry": 1}
 _MARK, _LOCK = "registry.json", "lock"
 _FOLDERS: Final = ("documents", "artefacts", "parts")
 _VERSION: Final = re.compile(r"(\d{12}-[0-9a-f]{16})\.(data|gone)", re.ASCII)
-_BLOCK: Final = 1 << 20
 _ABANDONED_S: Final = 86_400.0
 _TRIES: Final = 20
 
@@ -70,12 +69,15 @@ class _Version:
 class DirectoryStore:
     """A registry's backend in a directory, readable for its owner alone; `unix` is the time that ages count by.
 
-    Raises UsageError where the directory holds something else, or was written by a newer version.
+    Raises UsageError where the directory holds something else, or was written by a newer version, UnavailableError
+    where there is none and `create` is false.
     """
 
-    def __init__(self, root: Path, unix: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, unix: Callable[[], float] = time.time, *, create: bool = True) -> None:
         self._root = root
         self._unix = unix
+        if not create and not (root / _MARK).exists():
+            raise UnavailableError(f"there is no registry in {root}: serfer register makes one")
         with self._reached():
             self._open()
 
@@ -131,8 +133,8 @@ class DirectoryStore:
 
     def put_artefact(self, path: Path) -> str:
         """Copy the file, or set the time of the copy that is there."""
-        with _opened(path) as source:
-            digest = _sha256(source)
+        with opened(path) as source:
+            digest = sha256_of(source)
             if not self._refresh(digest):
                 os.lseek(source, 0, os.SEEK_SET)
                 digest = self._copy(source)
@@ -146,7 +148,7 @@ class DirectoryStore:
                 source = os.open(self._artefact(digest), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 with part.open("xb") as file:
-                    found = _sha256(source, file.write)
+                    found = sha256_of(source, file.write)
             finally:
                 os.close(source)
             if found != digest:
@@ -235,7 +237,7 @@ class DirectoryStore:
     def _copy(self, source: int) -> str:
         """Keep a copy of a file, whose digest is that of what was copied."""
         with self._reached(), self._part() as (part, descriptor):
-            digest = _sha256(source, lambda block: _write_all(descriptor, block))
+            digest = sha256_of(source, lambda block: _write_all(descriptor, block))
             os.fsync(descriptor)
             path = self._artefact(digest)
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -317,30 +319,6 @@ def _versions(folder: Path) -> list[_Version]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(_Version(match[1], match[2] == "gone") for match in matches if match)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open a file to be kept; raises InputError for a link or what is not a regular file."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise InputError(f"{path} cannot be kept: {error.strerror}") from error
-    try:
-        if not path.is_file():
-            raise InputError(f"{path} cannot be kept: it is not a regular file")
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(descriptor: int, write: Callable[[bytes], object] = lambda _: None) -> str:
-    """Return the SHA-256 of the rest of an open file, whose blocks go to `write`."""
-    digest = hashlib.sha256()
-    while block := os.read(descriptor, _BLOCK):
-        digest.update(block)
-        write(block)
-    return digest.hexdigest()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

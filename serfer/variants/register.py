@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import shutil
@@ -60,6 +59,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     *,
     name: str | None = None,
     registry: str | None = None,
+    by: str = "Python",
     most: int = DEFAULT_MOST,
     max_loss: float = DEFAULT_MAX_LOSS,
     latency_ms: float | None = None,
@@ -78,7 +78,8 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     `network` is an nn.Module, an ONNX file, "module.py:factory", a zoo name or a plan directory; `example`,
     `preprocess`, `labels` and `activation` describe it as `split` has them. `validation` is a directory of labelled
     images: a folder for each class, or a labels.csv (file,label) beside the images. `name` is the network's in the
-    application, by default what its file is called; `registry` a directory or URL, SERFER_REGISTRY unless given.
+    application, by default what its file is called; `registry` a directory or URL, SERFER_REGISTRY unless given; `by`
+    says who does it, for the record.
 
     At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
     dollars (and the cheapest within `latency_ms`), and of the whole network on `device` by precision and batch size.
@@ -94,11 +95,14 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     network_name = _network_name(network, name)
     options = MakingOptions(most, max_loss, latency_ms, device, instance, usd_per_hour, settings)
     _check(app, options)
+    url = registry or settings.registry
+    if url is None:
+        raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
     described = NetworkOptions(example, preprocess, labels, activation)
     with _work_folder(settings) as (folder, work):
         base = read_network(network, network_name, described, options.facts, work, say)
         images = read_labelled(Path(validation), base.plan)
-        kept = open_registry(settings.registry_url(registry))
+        kept = open_registry(url)
         labels_digest = _labels_digest(base.plan)
         _check_application(kept.application(app), base.plan, labels_digest, network_name)
         say("reading validation images")
@@ -106,7 +110,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         request = RegistrationRequest(app, network_name, base.digest, recorded.digest, options.text)
         registrations = Registrations(kept, owner_name(folder))
         with alone(folder, request.id, say):
-            found = claimed(registrations, request, getpass.getuser(), say)
+            found = claimed(registrations, request, by, say)
             if found.state is RegistrationState.DONE:
                 return _registered(kept, app, found.id, network_name, made=False)
             with _ended(registrations, found.id), heartbeats(registrations, found.id):

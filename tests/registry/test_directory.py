@@ -101,6 +101,11 @@ class TestDirectoryStore(RegistryStoreContract):
             DirectoryStore(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
+    def test_who_makes_none_finds_none_and_leaves_nothing(self, root):
+        with pytest.raises(UnavailableError, match="no registry"):
+            DirectoryStore(root, create=False)
+        assert not root.exists()
+
     def test_a_newer_registry_is_refused(self, store, root):  # noqa: ARG002 - the store makes it
         (root / "registry.json").write_text(json.dumps({"serfer registry": 2}))
         with pytest.raises(UsageError, match="update SerFer"):

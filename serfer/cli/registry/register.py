@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from serfer.cli.registry.options import ByOption, RegistryOption, who
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import complain, err, out
@@ -37,9 +38,8 @@ def register(
     name: Annotated[
         str | None, typer.Option(help="The network's name in the application; by default its file's.")
     ] = None,
-    registry: Annotated[
-        str | None, typer.Option(metavar="URL", help="A directory or s3://BUCKET/PREFIX; by default SERFER_REGISTRY.")
-    ] = None,
+    registry: RegistryOption = None,
+    by: ByOption = None,
     most: Annotated[int, typer.Option(help="How many variants to register at most.")] = DEFAULT_MOST,
     max_loss: Annotated[
         float, typer.Option(help="The share of the images that a variant may get wrong in addition.")
@@ -78,6 +78,7 @@ def register(
             validation,
             name=name,
             registry=registry,
+            by=who(by),
             most=most,
             max_loss=share("--max-loss", max_loss, 1.0),
             latency_ms=latency_ms,

@@ -153,7 +153,7 @@ def gains(ms_of: Mapping[int, float], others: Mapping[int, float]) -> bool:
 
 def loss(accuracy: Accuracy, given: Accuracy) -> float:
     """Return how much less of the same images is classified correctly than by the network as given; never below 0."""
-    return max(0.0, given.share - accuracy.share)
+    return max(0, given.correct - accuracy.correct) / given.images
 
 
 def _rooms(counts: Mapping[Place, int], most: int) -> dict[Place, int]:

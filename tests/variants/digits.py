@@ -117,7 +117,7 @@ def write_digits(folder, sizes=SIZES, images=HELD_OUT):
     return files
 
 
-def write_onnx(network, path):
+def write_onnx(network, path, classes=CLASSES):
     """Write a sequence of convolutions, pooling and linear layers as ONNX, for any number of images."""
     nodes, weights, value = [], [], "images"
     for number, layer in enumerate(network):
@@ -133,7 +133,7 @@ def write_onnx(network, path):
         nodes,
         "digits",
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["N", 1, SIDE, SIDE])],
-        [helper.make_tensor_value_info(value, TensorProto.FLOAT, ["N", CLASSES])],
+        [helper.make_tensor_value_info(value, TensorProto.FLOAT, ["N", classes])],
         weights,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)

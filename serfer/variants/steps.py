@@ -94,6 +94,7 @@ def alone(
         while not _acquired(descriptor):
             progress("another process registers this network: waiting for it")
             sleep(_POLL_S)
+        os.utime(descriptor)  # the folder is cleared of what was not used in a week
         yield
     finally:
         os.close(descriptor)

@@ -42,7 +42,7 @@ def variants(
         else:
             _print(record)
         if picture is not None:
-            from serfer.pictures.variants import draw_variants  # noqa: PLC0415 - only pictures need it
+            from serfer.cli.registry.picture import draw_variants  # noqa: PLC0415 - only pictures need it
 
             draw_variants(record, picture)
 

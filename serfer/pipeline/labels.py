@@ -84,7 +84,7 @@ def read_labelled(directory: Path, plan: Plan) -> LabelledImages:
     Raises InputError for a directory that is neither of both kinds, is empty or too large, whose labels the network
     does not know, or whose files are missing.
     """
-    return resolved(directory, listed(directory), plan.labels, plan.output.width, plan.input.elements)
+    return resolved(directory, listed(directory), plan)
 
 
 def listed(directory: Path) -> list[LabelledFile]:
@@ -100,13 +100,12 @@ def listed(directory: Path) -> list[LabelledFile]:
     return files
 
 
-def resolved(
-    directory: Path, files: Sequence[LabelledFile], labels: Sequence[str], classes: int, elements: int
-) -> LabelledImages:
-    """Return files with their classes, of a network that has these `labels`, or none, and takes `elements` values.
+def resolved(directory: Path, files: Sequence[LabelledFile], plan: Plan) -> LabelledImages:
+    """Return a directory's files with their classes, of the network of a plan.
 
     Raises InputError that names labels which the network does not know, and those that it knows.
     """
+    labels, classes, elements = plan.labels, plan.output.width, plan.input.elements
     if len(files) * elements > MOST_BYTES:
         most = MOST_BYTES // elements
         raise InputError(f"{directory} has {len(files):,} images: at most {most:,} of this size fit, take some away")

@@ -18,7 +18,7 @@ from serfer.core.variants import MAX_VARIANTS, NAME, Application, NetworkVersion
 from serfer.extras import named_extras
 from serfer.images import Recipe
 from serfer.packaging.build_cache import forget_unused
-from serfer.pipeline.labels import LabelledImages, read_labelled
+from serfer.pipeline.labels import LabelledImages, listed, resolved
 from serfer.pipeline.query import preprocess_of
 from serfer.registry import open_registry
 from serfer.registry.registration import Registrations
@@ -100,9 +100,10 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
     described = NetworkOptions(example, preprocess, labels, activation)
     with _work_folder(settings) as (folder, work):
+        kept, directory = open_registry(url), Path(validation)
+        listing = listed(directory)  # what is wrong with it is said before the network is read, which may take minutes
         base = read_network(network, network_name, described, options.facts, work, say)
-        images = read_labelled(Path(validation), base.plan)
-        kept = open_registry(url)
+        images = resolved(directory, listing, base.plan)
         labels_digest = _labels_digest(base.plan)
         _check_application(kept.application(app), base.plan, labels_digest, network_name)
         say("reading validation images")

@@ -1,11 +1,14 @@
 """What register refuses and leaves behind, what it decides by figures, and where its parts come from."""
 
+import json
 import shutil
 from dataclasses import replace
 
 import pytest
 
 import serfer
+from serfer.cli.main import app
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ImageError, InputError, ModelError, UsageError
 from serfer.core.variants import Accuracy, Place
 from serfer.instance.network import Hardware, open_network
@@ -134,6 +137,23 @@ def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, 
     assert given.version.source == again.version.source
     assert given.version.version == again.version.version
     assert not again.made
+
+
+def test_a_wrong_directory_is_refused_before_the_network_is_read(register, tmp_path):
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        register("no network at all", validation=tmp_path / "nowhere", name="none")
+
+
+def test_verify_reports_the_accuracy_of_the_plan_and_of_the_network_as_given(files, plan, capsys):
+    arguments = ["verify", str(plan), "--validation", str(files.validation)]
+    assert _exit_code(app, [*arguments, "--json"], _Interrupt()) == 0
+    accuracy = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert accuracy["accuracy"] == accuracy["accuracy_as_given"]
+    share = accuracy["accuracy"]
+    assert share["images"] == 200
+    assert 0.8 < share["low"] < share["share"] < share["high"] < 1
+    assert _exit_code(app, arguments, _Interrupt()) == 0
+    assert f"accuracy, the plan: {share['share']:.2%} of 200 images" in capsys.readouterr().out
 
 
 def test_without_a_registry_it_says_how_to_name_one(register, settings):

@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.class_names import ClassNames
 from serfer.core.errors import ImageError, InputError
 from serfer.core.plan import Plan
+from serfer.core.plan.class_names import ClassNames
 from serfer.core.variants import Validation
 from serfer.files import read_text
 from serfer.images import SUFFIXES, Recipe, decode_image, folder_files, read_image

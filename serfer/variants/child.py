@@ -6,6 +6,7 @@ A process of its own, so that its peak memory is the network's, and a network th
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,12 +64,16 @@ class BatchFigures:
 
 @dataclass(frozen=True, slots=True)
 class InstanceFigures:
-    """What was measured: the device, the time to load, batches by size (as text), and the accuracy."""
+    """What was measured: the device, the time to load, batches by size (as text), and the accuracy.
+
+    `busy` is how many processes were running or waiting for a processor in the minute before (the load average).
+    """
 
     device: str
     load_ms: Annotated[float, Bounds(0.0)]
     accuracy: Accuracy
     batches: Mapping[str, BatchFigures] = field(default_factory=dict)
+    busy: Annotated[float, Bounds(0.0)] = 0.0
 
     @property
     def sizes(self) -> dict[int, BatchFigures]:
@@ -83,6 +88,7 @@ class InstanceFigures:
 
 def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) -> InstanceFigures:
     """Load a network, measure its batches and its accuracy; raises what opening it raises."""
+    busy = round(os.getloadavg()[0], 1)
     directory, hardware = Path(job.directory), Hardware(job.device, job.precision)
     plan = load_whole(directory)
     began = clock()
@@ -95,7 +101,8 @@ def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) ->
         str(size): BatchFigures(_ms(times[size], 0.0), _ms(times[size], 0.5), _ms(times[size], P95), peak)
         for size, peak in peaks.items()
     }
-    return InstanceFigures(network.device, load_ms, _accuracy(plan, network, Path(job.images)), batches)
+    accuracy = _accuracy(plan, network, Path(job.images))
+    return InstanceFigures(network.device, load_ms, accuracy, batches, busy)
 
 
 def timed(

@@ -63,6 +63,16 @@ def why_not(measured: Measured, whole: InstanceFigures, max_loss: float) -> str:
     return ""
 
 
+def busy(figures: InstanceFigures, here: int) -> str:
+    """Return a remark where more ran on the `here` processors than they can run at once; empty otherwise."""
+    if figures.busy <= here:
+        return ""
+    return (
+        f"instances were measured while this machine was busy (load {figures.busy:g} on {here} processors): "
+        "for their true speed, register on an idle one"
+    )
+
+
 def instance_variants(measured: Measured, kind: InstanceType, version: int, network: str) -> list[Variant]:
     """Return the variants of a precision, one for each batch size worth it; their versions and names are short."""
     figures = measured.figures

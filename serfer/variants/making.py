@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, ModelError, PlanError
 from serfer.core.variants import Accuracy, Figure, Place, Variant
+from serfer.instance.network import processors
 from serfer.plan_directory import load_plan
 from serfer.registry.registry import Registry
 from serfer.settings import Settings
@@ -18,7 +19,7 @@ from serfer.variants.candidates import Candidate, PlanRequest, choose, loss, pla
 from serfer.variants.child import InstanceFigures, InstanceJob
 from serfer.variants.figures import PlanFigures, predicted
 from serfer.variants.images import ValidationFiles
-from serfer.variants.instances import InstanceType, Measured, instance_type, instance_variants, why_not
+from serfer.variants.instances import InstanceType, Measured, busy, instance_type, instance_variants, why_not
 from serfer.variants.measuring import measure_instance, measure_plan
 from serfer.variants.plans import BaseNetwork, Progress, make_plan, plan_shape, short_name
 from serfer.variants.quantising import with_quantised
@@ -160,6 +161,7 @@ class Making:
         if fp32.figures is None:
             raise InputError(f"the network cannot be measured: {fp32.why}")
         measured = [Measured("fp32", whole.artefact, whole.plan, fp32.figures)]
+        self._remarks += filter(None, [busy(fp32.figures, processors())])
         lossy = ["int8"]
         if fp32.figures.device == "cuda":
             lossy.insert(0, "fp16")

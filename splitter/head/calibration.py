@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.class_names import ClassNames
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.core.plan.class_names import ClassNames
 from serfer.core.plan.pixels import normalise
 from serfer.images import SUFFIXES, check_channels, decode_image, folder_files, read_image
 

@@ -17,7 +17,7 @@ from serfer.registry import open_registry
 from serfer.variants import making
 from serfer.variants.child import BatchFigures, InstanceFigures
 from serfer.variants.images import ImageFiles, calibration_images, write_images
-from serfer.variants.instances import InstanceType, Measured, instance_type, instance_variants, why_not
+from serfer.variants.instances import InstanceType, Measured, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import network_digest
 from serfer.variants.quantising import with_quantised
 from splitter.network.description import read_labels, read_preprocess
@@ -180,6 +180,11 @@ def test_what_loses_more_than_allowed_or_is_not_faster_is_left_out():
     assert why_not(Measured("int8", "a", "p", figures({1: 1.0, 4: 3.0}, 89)), whole, 0.01) == ""
     assert "loses 10.00%" in why_not(Measured("int8", "a", "p", figures({1: 1.0}, 80)), whole, 0.01)
     assert "not faster on cpu" in why_not(Measured("int8", "a", "p", figures({1: 1.99, 4: 6.1})), whole, 0.01)
+
+
+def test_a_busy_machine_is_remarked_on():
+    assert "load 7.5 on 2 processors" in busy(replace(figures({1: 1.0}), busy=7.5), 2)
+    assert busy(replace(figures({1: 1.0}), busy=2.0), 2) == ""
 
 
 def test_dollars_are_measured_where_the_type_is_given_and_predicted_where_it_is_assumed():

@@ -26,7 +26,8 @@ BATCHES: Final = (1, 4, 8, 16, 32, 64)
 class Candidate:
     """A variant that could be registered; two with one `identity` are the same one.
 
-    `exact` says that it answers as the network does. `latency_ms`, `load_ms` and `usd` are as in a Variant.
+    `exact` says that it answers as the network does; `loss` is what it was measured to lose else, None where it was not
+    measured. `latency_ms`, `load_ms` and `usd` are as in a Variant.
     """
 
     name: str
@@ -36,15 +37,21 @@ class Candidate:
     latency_ms: float
     load_ms: float
     usd: float
+    loss: float | None = None
 
     def beats(self, other: Candidate) -> bool:
-        """Return whether it is as good as another in everything, within SLACK."""
+        """Return whether it is as accurate as another, and as good in everything else within SLACK."""
         mine, others = (self.latency_ms, self.load_ms, self.usd), (other.latency_ms, other.load_ms, other.usd)
         return (
             self.place is other.place
-            and self.exact >= other.exact
+            and self._as_accurate(other)
             and all(one <= (1 + SLACK) * another for one, another in zip(mine, others, strict=True))
         )
+
+    def _as_accurate(self, other: Candidate) -> bool:
+        if self.exact or other.exact:
+            return self.exact
+        return self.loss is not None and other.loss is not None and self.loss <= other.loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,16 +119,16 @@ class Making:
         self._steps.planned = len(requests) + 3
         made = [(request, self._made(request)) for request in requests]
         plans = _named(made)
-        if not plans:
-            raise ModelError(f"no plan of {self._base.plan.model} is possible: {self._remarks[0]}")
-        measured = self._instances(plans[0].made)
+        exact = next((plan.made for plan in plans if plan.request.exact), None)
+        if exact is None:
+            raise ModelError(f"no plan of {self._base.plan.model} in fp32 is possible: {self._remarks[0]}")
+        measured = self._instances(exact)
+        given = measured[0].figures.accuracy
         plans = self._kept([_plan_candidate(each) for each in plans], plans)
         self._steps.planned += sum(not each.request.exact for each in plans)
-        functions = self._function_variants(plans, measured[0].figures.accuracy)
-        instances = self._instance_variants(measured)
-        candidates = [_plan_candidate(each) for each, _ in functions] + [
-            _instance_candidate(each) for each in instances
-        ]
+        functions, instances = self._function_variants(plans, given), self._instance_variants(measured)
+        candidates = [replace(_plan_candidate(each), loss=_lost(variant, given)) for each, variant in functions]
+        candidates += [_instance_candidate(each, given) for each in instances]
         for variant in self._kept(candidates, [*(each for _, each in functions), *instances]):
             self._steps.variant(variant)
         return tuple(self._remarks)
@@ -272,6 +272,11 @@ def _plan_candidate(plan: NamedPlan) -> Candidate:
     return Candidate(made.name, made.shape, Place.FUNCTIONS, exact, figures.latency_ms, figures.load_ms, usd)
 
 
-def _instance_candidate(variant: Variant) -> Candidate:
+def _instance_candidate(variant: Variant, given: Accuracy) -> Candidate:
+    exact, lost = variant.precision == "fp32", _lost(variant, given)
     figures = variant.latency_ms.value, variant.load_ms.value, variant.usd.value
-    return Candidate(variant.name, variant.name, Place.INSTANCE, variant.precision == "fp32", *figures)
+    return Candidate(variant.name, variant.name, Place.INSTANCE, exact, *figures, lost)
+
+
+def _lost(variant: Variant, given: Accuracy) -> float | None:
+    return loss(variant.accuracy, given) if variant.accuracy else None

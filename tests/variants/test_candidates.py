@@ -37,7 +37,8 @@ def candidates(draw):
         place = draw(st.sampled_from(Place))
         identity = draw(st.sampled_from([f"identity {number}", f"shared {place}"]))
         figures = (draw(FIGURES), draw(FIGURES), draw(FIGURES))
-        some.append(Candidate(f"c{number}", identity, place, draw(st.booleans()), *figures))
+        lost = draw(st.sampled_from([None, 0.0, 0.01, 0.02]))
+        some.append(Candidate(f"c{number}", identity, place, draw(st.booleans()), *figures, lost))
     return some
 
 
@@ -78,6 +79,14 @@ def test_a_variant_that_loses_accuracy_beats_no_exact_one():
     assert choose([exact, lossy], 5).kept == (exact,)
     faster = replace(lossy, latency_ms=5.0)
     assert set(choose([exact, faster], 5).kept) == {exact, faster}
+
+
+def test_a_faster_variant_that_loses_more_does_not_displace_one_that_loses_less():
+    int8 = Candidate("int8", "1", Place.INSTANCE, exact=False, latency_ms=1, load_ms=1, usd=1, loss=0.01)
+    fp16 = replace(int8, name="fp16", identity="2", latency_ms=2.0, usd=2.0, loss=0.001)
+    assert set(choose([int8, fp16], 5).kept) == {int8, fp16}
+    assert choose([int8, replace(fp16, loss=0.01)], 5).kept == (int8,)
+    assert set(choose([int8, replace(fp16, loss=None)], 5).kept) == {int8, replace(fp16, loss=None)}
 
 
 def test_places_do_not_compete_with_each_other():

@@ -143,25 +143,17 @@ class DirectoryStore:
     def fetch_artefact(self, digest: str, path: Path) -> None:
         """Copy the artefact."""
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        try:
-            with self._reached():
-                source = os.open(self._artefact(digest), os.O_RDONLY | os.O_CLOEXEC)
+        with self._artefact_opened(digest) as source:
             try:
                 with part.open("xb") as file:
                     found = sha256_of(source, file.write)
+                if found != digest:
+                    raise AlteredPieceError(f"artefact {digest} of the registry {self._root} was altered")
+                part.replace(path)
+            except OSError as error:
+                raise UnavailableError(f"{path} cannot be written: {error.strerror}") from error
             finally:
-                os.close(source)
-            if found != digest:
-                raise AlteredPieceError(f"artefact {digest} of the registry {self._root} was altered")
-            part.replace(path)
-        except FileNotFoundError as error:
-            if not path.parent.is_dir():
-                raise InputError(f"{path} cannot be written: {error.strerror}") from error
-            raise MissingKeyError(f"the registry {self._root} has no artefact {digest}") from None
-        except OSError as error:
-            raise UnavailableError(f"{path} cannot be written: {error.strerror}") from error
-        finally:
-            part.unlink(missing_ok=True)
+                part.unlink(missing_ok=True)
 
     def has_artefact(self, digest: str) -> bool:
         """Look for the file."""
@@ -281,6 +273,20 @@ class DirectoryStore:
         return versions[-1] if versions and not versions[-1].gone else None
 
     @contextlib.contextmanager
+    def _artefact_opened(self, digest: str) -> Iterator[int]:
+        """Open an artefact; raises MissingKeyError where there is none."""
+        with self._reached():
+            self._root.stat()
+            try:
+                descriptor = os.open(self._artefact(digest), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise MissingKeyError(f"the registry {self._root} has no artefact {digest}") from None
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
     def _part(self) -> Iterator[tuple[Path, int]]:
         """Open a file that no reader knows; it is removed unless the body renames it."""
         part = self._root / "parts" / secrets.token_hex(16)
@@ -304,10 +310,6 @@ class DirectoryStore:
     def _reached(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            if self._root.is_dir():
-                raise
-            raise UnavailableError(f"the registry {self._root} is not there any more") from None
         except OSError as error:
             raise UnavailableError(f"the registry {self._root} cannot be used: {error.strerror}") from error
 

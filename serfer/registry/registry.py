@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from serfer.core.backoff import Backoff
-from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.variants import Application
 from serfer.registry import garbage
 from serfer.registry.garbage import Collected
@@ -24,11 +25,14 @@ _TRIES: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class ApplicationVersion:
-    """A version of an application's record that is kept: its token, when it was written (Unix seconds), the record."""
+    """A version of an application's record that is kept: its token, when it was written (Unix seconds), the record.
+
+    `application` is None for a version that cannot be read.
+    """
 
     version: str
     written: float
-    application: Application
+    application: Application | None
 
 
 class Registry:
@@ -80,7 +84,7 @@ class Registry:
             if self.store.compare_and_set(document, read.version if read else None, data) is not None:
                 return after
             self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        raise UnavailableError(f"the registry {self.store}: others change {name} all the time; try again")
+        raise self._busy(name)
 
     def delete(self, name: str) -> None:
         """Delete an application's record; its artefacts go when garbage is collected. Raises UsageError for none."""
@@ -92,7 +96,7 @@ class Registry:
             elif self.store.delete(document, read.version):
                 return
             self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        raise UnavailableError(f"the registry {self.store}: others change {name} all the time; try again")
+        raise self._busy(name)
 
     def history(self, name: str) -> Iterator[ApplicationVersion]:
         """Yield the versions of an application's record that are kept, a deleted one's too, the newest first."""
@@ -100,7 +104,28 @@ class Registry:
         for each in self.store.versions(document):
             data = self.store.read_version(document, each.version)
             if data is not None:
-                yield ApplicationVersion(each.version, each.written, decode_application(name, data))
+                with suppress(InputError):
+                    yield ApplicationVersion(each.version, each.written, decode_application(name, data))
+                    continue
+                yield ApplicationVersion(each.version, each.written, None)
+
+    def restore(self, name: str, version: str) -> Application:
+        """Write a version of an application's record that is kept in place of the last one, whatever that is.
+
+        Raises UsageError for a version that is not kept; InputError for one that cannot be read. Where garbage was
+        collected since, its variants may be without their files.
+        """
+        document = document_name(name)
+        data = self.store.read_version(document, version)
+        if data is None:
+            raise UsageError(f"the registry {self} keeps no version {version!r:.100} of {name}")
+        restored = decode_application(name, data)
+        for failures in range(1, _TRIES + 1):
+            current = self.store.read(document)
+            if self.store.compare_and_set(document, current.version if current else None, data) is not None:
+                return restored
+            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
+        raise self._busy(name)
 
     def put_directory(self, path: Path) -> str:
         """Keep the files that a plan directory names, those that are there already not sent again; returns its digest.
@@ -123,6 +148,9 @@ class Registry:
         Registrations that have not changed for that long are deleted too.
         """
         return garbage.collect(self.store, older_than_s)
+
+    def _busy(self, name: str) -> UnavailableError:
+        return UnavailableError(f"the registry {self.store}: others change {name} all the time; try again")
 
     def _unknown(self, name: str) -> Application:
         known = ", ".join(self.applications()) or "none"

@@ -29,6 +29,23 @@ while number < int(sys.argv[4]):
     store.put_artefact(source)
 """
 
+_LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from serfer.core.errors import UnavailableError
+from serfer.registry.directory import DirectoryStore
+store = DirectoryStore(Path(sys.argv[1]))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+document = lambda: store.compare_and_set(*sys.argv[2:4], b"x" * 2_000_000)
+artefact = lambda: store.put_artefact(Path(sys.argv[4]))
+for write in (document, artefact):
+    try:
+        write()
+    except UnavailableError as error:
+        print(error)
+"""
+
 
 class TestDirectoryStore(RegistryStoreContract):
     @pytest.fixture
@@ -84,6 +101,21 @@ class TestDirectoryStore(RegistryStoreContract):
             for entry in store.artefacts():
                 store.fetch_artefact(entry.digest, tmp_path / "back")
         assert store.compare_and_set(NAME, document.version, b"1 ok")
+
+    def test_a_full_disk_is_unavailable_and_leaves_what_was_there(self, store, root, tmp_path):
+        version = store.compare_and_set(NAME, None, b"before")
+        (tmp_path / "large").write_bytes(b"x" * 3_000_000)
+        limited = subprocess.run(
+            [sys.executable, "-c", _LIMITED, root, NAME, version, tmp_path / "large"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        assert limited.stdout.count("File too large") == 2
+        assert store.read(NAME).data == b"before"
+        assert list((root / "parts").iterdir()) == []
+        assert list(store.artefacts()) == []
+        store.put_artefact(tmp_path / "large")
 
     def test_what_killed_writers_left_is_removed_a_day_later(self, root):
         DirectoryStore(root)

@@ -103,7 +103,10 @@ def test_earlier_records_are_kept_a_deleted_ones_too(registry):
     second = registry.update("faces", lambda record: record.with_version(network(version=2)))
     registry.delete("faces")
     assert registry.applications() == []
-    assert [each.application for each in registry.history("faces")] == [second, first]
+    versions = list(registry.history("faces"))
+    assert [each.application for each in versions] == [second, first]
+    assert registry.restore("faces", versions[1].version) == first
+    assert registry.application("faces") == first
 
 
 def damaged(change):

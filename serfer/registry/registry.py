@@ -35,6 +35,14 @@ class ApplicationVersion:
     application: Application | None
 
 
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """An application's record as it was read, and the token of its version."""
+
+    version: str
+    application: Application
+
+
 class Registry:
     """The records and artefacts of a backend; methods block, and may be called by several threads at once.
 
@@ -56,8 +64,20 @@ class Registry:
 
     def application(self, name: str) -> Application | None:
         """Return the record of an application; None where there is none."""
+        latest = self.latest(name)
+        return latest.application if latest else None
+
+    def latest(self, name: str, known: Latest | None = None) -> Latest | None:
+        """Return the record of an application with its version; `known` itself where that is it still.
+
+        What looks every few seconds pays for reading the bytes alone: decoding takes tens of times as long.
+        """
         document = self.store.read(document_name(name))
-        return decode_application(name, document.data) if document else None
+        if document is None:
+            return None
+        if known is not None and known.version == document.version:
+            return known
+        return Latest(document.version, decode_application(name, document.data))
 
     def known(self, name: str) -> Application:
         """Return the record of an application; raises UsageError that names those that there are."""

@@ -127,6 +127,20 @@ class TestDirectoryStore(RegistryStoreContract):
         DirectoryStore(root)
         assert not part.exists()
 
+    def test_a_document_that_was_deleted_a_month_ago_is_forgotten_and_others_are_not(self, store, root):
+        for name in (NAME, "applications/pets.json", "applications/birds.json"):
+            version = store.compare_and_set(name, None, b"one")
+            assert store.delete(name, version)
+        store.compare_and_set("applications/pets.json", None, b"again")
+        for path in (root / "documents").rglob("*.gone"):
+            if "birds" not in str(path):
+                os.utime(path, (1.0, 1.0))
+        again = DirectoryStore(root)
+        assert again.versions(NAME) == []
+        assert not (root / "documents" / NAME).exists()
+        assert [len(again.versions(f"applications/{name}.json")) for name in ("pets", "birds")] == [2, 1]
+        assert again.compare_and_set(NAME, None, b"new")
+
     def test_a_directory_of_something_else_is_refused_and_untouched(self, tmp_path):
         (tmp_path / "letter.txt").write_text("dear")
         with pytest.raises(UsageError, match="not a registry"):

@@ -13,6 +13,7 @@ from botocore.stub import Stubber
 from serfer.core.errors import UnavailableError
 from serfer.fleet.provisioners import auto_scaling
 from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner, release_this_instance
+from serfer.fleet.purchase import Purchase
 from serfer.fleet.reconciler import Reconciler
 from serfer.local.server import free_port
 from tests.fleet.provisioner_contract import ProvisionerContract, serving
@@ -344,7 +345,7 @@ def test_undeliverable_capacity_is_withdrawn_when_the_load_ends(monkeypatch):
     """No instance ever comes: two are wanted for 10 s, then none for half an hour."""
     aws = NothingDelivered()
     monkeypatch.setattr(auto_scaling, "_connect", lambda _service, _region: aws)
-    reconciler = Reconciler(boot_s=120)
+    reconciler = Reconciler(120, Purchase("g6.xlarge"))
 
     async def work(pool):
         for second in range(1810):

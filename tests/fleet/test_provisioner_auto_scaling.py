@@ -252,7 +252,7 @@ def test_throttling_is_tried_again_and_reported_in_the_end(times, tries, monkeyp
 def reported(monkeypatch):
     """Return what makes AWS describe a group in so many words, and collects what is asked beside."""
 
-    def reported(*instances, desired, **more):
+    def reported(*instances, desired, unhealthy=(), **more):
         clients = {
             name: SHARED.create_client(name, region_name=REGION, aws_access_key_id="k", aws_secret_access_key="s")  # noqa: S106 - of nobody
             for name in ("autoscaling", "ec2")
@@ -263,7 +263,7 @@ def reported(monkeypatch):
                 "InstanceId": name,
                 "LifecycleState": state,
                 "AvailabilityZone": "a",
-                "HealthStatus": "Healthy",
+                "HealthStatus": "Unhealthy" if name in unhealthy else "Healthy",
                 "ProtectedFromScaleIn": False,
             }
             for name, state in instances
@@ -310,6 +310,19 @@ def test_auto_scaling_states_map_to_ours_without_the_warm_pool(reported):
     }
     assert members["i-1"][1] == "http://10.0.0.0:8000"
     assert members["i-2"][1] is None
+
+
+def test_an_unhealthy_instance_drains_and_is_left_to_the_group_that_replaces_it(reported):
+    stubs = reported(("i-1", "InService"), ("i-2", "InService"), desired=2, unhealthy=("i-2",))
+    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
+    members = running(AutoScalingProvisioner.members)
+    assert [(one.name, one.state) for one in members] == [
+        ("i-1", "serving"),
+        ("i-2", "draining"),
+        ("asked-1", "booting"),
+    ]
+    reported(("i-2", "InService"), desired=1, unhealthy=("i-2",))
+    assert not running(lambda pool: pool.stop("i-2"))  # a request would find no stub
 
 
 def test_an_instance_that_was_not_delivered_yet_is_a_booting_member(reported):

@@ -14,7 +14,6 @@ from serfer.fleet.beside.shadows import Course
 from serfer.fleet.open_pool import RunningPool
 
 _CHANGES = ("started", "stopped", "interrupted")
-_STATES = ("wanted", "on", "serving")
 _TROUBLES = ("store", "provisioner", "controller", "functions", "state")
 
 
@@ -70,9 +69,10 @@ class PoolMetrics(Collector):
             "Dollars spent in the last hour on instances of a type and market.",
             labels=["type", "market"],
         )
+        serving = self._pool.serving_by_type
         for bought, one in self._controller.status.types.items():
-            for state in _STATES:
-                instances.add_metric([bought.kind, bought.market, state], float(getattr(one, state)))
+            for state, count in (("wanted", one.wanted), ("on", one.on), ("serving", serving[bought])):
+                instances.add_metric([bought.kind, bought.market, state], float(count))
             usd.add_metric([bought.kind, bought.market], one.hour_usd)
         yield from (instances, usd)
 

@@ -14,8 +14,9 @@ from serfer.control.scenario import InstanceType, Market
 class InstanceState(StrEnum):
     """The state of an instance that is paid for.
 
-    It boots; serves; is leaving: a spot instance that was given notice, and serves until it is taken away; or drains:
-    it gets no more queries, and ends.
+    It boots; serves; is leaving: a spot instance that was given notice, and is paid for until it is taken away (in
+    simulations it serves until then, in a service it gets no more queries); or drains: it gets no more queries, and
+    ends.
     """
 
     BOOTING = "booting"

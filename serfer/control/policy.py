@@ -123,6 +123,11 @@ def paid_for(fleet: Iterable[InstanceGroup], kind: str | None = None) -> int:
     return sum(group.count for group in fleet if group.state != InstanceState.DRAINING and kind in (None, group.kind))
 
 
+def on_demand_in(fleet: Iterable[InstanceGroup], kind: InstanceType) -> int:
+    """Return how many instances of one type, bought on demand, boot or serve: all that `on_demand` plans."""
+    return paid_for((group for group in fleet if group.market is Market.ON_DEMAND), kind.name)
+
+
 class Policy(Protocol):
     """Decides on the capacity there should be, from what is observed over time.
 

@@ -6,8 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from serfer.control.policies import make_policy
-from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Interruption, ProvisioningPlan
+from serfer.control.policies import POLICIES, SEVERAL_TYPES, make_policy
+from serfer.control.policy import (
+    InstanceCount,
+    InstanceGroup,
+    InstanceState,
+    Interruption,
+    Observation,
+    ProvisioningPlan,
+)
 from serfer.control.router import Router
 from serfer.control.saved.recording import Decided, read_recording
 from serfer.control.saved.replay import replay
@@ -310,6 +317,21 @@ def test_a_fleet_that_an_earlier_version_published_is_used_as_the_first_type_and
         assert one.troubles == {}
 
     run(scene)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in SEVERAL_TYPES | {"mark"}])
+def test_a_policy_of_one_type_goes_on_from_instances_of_that_type_alone(name):
+    """Others, started for another policy before, are not to be replaced by its own."""
+    serving = InstanceState.SERVING
+    foreign = [InstanceGroup("gpu", Market.SPOT, serving, 3), InstanceGroup("cpu", Market.ON_DEMAND, serving, 2)]
+    own = [InstanceGroup("gpu", Market.ON_DEMAND, serving, 1)]
+    plans = []
+    for fleet in ([*foreign, *own], own, foreign, []):
+        policy = make_policy(name, SCENARIO)
+        policy.resume(fleet)
+        plans.append(policy.observe(Observation(1.0, 1.0, 5.0, tuple(fleet))).instances)
+    assert plans[0] == plans[1]
+    assert plans[2] == plans[3]
 
 
 def spot_scenario():

@@ -101,8 +101,9 @@ class Reconciler:
         staying = [member.name for member in members if self._known[member.name].leaves is None]
         for name in self._surplus(staying, wanted):
             self._known[name].leaves = now
-        missing = wanted - len(staying) - sum(self._known[member.name].taken for member in members)
+        missing = wanted - len(staying)
         missing -= self._take_back(now, members, missing)
+        missing -= sum(self._known[member.name].taken for member in members)
         start = self._allowed(now, missing, len(members))
         stop = tuple(member.name for member in members if self._may_stop(member.name, now, busy))
         for name in stop:

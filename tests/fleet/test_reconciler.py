@@ -202,6 +202,14 @@ def test_a_spot_instance_under_notice_is_leaving_and_counts_as_wanted_until_it_i
     assert (world.started, world.interrupted) == (3, 1)
 
 
+def test_one_that_was_to_be_stopped_is_kept_in_place_of_one_under_notice():
+    world = spot_world()
+    world.busy = {"i-2"}
+    world.step(1, 2)
+    world.ending = {"i-1"}
+    assert world.step(1) == {"i-1": "leaving", "i-2": "serving"}
+
+
 def test_a_spot_instance_that_is_gone_without_notice_is_an_interruption_once_and_replaced():
     world = spot_world()
     del world.ready["i-1"]

@@ -6,6 +6,8 @@
 
     an instance that AWS ends, a spot instance that is taken away above all, drains as soon as the group says so: it is
     unhealthy or Terminating, with a termination hook or capacity rebalancing some minutes before its end
+    while there are more than the desired capacity the group replaces some by itself (it rebalances): those on their way
+    beyond it are not members yet, and none is ended, which would take the replacement's place from the group
 
 Machines of a warm pool are not members: they are stopped, and Auto Scaling takes them first when the capacity goes up.
 """
@@ -70,6 +72,9 @@ class AutoScalingProvisioner:
     def _members(self) -> list[Member]:
         group = self._described()
         there = {each["InstanceId"]: _state(each) for each in _instances(group)}
+        booting = sorted(name for name, state in there.items() if state == "booting")
+        for name in booting[max(0, len(booting) - _replacing(group)) :]:
+            del there[name]
         addresses = self._known_addresses(there)
         members = [self._member(name, state, addresses.get(name)) for name, state in there.items()]
         coming = group["DesiredCapacity"] - _staying(group)
@@ -106,7 +111,7 @@ class AutoScalingProvisioner:
         with self._capacity:
             group = self._described()
             found = next((each for each in _instances(group) if each["InstanceId"] == name), None)
-            if found is None or _is_ending(found):
+            if found is None or _is_ending(found) or _replacing(group):
                 return False
             if self._at_min_size(group, name):
                 return False
@@ -216,6 +221,11 @@ def _lifecycle(instance: Mapping[str, Any]) -> str:
 def _staying(group: Mapping[str, Any]) -> int:
     """Return how many of a group's instances are there and are not about to end."""
     return sum(_state(each) != "draining" for each in _instances(group))
+
+
+def _replacing(group: Mapping[str, Any]) -> int:
+    """Return how many more instances there are than were asked for: the group will end as many."""
+    return max(0, _staying(group) - int(group["DesiredCapacity"]))
 
 
 def _instances(group: Mapping[str, Any]) -> list[Mapping[str, Any]]:

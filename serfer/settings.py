@@ -108,7 +108,9 @@ class Settings(BaseSettings):
     route: str = Field(default="serverless", max_length=300)
     """Where queries run: `serverless`, `auto`, `gpu`, or a policy by name or as `MODULE:Class` (`--route`)."""
     instances: str | None = None
-    """The pool of instances: `local`, `static:URL,URL` or `ec2:GROUP` (`--instances`)."""
+    """The pool of instances: `local`, `static:URL,URL`, `ec2:GROUP`, or one for each type, as
+    `TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP,TYPE=static:URL|URL` (`--instances`).
+    """
     scenario_file: Path | None = None
     """Prices and speeds of functions and instances (`--scenario`)."""
     max_usd_per_hour: float | None = Field(default=None, gt=0)

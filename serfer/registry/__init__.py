@@ -20,7 +20,7 @@ from serfer.registry.registration import (
     RegistrationState,
     RegistrationStep,
 )
-from serfer.registry.registry import ApplicationVersion, Registry
+from serfer.registry.registry import ApplicationVersion, Latest, Registry
 from serfer.registry.store import ArtefactEntry, Document, DocumentVersion, RegistryStore
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Collected",
     "Document",
     "DocumentVersion",
+    "Latest",
     "Registration",
     "RegistrationRequest",
     "RegistrationState",

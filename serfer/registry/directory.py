@@ -41,12 +41,13 @@ from serfer.registry.store import (
 )
 
 KEPT_VERSIONS: Final = 50
-"""The versions of a document that are kept."""
+"""The versions of a document that are kept; those of a deleted one for 30 days more."""
 _FORMAT: Final = {"serfer registry": 1}
 _MARK, _LOCK = "registry.json", "lock"
 _FOLDERS: Final = ("documents", "artefacts", "parts")
 _VERSION: Final = re.compile(r"(\d{12}-[0-9a-f]{16})\.(data|gone)", re.ASCII)
 _ABANDONED_S: Final = 86_400.0
+_FORGOTTEN_S: Final = 30 * 86_400.0
 _TRIES: Final = 20
 
 
@@ -89,7 +90,10 @@ class DirectoryStore:
         base = self._root / "documents"
         with self._reached():
             names = [path.relative_to(base).as_posix() for path in self._folders(base / check_prefix(prefix))]
-            return sorted(name for name in names if self._current(name) is not None)
+            found = sorted(name for name in names if self._current(name) is not None)
+        if len(found) > MAX_DOCUMENTS:
+            raise InputError(f"the registry {self._root} has more than {MAX_DOCUMENTS:,} documents")
+        return found
 
     def read(self, name: str, most_bytes: int = MAX_DOCUMENT_BYTES) -> Document | None:
         """Read the last version."""
@@ -143,25 +147,17 @@ class DirectoryStore:
     def fetch_artefact(self, digest: str, path: Path) -> None:
         """Copy the artefact."""
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        try:
-            with self._reached():
-                source = os.open(self._artefact(digest), os.O_RDONLY | os.O_CLOEXEC)
+        with self._artefact_opened(digest) as source:
             try:
                 with part.open("xb") as file:
                     found = sha256_of(source, file.write)
+                if found != digest:
+                    raise AlteredPieceError(f"artefact {digest} of the registry {self._root} was altered")
+                part.replace(path)
+            except OSError as error:
+                raise UnavailableError(f"{path} cannot be written: {error.strerror}") from error
             finally:
-                os.close(source)
-            if found != digest:
-                raise AlteredPieceError(f"artefact {digest} of the registry {self._root} was altered")
-            part.replace(path)
-        except FileNotFoundError as error:
-            if not path.parent.is_dir():
-                raise InputError(f"{path} cannot be written: {error.strerror}") from error
-            raise MissingKeyError(f"the registry {self._root} has no artefact {digest}") from None
-        except OSError as error:
-            raise UnavailableError(f"{path} cannot be written: {error.strerror}") from error
-        finally:
-            part.unlink(missing_ok=True)
+                part.unlink(missing_ok=True)
 
     def has_artefact(self, digest: str) -> bool:
         """Look for the file."""
@@ -190,24 +186,47 @@ class DirectoryStore:
             return True
 
     def _open(self) -> None:
-        """Make the directory, or see that it is a registry, and remove what killed writers have left."""
-        root = self._root
+        """Make the directory, or see that it is a registry."""
+        root, mark = self._root, self._root / _MARK
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark = root / _MARK
         if not mark.exists():
             foreign = [path.name for path in root.iterdir() if path.name not in {*_FOLDERS, _LOCK, _MARK}]
             if foreign and not mark.exists():
                 raise UsageError(f"{root} is not empty and not a registry: give an empty or a new directory")
-        for folder in _FOLDERS:
-            (root / folder).mkdir(mode=0o700, exist_ok=True)
-        if not mark.exists():
+            for name in _FOLDERS:
+                (root / name).mkdir(mode=0o700, exist_ok=True)
             self._write(mark, json.dumps(_FORMAT).encode())
         if _read_mark(mark) != _FORMAT:
             raise UsageError(f"{mark} is not of a registry that this version of SerFer reads: update SerFer")
-        for part in (root / "parts").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if self._unix() - part.stat().st_mtime > _ABANDONED_S:
-                    part.unlink()
+        with contextlib.suppress(OSError):  # who may only read leaves that to others
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what killed writers have left, and documents that were deleted long ago."""
+        for part in (self._root / "parts").iterdir():
+            if self._is_older(part, _ABANDONED_S):
+                part.unlink(missing_ok=True)
+        for folder in self._folders(self._root / "documents"):
+            if self._is_forgotten(folder):
+                self._forget(folder)
+
+    def _is_older(self, path: Path, seconds: float) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self._unix() - path.stat().st_mtime > seconds
+        return False
+
+    def _is_forgotten(self, folder: Path) -> bool:
+        """Return whether a document was deleted so long ago that its versions may go."""
+        versions = _versions(folder)
+        return bool(versions) and versions[-1].gone and self._is_older(folder / versions[-1].file, _FORGOTTEN_S)
+
+    def _forget(self, folder: Path) -> None:
+        with self._lock(fcntl.LOCK_EX):
+            if self._is_forgotten(folder):  # still: it may have been written again
+                for version in _versions(folder):  # the deletion itself last
+                    (folder / version.file).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another document's folder may lie in it
+                    folder.rmdir()
 
     def _next(self, name: str, expected: str | None, data: bytes | None) -> str | None:
         """Write the next version of a document, None for a deletion, and forget the oldest ones."""
@@ -267,18 +286,26 @@ class DirectoryStore:
         return self._root / "documents" / check_name(name)
 
     def _folders(self, base: Path) -> list[Path]:
-        """Return the folders that hold versions; raises InputError for too many."""
-        found: list[Path] = []
-        for folder, _, files in os.walk(base):
-            if any(map(_VERSION.fullmatch, files)):
-                found.append(Path(folder))
-            if len(found) > MAX_DOCUMENTS:
-                raise InputError(f"the registry {self._root} has more than {MAX_DOCUMENTS:,} documents")
-        return found
+        """Return the folders that hold versions, of deleted documents too."""
+        return [Path(folder) for folder, _, files in os.walk(base) if any(map(_VERSION.fullmatch, files))]
 
     def _current(self, name: str) -> _Version | None:
         versions = _versions(self._folder(name))
         return versions[-1] if versions and not versions[-1].gone else None
+
+    @contextlib.contextmanager
+    def _artefact_opened(self, digest: str) -> Iterator[int]:
+        """Open an artefact; raises MissingKeyError where there is none."""
+        with self._reached():
+            self._root.stat()
+            try:
+                descriptor = os.open(self._artefact(digest), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise MissingKeyError(f"the registry {self._root} has no artefact {digest}") from None
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     @contextlib.contextmanager
     def _part(self) -> Iterator[tuple[Path, int]]:
@@ -304,10 +331,6 @@ class DirectoryStore:
     def _reached(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            if self._root.is_dir():
-                raise
-            raise UnavailableError(f"the registry {self._root} is not there any more") from None
         except OSError as error:
             raise UnavailableError(f"the registry {self._root} cannot be used: {error.strerror}") from error
 

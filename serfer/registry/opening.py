@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from serfer.core.errors import UsageError
+from serfer.files import lies_inside
 from serfer.registry.directory import DirectoryStore
 from serfer.registry.registry import Registry
 from serfer.registry.store import RegistryStore
@@ -29,8 +30,7 @@ def open_registry(url: str, *, create: bool = True) -> Registry:
 
 def check_apart(url: str, store: str) -> None:
     """Raise UsageError for a registry inside the store of activations, where everything expires."""
-    inside, outside = _parts(url), _parts(store)
-    if inside[: len(outside)] == outside:
+    if lies_inside(url, store):
         raise UsageError(f"the registry {url:.100} is inside the store of activations, where all expires: give another")
 
 
@@ -53,11 +53,3 @@ def _open_store(url: str, *, create: bool) -> RegistryStore:
 
         return S3Store(parts.netloc, f"{prefix}/" if prefix else "", create=create)
     raise UsageError(f"{url!r:.100} is not a registry: {_FORM}")
-
-
-def _parts(url: str) -> list[str]:
-    """Return scheme, bucket and path of a directory or a URL, part by part."""
-    if "://" not in url:
-        url = f"file://{Path(url).expanduser().absolute()}"
-    split = urlsplit(url)
-    return [split.scheme, split.netloc, *(part for part in split.path.split("/") if part)]

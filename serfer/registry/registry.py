@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from serfer.core.backoff import Backoff
-from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.variants import Application
 from serfer.registry import garbage
 from serfer.registry.garbage import Collected
@@ -24,10 +25,21 @@ _TRIES: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class ApplicationVersion:
-    """A version of an application's record that is kept: its token, when it was written (Unix seconds), the record."""
+    """A version of an application's record that is kept: its token, when it was written (Unix seconds), the record.
+
+    `application` is None for a version that cannot be read.
+    """
 
     version: str
     written: float
+    application: Application | None
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """An application's record as it was read, and the token of its version."""
+
+    version: str
     application: Application
 
 
@@ -52,8 +64,20 @@ class Registry:
 
     def application(self, name: str) -> Application | None:
         """Return the record of an application; None where there is none."""
+        latest = self.latest(name)
+        return latest.application if latest else None
+
+    def latest(self, name: str, known: Latest | None = None) -> Latest | None:
+        """Return the record of an application with its version; `known` itself where that is it still.
+
+        What looks every few seconds pays for reading the bytes alone: decoding takes tens of times as long.
+        """
         document = self.store.read(document_name(name))
-        return decode_application(name, document.data) if document else None
+        if document is None:
+            return None
+        if known is not None and known.version == document.version:
+            return known
+        return Latest(document.version, decode_application(name, document.data))
 
     def known(self, name: str) -> Application:
         """Return the record of an application; raises UsageError that names those that there are."""
@@ -80,7 +104,7 @@ class Registry:
             if self.store.compare_and_set(document, read.version if read else None, data) is not None:
                 return after
             self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        raise UnavailableError(f"the registry {self.store}: others change {name} all the time; try again")
+        raise self._busy(name)
 
     def delete(self, name: str) -> None:
         """Delete an application's record; its artefacts go when garbage is collected. Raises UsageError for none."""
@@ -92,7 +116,7 @@ class Registry:
             elif self.store.delete(document, read.version):
                 return
             self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        raise UnavailableError(f"the registry {self.store}: others change {name} all the time; try again")
+        raise self._busy(name)
 
     def history(self, name: str) -> Iterator[ApplicationVersion]:
         """Yield the versions of an application's record that are kept, a deleted one's too, the newest first."""
@@ -100,7 +124,28 @@ class Registry:
         for each in self.store.versions(document):
             data = self.store.read_version(document, each.version)
             if data is not None:
-                yield ApplicationVersion(each.version, each.written, decode_application(name, data))
+                with suppress(InputError):
+                    yield ApplicationVersion(each.version, each.written, decode_application(name, data))
+                    continue
+                yield ApplicationVersion(each.version, each.written, None)
+
+    def restore(self, name: str, version: str) -> Application:
+        """Write a version of an application's record that is kept in place of the last one, whatever that is.
+
+        Raises UsageError for a version that is not kept; InputError for one that cannot be read. Where garbage was
+        collected since, its variants may be without their files.
+        """
+        document = document_name(name)
+        data = self.store.read_version(document, version)
+        if data is None:
+            raise UsageError(f"the registry {self} keeps no version {version!r:.100} of {name}")
+        restored = decode_application(name, data)
+        for failures in range(1, _TRIES + 1):
+            current = self.store.read(document)
+            if self.store.compare_and_set(document, current.version if current else None, data) is not None:
+                return restored
+            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
+        raise self._busy(name)
 
     def put_directory(self, path: Path) -> str:
         """Keep the files that a plan directory names, those that are there already not sent again; returns its digest.
@@ -123,6 +168,9 @@ class Registry:
         Registrations that have not changed for that long are deleted too.
         """
         return garbage.collect(self.store, older_than_s)
+
+    def _busy(self, name: str) -> UnavailableError:
+        return UnavailableError(f"the registry {self.store}: others change {name} all the time; try again")
 
     def _unknown(self, name: str) -> Application:
         known = ", ".join(self.applications()) or "none"

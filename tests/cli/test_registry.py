@@ -166,7 +166,19 @@ def test_garbage_is_counted(serfer, registry, tmp_path):
 def test_the_history_is_listed_the_newest_first(serfer):
     serfer("promote", "faces", "net@2", "--by", "ann", "--why", "newer")
     first, second = serfer("registry", "history", "faces").out.splitlines()[1:]
-    assert first.split()[1:] == ["3", "newer", "ann"]
-    assert second.split()[1] == "2"
+    assert first.split()[2:] == ["3", "newer", "ann"]
+    assert second.split()[2] == "2"
     lines = serfer("registry", "history", "faces", "--json").out.splitlines()
     assert [json.loads(line)["application"]["live"] for line in lines] == [3, 2]
+
+
+def test_a_damaged_record_is_restored(serfer, registry, faces):
+    name = "applications/faces.json"
+    registry.store.compare_and_set(name, registry.store.read(name).version, b'{"format": 1, "na')
+    assert serfer("variants", "faces").code == 3
+    first, second = serfer("registry", "history", "faces").out.splitlines()[1:]
+    assert first.rstrip().endswith("cannot be read")
+    assert serfer("registry", "restore", "faces", first.split()[1]).code == 3
+    assert serfer("registry", "restore", "faces", "none").code == 2
+    assert serfer("registry", "restore", "faces", second.split()[1]).out == "faces: release 2 is live\n"
+    assert registry.known("faces") == faces

@@ -29,6 +29,23 @@ while number < int(sys.argv[4]):
     store.put_artefact(source)
 """
 
+_LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from serfer.core.errors import UnavailableError
+from serfer.registry.directory import DirectoryStore
+store = DirectoryStore(Path(sys.argv[1]))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+document = lambda: store.compare_and_set(*sys.argv[2:4], b"x" * 2_000_000)
+artefact = lambda: store.put_artefact(Path(sys.argv[4]))
+for write in (document, artefact):
+    try:
+        write()
+    except UnavailableError as error:
+        print(error)
+"""
+
 
 class TestDirectoryStore(RegistryStoreContract):
     @pytest.fixture
@@ -85,6 +102,21 @@ class TestDirectoryStore(RegistryStoreContract):
                 store.fetch_artefact(entry.digest, tmp_path / "back")
         assert store.compare_and_set(NAME, document.version, b"1 ok")
 
+    def test_a_full_disk_is_unavailable_and_leaves_what_was_there(self, store, root, tmp_path):
+        version = store.compare_and_set(NAME, None, b"before")
+        (tmp_path / "large").write_bytes(b"x" * 3_000_000)
+        limited = subprocess.run(
+            [sys.executable, "-c", _LIMITED, root, NAME, version, tmp_path / "large"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        assert limited.stdout.count("File too large") == 2
+        assert store.read(NAME).data == b"before"
+        assert list((root / "parts").iterdir()) == []
+        assert list(store.artefacts()) == []
+        store.put_artefact(tmp_path / "large")
+
     def test_what_killed_writers_left_is_removed_a_day_later(self, root):
         DirectoryStore(root)
         part = root / "parts" / "left"
@@ -94,6 +126,20 @@ class TestDirectoryStore(RegistryStoreContract):
         os.utime(part, (1.0, 1.0))
         DirectoryStore(root)
         assert not part.exists()
+
+    def test_a_document_that_was_deleted_a_month_ago_is_forgotten_and_others_are_not(self, store, root):
+        for name in (NAME, "applications/pets.json", "applications/birds.json"):
+            version = store.compare_and_set(name, None, b"one")
+            assert store.delete(name, version)
+        store.compare_and_set("applications/pets.json", None, b"again")
+        for path in (root / "documents").rglob("*.gone"):
+            if "birds" not in str(path):
+                os.utime(path, (1.0, 1.0))
+        again = DirectoryStore(root)
+        assert again.versions(NAME) == []
+        assert not (root / "documents" / NAME).exists()
+        assert [len(again.versions(f"applications/{name}.json")) for name in ("pets", "birds")] == [2, 1]
+        assert again.compare_and_set(NAME, None, b"new")
 
     def test_a_directory_of_something_else_is_refused_and_untouched(self, tmp_path):
         (tmp_path / "letter.txt").write_text("dear")

@@ -52,6 +52,17 @@ def test_a_record_comes_back_as_it_was_written(registry, root):
     assert again.applications() == ["faces"]
 
 
+def test_a_record_that_has_not_changed_is_not_decoded_again(registry):
+    assert registry.latest("faces") is None
+    made(registry)
+    known = registry.latest("faces")
+    assert registry.latest("faces", known) is known
+    changed = registry.update("faces", lambda record: record.with_version(network("other")))
+    assert registry.latest("faces", known).application == changed
+    registry.delete("faces")
+    assert registry.latest("faces", known) is None
+
+
 def test_updates_at_once_lose_none(registry, root):
     made(registry)
 
@@ -103,7 +114,10 @@ def test_earlier_records_are_kept_a_deleted_ones_too(registry):
     second = registry.update("faces", lambda record: record.with_version(network(version=2)))
     registry.delete("faces")
     assert registry.applications() == []
-    assert [each.application for each in registry.history("faces")] == [second, first]
+    versions = list(registry.history("faces"))
+    assert [each.application for each in versions] == [second, first]
+    assert registry.restore("faces", versions[1].version) == first
+    assert registry.application("faces") == first
 
 
 def damaged(change):

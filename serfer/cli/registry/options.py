@@ -32,7 +32,7 @@ WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Why, for 
 ApplicationArgument = Annotated[str, typer.Argument(metavar="APP", help="The application.")]
 VersionsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NETWORK@VERSION]...", help="Network versions, such as resnet18@2."),
+    typer.Argument(metavar="NETWORK@VERSION", help="Network versions, such as resnet18@2."),
 ]
 VersionArgument = Annotated[
     str, typer.Argument(metavar="NETWORK@VERSION", help="A network version, such as resnet18@2.")

@@ -46,15 +46,30 @@ def history(application: ApplicationArgument, registry: RegistryOption = None, a
     """Print the versions of an application's record that are kept, the newest first."""
     from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
 
-    table = columns("written", "release", "why", "by")
+    table = columns("written", "version", "release", "canary", "why", "by")
     for each in opened(registry).history(application):
-        live = each.application.live_release
+        live = each.application.live_release if each.application else None
         when = datetime.fromtimestamp(each.written, UTC).isoformat(timespec="seconds")
         if as_json:
             print_json({"version": each.version, "written": when, "application": unstructure(each.application)})
         elif live:
-            table.add_row(when, f"{live.number}", plain(live.why), plain(live.by))
+            tried = each.application.canary if each.application else None
+            canary = ", ".join(f"{name}@{number}" for name, number in tried.networks.items()) if tried else ""
+            row = (each.version, f"{live.number}", canary, live.why, live.by)
+            table.add_row(when, *map(plain, row))
         else:
-            table.add_row(when, "none")
+            table.add_row(when, plain(each.version), "none" if each.application else "cannot be read")
     if not as_json:
         out.print(table)
+
+
+@app.command()
+def restore(
+    application: ApplicationArgument,
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="One of serfer registry history.")],
+    registry: RegistryOption = None,
+) -> None:
+    """Put an earlier version of an application's record in place of the last one, a damaged or deleted one too."""
+    record = opened(registry).restore(application, version)
+    live = record.live_release
+    out.print(f"{record.name}: release {live.number} is live" if live else f"{record.name}: no release is live")

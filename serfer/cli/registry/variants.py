@@ -21,7 +21,7 @@ _PREDICTED = "~"
 
 
 def variants(
-    application: Annotated[str | None, typer.Argument(metavar="[APP]", help="The application; by default all.")] = None,
+    application: Annotated[str | None, typer.Argument(metavar="APP", help="The application; by default all.")] = None,
     registry: RegistryOption = None,
     picture: Annotated[
         Path | None,

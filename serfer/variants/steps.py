@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from serfer.core.errors import RegistrationLostError, UnavailableError
+from serfer.core.errors import InputError, RegistrationLostError, UnavailableError
 from serfer.core.structure import structure, unstructure
 from serfer.core.variants import Variant
 from serfer.files import read_text, write_whole
@@ -52,9 +52,9 @@ class Steps:
         Raises RegistrationLostError where another worker has taken the registration over.
         """
         self._number += 1
-        recorded = self._registration.step(name)
-        if recorded and recorded.state is RegistrationState.DONE:
-            return structure(kind, json.loads(recorded.detail), f"step {name}", error=UnavailableError)
+        recorded = self._recorded(kind, name)
+        if recorded is not None:
+            return recorded
         self._progress(f"step {self._number} of {max(self._number, self.planned)}: {what}")
         self._record(RegistrationStep(name, RegistrationState.RUNNING, what))
         result = do()
@@ -63,6 +63,16 @@ class Steps:
             raise AssertionError(f"step {name} has too much to say: {len(detail)} characters")
         self._record(RegistrationStep(name, RegistrationState.DONE, detail))
         return result
+
+    def _recorded(self, kind: type[T], name: str) -> T | None:
+        """Return what a step came to; None where it is not done, or another version of SerFer has written it."""
+        step = self._registration.step(name)
+        if step is None or step.state is not RegistrationState.DONE:
+            return None
+        try:
+            return structure(kind, json.loads(step.detail), f"step {name}", error=InputError)
+        except (InputError, ValueError):
+            return None
 
     def variant(self, variant: Variant) -> None:
         """Record a variant that is to be registered."""

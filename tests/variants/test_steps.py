@@ -18,6 +18,11 @@ class Value:
     number: int
 
 
+@dataclass(frozen=True)
+class Other:
+    name: str
+
+
 class Clock:
     def __init__(self):
         self.now = 0.0
@@ -55,6 +60,11 @@ def test_a_step_that_failed_is_done_again(worker):
     with pytest.raises(InputError, match="no memory"):
         steps_of(worker("machine")).done(Value, "one", "making one", fails)
     assert steps_of(worker("machine")).done(Value, "one", "making one", lambda: Value(3)) == Value(3)
+
+
+def test_a_step_that_another_version_has_written_is_done_again(worker):
+    steps_of(worker("machine")).done(Other, "one", "making one", lambda: Other("one"))
+    assert steps_of(worker("machine")).done(Value, "one", "making one", lambda: Value(1)) == Value(1)
 
 
 def test_steps_end_where_another_worker_has_taken_over(worker):

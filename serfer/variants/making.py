@@ -134,10 +134,11 @@ class Making:
         return tuple(self._remarks)
 
     def _kept(self, candidates: Sequence[Candidate], items: Sequence[T]) -> list[T]:
-        """Return the items whose candidates, in the same order, are worth having, and remark on the others."""
+        """Return the items whose candidates are worth having, in the order of `choose`, and remark on the others."""
         chosen = choose(candidates, self._options.most)
         self._remarks += [f"{name} was left out: {why}" for name, why in chosen.dropped.items()]
-        return [item for candidate, item in zip(candidates, items, strict=True) if candidate in chosen.kept]
+        items_of = dict(zip(candidates, items, strict=True))
+        return [items_of[candidate] for candidate in chosen.kept]
 
     def _made(self, request: PlanRequest) -> Made:
         def make() -> Made:

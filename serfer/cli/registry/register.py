@@ -142,15 +142,11 @@ def _print(registered: Registered) -> None:
 def _cells(variant: Variant) -> list[str]:
     accuracy = variant.accuracy
     correct = [f"{accuracy.share:.2%}", f"{accuracy.low:.2%}"] if accuracy else ["-", "-"]
-    return [
-        *correct,
-        _figure(variant.latency_ms, ",.1f"),
-        _figure(variant.load_ms, ",.0f"),
-        _figure(variant.peak_mb, ",.0f"),
-        _figure(variant.qps, ",.1f"),
-        _figure(variant.usd, ",.3f", _MILLION),
-    ]
+    figures = (variant.latency_ms, variant.load_ms, variant.peak_mb, variant.qps)
+    return [*correct, *map(_figure, figures), _figure(variant.usd, _MILLION)]
 
 
-def _figure(figure: Figure, form: str, times: int = 1) -> str:
-    return f"{'~' if figure.source is Source.PREDICTED else ''}{figure.value * times:{form}}"
+def _figure(figure: Figure, times: int = 1) -> str:
+    value = figure.value * times
+    mark = "~" if figure.source is Source.PREDICTED else ""
+    return f"{mark}{value:,.1f}" if value >= 1 else f"{mark}{value:.2g}"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from serfer.control.selection.places import FUNCTIONS, PlaceState, VariantPlaces
+from serfer.control.selection.places import FUNCTIONS, PlaceState, States, VariantPlaces
 from serfer.core.errors import UsageError
 from serfer.core.variants import Objectives, Place, Variant, VariantState
+
+Mask = npt.NDArray[np.bool_]
 
 _COLD: Final = VariantPlaces([PlaceState(FUNCTIONS, VariantState.INACTIVE)])
 _NOWHERE: Final = VariantPlaces([])
 _NAMED: Final = 20
 """Names that an error has at most."""
+_LEAST_QPS: Final = 1e-9
 
 
 class Row:
@@ -28,80 +31,88 @@ class Row:
         self.name, self.network = variant.name, variant.network
         self.latency_ms = variant.latency_ms.value
         self.loaded_ms = variant.latency_ms.value + variant.load_ms.value
-        self.accuracy, self.usd, self.qps = variant.least_accuracy, variant.usd.value, variant.qps.value
+        self.accuracy, self.usd = variant.least_accuracy, variant.usd.value
+        self.qps = max(_LEAST_QPS, variant.qps.value)
         self.unseen = _COLD if variant.place == Place.FUNCTIONS else _NOWHERE
 
 
-class Rows:
-    """Variants in the order of their dollars, ties by latency, then name."""
+class Live:
+    """The states of a catalogue's variants, in its order: prepared once an update.
 
-    __slots__ = ("_accuracy", "_latency_ms", "_soonest", "_usd", "rows")
+    `latency_ms` is a query's time where the variant is: with loading where it is not loaded anywhere.
+    """
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        """Sort variants, and lay their figures out as arrays."""
-        self.rows = tuple(sorted(rows, key=lambda row: (row.usd, row.latency_ms, row.name)))
-        self._latency_ms = np.array([row.latency_ms for row in self.rows])
-        self._accuracy = np.array([row.accuracy for row in self.rows])
-        self._usd = np.array([row.usd for row in self.rows])
-        loaded = [row.loaded_ms for row in self.rows]
-        self._soonest = np.array(sorted(range(len(loaded)), key=lambda at: (loaded[at], at)), dtype=np.intp)
+    __slots__ = ("active", "busy", "busy_load", "busy_weight", "inactive", "latency_ms", "places", "somewhere")
 
-    def mask(self, asked: Objectives) -> npt.NDArray[np.bool_]:
-        """Return which variants meet the objectives where they are loaded, in the order of dollars."""
-        mask: Any = None
-        if asked.latency_ms is not None:
-            mask = self._latency_ms <= asked.latency_ms
-        if asked.min_accuracy is not None:
-            accurate = self._accuracy >= asked.min_accuracy
-            mask = accurate if mask is None else mask & accurate
-        if asked.max_cost_usd is not None:
-            cheap = self._usd <= asked.max_cost_usd
-            mask = cheap if mask is None else mask & cheap
-        return np.ones(len(self.rows), dtype=bool) if mask is None else mask
-
-    def cheapest(self, mask: npt.NDArray[np.bool_]) -> list[Row]:
-        """Return the variants of a mask, the cheapest first."""
-        rows = self.rows
-        return [rows[at] for at in mask.nonzero()[0].tolist()]
-
-    def soonest(self, mask: npt.NDArray[np.bool_]) -> list[Row]:
-        """Return the variants of a mask by loading plus inference time, ties as in the order of dollars."""
-        rows = self.rows
-        return [rows[at] for at in self._soonest[mask[self._soonest]].tolist()]
+    def __init__(self, rows: tuple[Row, ...], states: States) -> None:
+        """Look each variant's places up."""
+        self.places = tuple(states.by_variant.get(row.name, row.unseen) for row in rows)
+        self.active = np.array([each.active is not None for each in self.places])
+        self.inactive = np.array([each.inactive is not None for each in self.places])
+        self.busy = np.array([each.busy is not None for each in self.places])
+        self.somewhere = self.active | self.busy | self.inactive
+        at = list(zip(rows, self.places, strict=True))
+        self.latency_ms = np.array([row.latency_ms if each.is_loaded else row.loaded_ms for row, each in at])
+        self.busy_load = np.array([each.busy.least_load if each.busy else 0.0 for each in self.places])
+        self.busy_weight = np.array([row.qps * each.busy.weight if each.busy else 0.0 for row, each in at])
 
 
 class Catalogue:
-    """The variants of a release, or of a canary."""
+    """The variants of a release or a canary in the order of their dollars, ties by latency, then name."""
 
     def __init__(self, variants: Iterable[Variant]) -> None:
         """Prepare variants; raises UsageError where there are none, or two have one name."""
-        rows = [Row(variant) for variant in variants]
-        if not rows:
+        self.rows = tuple(sorted(map(Row, variants), key=lambda row: (row.usd, row.latency_ms, row.name)))
+        if not self.rows:
             raise UsageError("a catalogue needs a variant: register a network first")
-        self._by_name = {row.name: row for row in rows}
-        if len(self._by_name) < len(rows):
+        self._by_name = {row.name: at for at, row in enumerate(self.rows)}
+        if len(self._by_name) < len(self.rows):
             raise UsageError("two variants of a catalogue have one name")
-        self._all = Rows(rows)
-        networks = sorted({row.network for row in rows})
-        self._by_network = {name: Rows(row for row in rows if row.network == name) for name in networks}
+        self._by_network = {
+            name: np.array([row.network == name for row in self.rows]) for name in {row.network for row in self.rows}
+        }
+        self.latency_ms = np.array([row.latency_ms for row in self.rows])
+        self.loaded_ms = np.array([row.loaded_ms for row in self.rows])
+        self.accuracy = np.array([row.accuracy for row in self.rows])
+        self.usd = np.array([row.usd for row in self.rows])
+        self._every = np.ones(len(self.rows), dtype=bool)
+        self._live: tuple[States, Live] | None = None
 
     def __len__(self) -> int:
         """Return the number of variants."""
-        return len(self._by_name)
+        return len(self.rows)
 
-    def named(self, name: str) -> Row:
-        """Return a variant by its name; raises UsageError for one that is unknown."""
-        if (row := self._by_name.get(name)) is None:
+    def live(self, states: States) -> Live:
+        """Return the variants' states, prepared when states are seen for the first time."""
+        kept = self._live
+        if kept is None or kept[0] is not states:
+            self._live = kept = states, Live(self.rows, states)
+        return kept[1]
+
+    def named(self, name: str) -> int:
+        """Return the position of a variant; raises UsageError for one that is unknown."""
+        if (at := self._by_name.get(name)) is None:
             raise UsageError(f"there is no variant {name!r:.80}: there are {_some(self._by_name)}")
-        return row
+        return at
 
-    def among(self, asked: Objectives) -> Rows:
-        """Return the variants of the network that a query names, or all; raises UsageError for an unknown network."""
+    def among(self, asked: Objectives) -> Mask:
+        """Return which variants are of the network that a query names; raises UsageError for an unknown network."""
         if asked.network is None:
-            return self._all
-        if (rows := self._by_network.get(asked.network)) is None:
+            return self._every
+        if (mask := self._by_network.get(asked.network)) is None:
             raise UsageError(f"there is no network {asked.network!r:.80}: there are {_some(self._by_network)}")
-        return rows
+        return mask
+
+    def meeting(self, asked: Objectives) -> Mask:
+        """Return which variants meet the objectives where they are loaded, an accuracy by the interval's lower end."""
+        mask = self.among(asked)
+        if asked.latency_ms is not None:
+            mask = mask & (self.latency_ms <= asked.latency_ms)
+        if asked.min_accuracy is not None:
+            mask = mask & (self.accuracy >= asked.min_accuracy)
+        if asked.max_cost_usd is not None:
+            mask = mask & (self.usd <= asked.max_cost_usd)
+        return mask
 
 
 def _some(names: Iterable[str]) -> str:

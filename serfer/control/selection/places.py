@@ -70,6 +70,11 @@ class VariantPlaces:
         self.inactive = Ranked((each, _spare(each.load)) for each in inactive) if inactive else None
         self.busy = Ranked((each, 1 / max(each.load, _LEAST)) for each in busy) if busy else None
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the variant is loaded anywhere."""
+        return self.active is not None or self.busy is not None
+
 
 class States:
     """The states of all variants by place, as they were last seen: made once an update, read by every query."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, Protocol
 
-from serfer.control.selection.catalogue import Catalogue, Row, Rows
-from serfer.control.selection.places import Ranked, States, VariantPlaces
+import numpy as np
+import numpy.typing as npt
+
+from serfer.control.selection.catalogue import Catalogue, Live, Mask
+from serfer.control.selection.places import Ranked, States
 from serfer.core.variants import Objectives, Selection, SelectionReason
 
 _BELOW_ONE: Final = 1.0 - 2**-53
@@ -28,27 +30,23 @@ class InfaasSelector:
     """INFaaS' policy: the cheapest active variant, else the soonest inactive one, else a busy one, else the nearest.
 
     Which of several active variants answers depends on the draw and on what each admits: the cheapest takes the share
-    that keeps its load at the target, the next one its share of the rest, and so on; what nobody admits is divided
+    that keeps its load at the target, the next one its share of the rest, and so on; what none admits is divided
     alike. With a draw of 0, or where all have room, that is the paper's rule to the letter: the cheapest active
     variant, at its least loaded place.
     """
 
     def get_variant(self, asked: Objectives, catalogue: Catalogue, states: States, draw: float) -> Selection:
         """Return the variant for a query (INFaaS, 4.1); raises UsageError for a variant or network that is unknown."""
+        live = catalogue.live(states)
         if asked.variant is not None:
-            row = catalogue.named(asked.variant)
-            return _at(row, asked, states.by_variant.get(row.name, row.unseen), SelectionReason.NAMED, draw)
-        rows = catalogue.among(asked)
-        mask = rows.mask(asked)
-        meeting = [(row, states.by_variant.get(row.name, row.unseen)) for row in rows.cheapest(mask)]
-        if (chosen := _active(meeting, draw)) is not None:
-            return chosen
-        for row in rows.soonest(mask):
-            if asked.latency_ms is not None and row.loaded_ms > asked.latency_ms:
-                break
-            if (places := states.by_variant.get(row.name, row.unseen).inactive) is not None:
-                return Selection(row.name, SelectionReason.INACTIVE, place=places.pick(draw))
-        return _busy(meeting, draw) or _nearest(rows, asked, states, draw)
+            return _at(catalogue.named(asked.variant), asked, catalogue, live, SelectionReason.NAMED, draw)
+        meeting = catalogue.meeting(asked)
+        return (
+            _active(meeting, catalogue, live, draw)
+            or _inactive(meeting, asked, catalogue, live, draw)
+            or _busy(meeting, catalogue, live, draw)
+            or _nearest(asked, catalogue, live, draw)
+        )
 
 
 def draw_of(query: str) -> float:
@@ -61,82 +59,100 @@ def draw_of(query: str) -> float:
     return (hashed >> 11) / 2**53
 
 
-def _active(meeting: Iterable[tuple[Row, VariantPlaces]], draw: float) -> Selection | None:
+def _active(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
     """Return the active variant that a draw falls on, the cheapest first; None where none is active."""
-    offered: list[tuple[Row, Ranked, float]] = []
+    offered: list[tuple[int, Ranked, float]] = []
     left = 1.0
-    for row, places in meeting:
+    for at in _positions(meeting & live.active):
+        places = live.places[at]
         if places.active is not None:
-            offered.append((row, places.active, left * places.admitted))
+            offered.append((at, places.active, left * places.admitted))
             left *= 1.0 - places.admitted
             if left <= 0.0:
                 break
     if not offered:
         return None
-    row, ranked, rest = _draw(offered, draw, 1.0 - left)
-    return Selection(row.name, SelectionReason.ACTIVE, place=ranked.pick(rest))
+    falls = draw * (1.0 - left)
+    for at, ranked, weight in offered:
+        if falls < weight:
+            return Selection(catalogue.rows[at].name, SelectionReason.ACTIVE, place=ranked.pick(falls / weight))
+        falls -= weight
+    at, ranked, _ = offered[-1]  # rounding
+    return Selection(catalogue.rows[at].name, SelectionReason.ACTIVE, place=ranked.pick(_BELOW_ONE))
 
 
-def _busy(meeting: Iterable[tuple[Row, VariantPlaces]], draw: float) -> Selection | None:
-    """Return a busy variant, the least loaded first, weighted by throughput over load; None where none is."""
-    busy = [(row, places.busy) for row, places in meeting if places.busy is not None]
-    if not busy:
+def _inactive(meeting: Mask, asked: Objectives, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
+    """Return the inactive variant that answers soonest and meets the latency with loading; None where none does."""
+    found = np.flatnonzero(meeting & live.inactive)
+    if not found.size:
         return None
-    busy.sort(key=lambda each: each[1].least_load)
-    offered = [(row, ranked, max(row.qps, 1e-9) * ranked.weight) for row, ranked in busy]
-    row, ranked, rest = _draw(offered, draw, sum(weight for _, _, weight in offered))
-    return Selection(row.name, SelectionReason.BUSY, place=ranked.pick(rest))
+    at = int(found[catalogue.loaded_ms[found].argmin()])  # the first of the least: ties in the order of dollars
+    row, places = catalogue.rows[at], live.places[at].inactive
+    if places is None or (asked.latency_ms is not None and row.loaded_ms > asked.latency_ms):
+        return None
+    return Selection(row.name, SelectionReason.INACTIVE, place=places.pick(draw))
 
 
-def _draw(offered: list[tuple[Row, Ranked, float]], draw: float, total: float) -> tuple[Row, Ranked, float]:
-    """Return what a draw falls on by weight, with the draw within it, in [0, 1) again."""
-    at = draw * total
-    for row, ranked, weight in offered:
-        if at < weight:
-            return row, ranked, at / weight
-        at -= weight
-    row, ranked, _ = offered[-1]  # rounding
-    return row, ranked, _BELOW_ONE
+def _busy(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
+    """Return a busy variant, the least loaded first, weighted by throughput over load; None where none is."""
+    found = np.flatnonzero(meeting & live.busy)
+    if not found.size:
+        return None
+    found = found[live.busy_load[found].argsort(kind="stable")]
+    weights = live.busy_weight[found].cumsum()
+    falls = draw * float(weights[-1])
+    nth = min(int(weights.searchsorted(falls, side="right")), found.size - 1)
+    at = int(found[nth])
+    before = float(weights[nth - 1]) if nth else 0.0
+    within = min(max(0.0, (falls - before) / float(live.busy_weight[at])), _BELOW_ONE)
+    ranked = live.places[at].busy
+    return Selection(catalogue.rows[at].name, SelectionReason.BUSY, place=ranked.pick(within) if ranked else "")
 
 
-def _nearest(rows: Rows, asked: Objectives, states: States, draw: float) -> Selection:
+def _nearest(asked: Objectives, catalogue: Catalogue, live: Live, draw: float) -> Selection:
     """Return the variant that misses the objectives by least, of those that a place could answer if there are any.
 
     Ties: one that is not busy, then dollars, latency, name.
     """
-    scale = asked.max_cost_usd or rows.rows[-1].usd or 1.0
-    best: tuple[bool, float, bool, int] | None = None
-    nearest, where = rows.rows[0], rows.rows[0].unseen
-    for at, row in enumerate(rows.rows):
-        places = states.by_variant.get(row.name, row.unseen)
-        rank = (_is_nowhere(places), _distance(row, asked, _latency_ms(row, places), scale), _is_busy(places), at)
-        if best is None or rank < best:
-            best, nearest, where = rank, row, places
-    return _at(nearest, asked, where, SelectionReason.NEAREST, draw)
+    among = catalogue.among(asked)
+    possible = among & live.somewhere
+    found = np.flatnonzero(possible if possible.any() else among)
+    distances = _distances(asked, catalogue, live)[found]
+    tied = found[distances == distances.min()]
+    free = tied[~(live.busy & ~live.active)[tied]]
+    at = int(free[0] if free.size else tied[0])
+    return _at(at, asked, catalogue, live, SelectionReason.NEAREST, draw)
 
 
-def _at(row: Row, asked: Objectives, places: VariantPlaces, reason: SelectionReason, draw: float) -> Selection:
+def _distances(asked: Objectives, catalogue: Catalogue, live: Live) -> npt.NDArray[np.float64]:
+    """Return each variant's sum of misses relative to what was asked for: a tenth too late is a tenth too dear.
+
+    Dollars above an objective of 0 are relative to the dearest variant's.
+    """
+    distances = np.zeros(len(catalogue))
+    if asked.latency_ms is not None:
+        distances += np.maximum(live.latency_ms - asked.latency_ms, 0.0) / asked.latency_ms
+    if asked.min_accuracy:
+        distances += np.maximum(asked.min_accuracy - catalogue.accuracy, 0.0) / asked.min_accuracy
+    if asked.max_cost_usd is not None:
+        scale = asked.max_cost_usd or catalogue.rows[-1].usd or 1.0
+        distances += np.maximum(catalogue.usd - asked.max_cost_usd, 0.0) / scale
+    return distances
+
+
+def _at(
+    at: int, asked: Objectives, catalogue: Catalogue, live: Live, reason: SelectionReason, draw: float
+) -> Selection:
     """Return a selection of a variant at the best of its places, with what it misses there."""
+    places = live.places[at]
     ranked = places.active or places.busy or places.inactive
-    missed = _missed(row, asked, _latency_ms(row, places))
-    return Selection(row.name, reason, missed, place=ranked.pick(draw) if ranked else "")
+    missed = _missed(at, asked, catalogue, float(live.latency_ms[at]))
+    return Selection(catalogue.rows[at].name, reason, missed, place=ranked.pick(draw) if ranked else "")
 
 
-def _latency_ms(row: Row, places: VariantPlaces) -> float:
-    """Return a query's time where the variant is: with loading where it is not loaded anywhere."""
-    return row.latency_ms if places.active or places.busy else row.loaded_ms
-
-
-def _is_busy(places: VariantPlaces) -> bool:
-    return places.active is None and places.busy is not None
-
-
-def _is_nowhere(places: VariantPlaces) -> bool:
-    return not (places.active or places.busy or places.inactive)
-
-
-def _missed(row: Row, asked: Objectives, latency_ms: float) -> dict[str, float]:
+def _missed(at: int, asked: Objectives, catalogue: Catalogue, latency_ms: float) -> dict[str, float]:
     """Return by how much a variant misses each objective, in its unit; without those that it meets."""
+    row = catalogue.rows[at]
     missed: dict[str, float] = {}
     if asked.latency_ms is not None and latency_ms > asked.latency_ms:
         missed["latency_ms"] = latency_ms - asked.latency_ms
@@ -147,16 +163,6 @@ def _missed(row: Row, asked: Objectives, latency_ms: float) -> dict[str, float]:
     return missed
 
 
-def _distance(row: Row, asked: Objectives, latency_ms: float, usd: float) -> float:
-    """Return the sum of the misses, each relative to what was asked for: a tenth too late is a tenth too dear.
-
-    `usd` is the objective, or the dearest variant's dollars where it is 0.
-    """
-    distance = 0.0
-    if asked.latency_ms is not None and latency_ms > asked.latency_ms:
-        distance += (latency_ms - asked.latency_ms) / asked.latency_ms
-    if asked.min_accuracy is not None and row.accuracy < asked.min_accuracy:
-        distance += (asked.min_accuracy - row.accuracy) / asked.min_accuracy
-    if asked.max_cost_usd is not None and row.usd > asked.max_cost_usd:
-        distance += (row.usd - asked.max_cost_usd) / usd
-    return distance
+def _positions(mask: Mask) -> list[int]:
+    positions: list[int] = mask.nonzero()[0].tolist()
+    return positions

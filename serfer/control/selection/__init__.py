@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from serfer.control.selection.catalogue import Catalogue
 from serfer.control.selection.places import FUNCTIONS, PlaceState, States
+from serfer.control.selection.plugged_in import DEFAULT, make_selector
 from serfer.control.selection.select import InfaasSelector, Selector, draw_of
 from serfer.control.selection.states import THRESHOLDS, StateTracker, Thresholds, VariantSignals, next_state
 
 __all__ = [
+    "DEFAULT",
     "FUNCTIONS",
     "THRESHOLDS",
     "Catalogue",
@@ -26,5 +28,6 @@ __all__ = [
     "Thresholds",
     "VariantSignals",
     "draw_of",
+    "make_selector",
     "next_state",
 ]

@@ -39,22 +39,23 @@ class Row:
 class Live:
     """The states of a catalogue's variants, in its order: prepared once an update.
 
-    `latency_ms` is a query's time where the variant is: with loading where it is not loaded anywhere.
+    `active`, `inactive` and `loaded` (active or busy) say which have such a place. `latency_ms` is a query's time where
+    the variant is: with loading where it is not loaded anywhere. `load` is the least of its loaded places', `weight`
+    the sum of their throughputs over their loads.
     """
 
-    __slots__ = ("active", "busy", "busy_load", "busy_weight", "inactive", "latency_ms", "places", "somewhere")
+    __slots__ = ("active", "inactive", "latency_ms", "load", "loaded", "places", "weight")
 
     def __init__(self, rows: tuple[Row, ...], states: States) -> None:
         """Look each variant's places up."""
         self.places = tuple(states.by_variant.get(row.name, row.unseen) for row in rows)
         self.active = np.array([each.active is not None for each in self.places])
         self.inactive = np.array([each.inactive is not None for each in self.places])
-        self.busy = np.array([each.busy is not None for each in self.places])
-        self.somewhere = self.active | self.busy | self.inactive
+        self.loaded = np.array([each.loaded is not None for each in self.places])
         at = list(zip(rows, self.places, strict=True))
-        self.latency_ms = np.array([row.latency_ms if each.is_loaded else row.loaded_ms for row, each in at])
-        self.busy_load = np.array([each.busy.least_load if each.busy else 0.0 for each in self.places])
-        self.busy_weight = np.array([row.qps * each.busy.weight if each.busy else 0.0 for row, each in at])
+        self.latency_ms = np.array([row.latency_ms if each.loaded else row.loaded_ms for row, each in at])
+        self.load = np.array([each.loaded.least_load if each.loaded else 0.0 for each in self.places])
+        self.weight = np.array([row.qps * each.loaded.weight if each.loaded else 0.0 for row, each in at])
 
 
 class Catalogue:
@@ -82,8 +83,15 @@ class Catalogue:
         """Return the number of variants."""
         return len(self.rows)
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether a variant has that name."""
+        return name in self._by_name
+
     def live(self, states: States) -> Live:
-        """Return the variants' states, prepared when states are seen for the first time."""
+        """Return the variants' states, prepared when these states are first seen.
+
+        That takes as long as ten selections: call it when new states arrive, so that no query waits for it.
+        """
         kept = self._live
         if kept is None or kept[0] is not states:
             self._live = kept = states, Live(self.rows, states)

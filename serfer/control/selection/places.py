@@ -13,8 +13,9 @@ from serfer.core.variants import VariantState
 FUNCTIONS: Final = "functions"
 """The place of all functions; that of an instance is its name or address."""
 _LEAST: Final = 0.05
-"""What a load or a weight counts at least where it divides or is divided by."""
-_BUSY: Final = frozenset({VariantState.OVERLOADED, VariantState.INTERFERED})
+"""The least weight of a place among its like."""
+_MODERATE: Final = (0.5, 1.5)
+"""What a load counts at least and at most where queries are divided by it: a queue of a period ago may be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +56,20 @@ class Ranked:
 class VariantPlaces:
     """The places of a variant by state; None for a state that none is in.
 
-    `admitted` is the mean of the active places' shares.
+    `loaded` has active and busy places, `admitted` is the mean of the active places' shares.
     """
 
-    __slots__ = ("active", "admitted", "busy", "inactive")
+    __slots__ = ("active", "admitted", "inactive", "loaded")
 
     def __init__(self, places: Sequence[PlaceState]) -> None:
         """Divide places by state."""
         active = [each for each in places if each.state == VariantState.ACTIVE]
         inactive = [each for each in places if each.state == VariantState.INACTIVE]
-        busy = [each for each in places if each.state in _BUSY]
+        loaded = [each for each in places if each.state != VariantState.INACTIVE]
         self.admitted = sum(each.admitted for each in active) / len(active) if active else 0.0
         self.active = Ranked((each, each.admitted * _spare(each.load)) for each in active) if active else None
         self.inactive = Ranked((each, _spare(each.load)) for each in inactive) if inactive else None
-        self.busy = Ranked((each, 1 / max(each.load, _LEAST)) for each in busy) if busy else None
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the variant is loaded anywhere."""
-        return self.active is not None or self.busy is not None
+        self.loaded = Ranked((each, 1 / _moderate(each.load)) for each in loaded) if loaded else None
 
 
 class States:
@@ -95,3 +91,8 @@ def _spare(load: float) -> float:
     By 1 - load, what two places take would swing ever wider from half of a load of 2/3 on (docs: selection.md).
     """
     return max(_LEAST, 2.0 - load)
+
+
+def _moderate(load: float) -> float:
+    least, most = _MODERATE
+    return min(most, max(least, load))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serfer.control.selection.catalogue import Catalogue, Live, Mask
-from serfer.control.selection.places import Ranked, States
+from serfer.control.selection.places import States
 from serfer.core.variants import Objectives, Selection, SelectionReason
 
 _BELOW_ONE: Final = 1.0 - 2**-53
@@ -30,9 +30,9 @@ class InfaasSelector:
     """INFaaS' policy: the cheapest active variant, else the soonest inactive one, else a busy one, else the nearest.
 
     Which of several active variants answers depends on the draw and on what each admits: the cheapest takes the share
-    that keeps its load at the target, the next one its share of the rest, and so on; what none admits is divided
-    alike. With a draw of 0, or where all have room, that is the paper's rule to the letter: the cheapest active
-    variant, at its least loaded place.
+    that keeps its load at the target, the next one its share of the rest, and so on; what none admits is divided among
+    all that are loaded, by throughput over load. With a draw of 0, or where the cheapest has room, that is the paper's
+    rule to the letter: the cheapest active variant, at its least loaded place.
     """
 
     def get_variant(self, asked: Objectives, catalogue: Catalogue, states: States, draw: float) -> Selection:
@@ -44,7 +44,7 @@ class InfaasSelector:
         return (
             _active(meeting, catalogue, live, draw)
             or _inactive(meeting, asked, catalogue, live, draw)
-            or _busy(meeting, catalogue, live, draw)
+            or _loaded(meeting, catalogue, live, draw)
             or _nearest(asked, catalogue, live, draw)
         )
 
@@ -61,24 +61,16 @@ def draw_of(query: str) -> float:
 
 def _active(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
     """Return the active variant that a draw falls on, the cheapest first; None where none is active."""
-    offered: list[tuple[int, Ranked, float]] = []
-    left = 1.0
-    for at in _positions(meeting & live.active):
+    active = _positions(meeting & live.active)
+    taken = 0.0
+    for at in active:
         places = live.places[at]
-        if places.active is not None:
-            offered.append((at, places.active, left * places.admitted))
-            left *= 1.0 - places.admitted
-            if left <= 0.0:
-                break
-    if not offered:
-        return None
-    falls = draw * (1.0 - left)
-    for at, ranked, weight in offered:
-        if falls < weight:
-            return Selection(catalogue.rows[at].name, SelectionReason.ACTIVE, place=ranked.pick(falls / weight))
-        falls -= weight
-    at, ranked, _ = offered[-1]  # rounding
-    return Selection(catalogue.rows[at].name, SelectionReason.ACTIVE, place=ranked.pick(_BELOW_ONE))
+        takes = (1.0 - taken) * places.admitted
+        if draw < taken + takes and places.active is not None:
+            within = min((draw - taken) / takes, _BELOW_ONE)
+            return Selection(catalogue.rows[at].name, SelectionReason.ACTIVE, place=places.active.pick(within))
+        taken += takes
+    return _loaded(meeting, catalogue, live, (draw - taken) / (1.0 - taken)) if active and taken < 1.0 else None
 
 
 def _inactive(meeting: Mask, asked: Objectives, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
@@ -93,20 +85,21 @@ def _inactive(meeting: Mask, asked: Objectives, catalogue: Catalogue, live: Live
     return Selection(row.name, SelectionReason.INACTIVE, place=places.pick(draw))
 
 
-def _busy(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
-    """Return a busy variant, the least loaded first, weighted by throughput over load; None where none is."""
-    found = np.flatnonzero(meeting & live.busy)
+def _loaded(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
+    """Return a loaded variant, be it busy, by throughput over load, the least loaded first; None without one."""
+    found = np.flatnonzero(meeting & live.loaded)
     if not found.size:
         return None
-    found = found[live.busy_load[found].argsort(kind="stable")]
-    weights = live.busy_weight[found].cumsum()
+    found = found[live.load[found].argsort(kind="stable")]
+    weights = live.weight[found].cumsum()
     falls = draw * float(weights[-1])
     nth = min(int(weights.searchsorted(falls, side="right")), found.size - 1)
     at = int(found[nth])
     before = float(weights[nth - 1]) if nth else 0.0
-    within = min(max(0.0, (falls - before) / float(live.busy_weight[at])), _BELOW_ONE)
-    ranked = live.places[at].busy
-    return Selection(catalogue.rows[at].name, SelectionReason.BUSY, place=ranked.pick(within) if ranked else "")
+    within = min(max(0.0, (falls - before) / float(live.weight[at])), _BELOW_ONE)
+    reason = SelectionReason.ACTIVE if live.active[at] else SelectionReason.BUSY
+    ranked = live.places[at].loaded
+    return Selection(catalogue.rows[at].name, reason, place=ranked.pick(within) if ranked else "")
 
 
 def _nearest(asked: Objectives, catalogue: Catalogue, live: Live, draw: float) -> Selection:
@@ -115,11 +108,11 @@ def _nearest(asked: Objectives, catalogue: Catalogue, live: Live, draw: float) -
     Ties: one that is not busy, then dollars, latency, name.
     """
     among = catalogue.among(asked)
-    possible = among & live.somewhere
+    possible = among & (live.loaded | live.inactive)
     found = np.flatnonzero(possible if possible.any() else among)
     distances = _distances(asked, catalogue, live)[found]
     tied = found[distances == distances.min()]
-    free = tied[~(live.busy & ~live.active)[tied]]
+    free = tied[(live.active | ~live.loaded)[tied]]
     at = int(free[0] if free.size else tied[0])
     return _at(at, asked, catalogue, live, SelectionReason.NEAREST, draw)
 
@@ -145,7 +138,7 @@ def _at(
 ) -> Selection:
     """Return a selection of a variant at the best of its places, with what it misses there."""
     places = live.places[at]
-    ranked = places.active or places.busy or places.inactive
+    ranked = places.active or places.loaded or places.inactive
     missed = _missed(at, asked, catalogue, float(live.latency_ms[at]))
     return Selection(catalogue.rows[at].name, reason, missed, place=ranked.pick(draw) if ranked else "")
 

@@ -70,8 +70,9 @@ class Thresholds:
     and 1.25. `cold`: where half of the queries meet a cold start, a query has to count it; a quarter to return (ours).
 
     `target` is the load that a place is filled to before the next dearer variant shares: the paper's 80% (4.2.3). The
-    admitted share moves by (target / load) ** gain: 0.5 is stable where states are a period old (docs: selection.md);
-    it at most halves or grows by `growth` a period, stays above `least`, and is `first` when a place becomes active.
+    admitted share moves by (target / load) ** gain: a quarter is the largest gain that does not swing where states are
+    a period old (docs/explanation/selection.md). In a period it falls to `cut` at least, and to that where the variant
+    is interfered; it grows by `growth` at most, stays above `least`, and is `first` when a place becomes active.
     """
 
     period_s: Annotated[float, Bounds(0.1, 60.0)] = 2.0
@@ -87,7 +88,7 @@ class Thresholds:
     cold: Annotated[float, Bounds(0.0, 1.0, above=True)] = 0.5
     warmed: Annotated[float, Bounds(0.0, 1.0, above=True)] = 0.25
     target: Annotated[float, Bounds(0.0, above=True)] = 0.8
-    gain: Annotated[float, Bounds(0.0, 1.0, above=True)] = 0.5
+    gain: Annotated[float, Bounds(0.0, 1.0, above=True)] = 0.25
     growth: Annotated[float, Bounds(1.0, 10.0)] = 1.5
     cut: Annotated[float, Bounds(0.0, 1.0, above=True)] = 0.5
     least: Annotated[float, Bounds(0.0, 1.0, above=True)] = 0.02
@@ -118,8 +119,8 @@ def _is_overloaded(before: VariantState, seen: VariantSignals, at: Thresholds) -
 
 def _is_interfered(before: VariantState, seen: VariantSignals, at: Thresholds) -> bool:
     is_already = before == VariantState.INTERFERED
-    if seen.latency_ratio is None:
-        return is_already and seen.share > 0  # slow queries that have not ended yet are no recovery
+    if seen.latency_ratio is None:  # avoided, it would never be seen to be fast again: few queries try it
+        return False
     if seen.place == Place.INSTANCE:
         return seen.latency_ratio >= (at.undisturbed_instance if is_already else at.interfered_instance)
     return seen.latency_ratio >= (at.undisturbed_functions if is_already else at.interfered_functions)
@@ -158,4 +159,6 @@ class StateTracker:
         factor: float = (self._at.target / max(seen.load, _LEAST_LOAD)) ** self._at.gain
         is_busy = state != VariantState.ACTIVE or before.state != VariantState.ACTIVE
         most = 1.0 if is_busy else self._at.growth
+        if state == VariantState.INTERFERED:
+            most = self._at.cut
         return min(1.0, max(self._at.least, before.admitted * min(most, max(self._at.cut, factor))))

@@ -45,7 +45,7 @@ class SelectionReason(StrEnum):
     ACTIVE = "the cheapest active variant that meets the objectives"
     INACTIVE = "the inactive variant that meets them soonest, loading included"
     NEAREST = "no variant meets the objectives: the nearest one"
-    BUSY = "every variant that meets the objectives is overloaded or interfered: the least loaded one"
+    BUSY = "the variants that meet the objectives are overloaded, interfered or full: the least loaded first"
     NAMED = "named by the query"
 
 

@@ -12,6 +12,7 @@ COMMANDS = {
     "halves": ("bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
     "mark": ("bench.policies.mark_evaluation:command", "MArk's evaluation redone, beside its published factors."),
     "select": ("bench.selection.select:command", "Time the selection of a variant among 200, beside INFaaS' figures."),
+    "infaas": ("bench.selection.figure6:command", "INFaaS' figure 6 redone, beside its published factors."),
     "autoscaling": ("bench.selection.scaling:command", "INFaaS' greedy scaling against its integer programme."),
     "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),

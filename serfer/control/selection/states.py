@@ -142,6 +142,11 @@ class StateTracker:
             by_variant.setdefault(variant, []).append(state)
         return States(by_variant)
 
+    def state(self, variant: str, place: str) -> VariantState:
+        """Return the state of a variant at a place, as last observed."""
+        kept = self._kept.get((variant, place))
+        return kept.state if kept else VariantState.INACTIVE
+
     def _next(self, key: tuple[str, str], seen: VariantSignals) -> PlaceState:
         before = self._kept.get(key) or PlaceState(key[1], VariantState.INACTIVE, 0.0, self._at.first)
         state = next_state(before.state, seen, self._at)

@@ -39,23 +39,38 @@ class GreedyScaler:
         self._waited: dict[str, int] = {}
 
     def observe(self, seen: LoadObservation) -> ScalingPlan:
-        """Return what to load or unload now; the load counts as growing where headroom is below the threshold."""
-        supported = capacity(self._variants, seen.running)
-        if supported < seen.rate * self._options.slack_threshold:
+        """Return what to load or unload now: more where headroom is too small, or all that runs is overloaded.
+
+        An overloaded variant may have headroom by its profile, where queries come unevenly: then the slack is missing.
+        """
+        wanted = seen.rate * self._options.slack_threshold
+        missing = wanted - capacity(self._variants, seen.running)
+        running = {name for name, count in seen.running.items() if count}
+        if running and running <= seen.overloaded:
+            missing = max(missing, wanted - seen.rate)
+        if missing > 0:
             self._waited.clear()
-            return self._up(seen, seen.rate * self._options.slack_threshold - supported)
+            return self._up(seen, missing)
         return self._down(seen)
 
     def _up(self, seen: LoadObservation, missing_qps: float) -> ScalingPlan:
-        """Return the cheapest of replicating and upgrading; of what fits the worker if anything does."""
+        """Return the cheapest of replicating and upgrading that fits, else as much as fits, and the rest elsewhere."""
         actions = sorted(self._ups(seen, missing_qps))
         for action in actions:
             if self._fits(seen, dict(action.changes)):
                 return ScalingPlan(dict(action.changes), action.reason)
         if not actions:
             return ScalingPlan({}, "no variant meets the SLO", short_qps=missing_qps)
-        best = actions[0]
-        return ScalingPlan({}, f"{best.reason}, on another worker", dict(best.changes), missing_qps)
+        parts = [self._part(seen, action, missing_qps) for action in actions]
+        return min(parts, key=lambda part: part.short_qps)  # the first of the least: the cheapest of them
+
+    def _part(self, seen: LoadObservation, action: _Action, missing_qps: float) -> ScalingPlan:
+        """Return as much of an action as there is room for; the rest is for another worker (constraint 3)."""
+        [(name, count)] = action.changes
+        room = next(fit for fit in range(count - 1, -1, -1) if not fit or self._fits(seen, {name: fit}))
+        here = {name: room} if room else {}
+        short = missing_qps - room * self._by_name[name].qps
+        return ScalingPlan(here, f"{action.reason}, {count - room} of them elsewhere", {name: count - room}, short)
 
     def _ups(self, seen: LoadObservation, missing_qps: float) -> Iterator[_Action]:
         """Yield how each running variant, or nothing, could be replicated or upgraded to support what is missing."""

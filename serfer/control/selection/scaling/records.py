@@ -64,13 +64,14 @@ class LoadObservation:
     """What a scaler sees once a slot: the application's queries a second (L), its SLO (S), what runs and what there is.
 
     `running` counts instances by variant (N). `available` is the total of each resource type (R_total), in use or not;
-    a type that it lacks is unlimited.
+    a type that it lacks is unlimited. `overloaded` are running variants that are overloaded wherever they run (4.1).
     """
 
     rate: Annotated[float, Bounds(0.0)]
     slo_ms: Annotated[float, Bounds(0.0, above=True)]
     running: Mapping[str, int] = field(default_factory=dict)
     available: Mapping[str, float] = field(default_factory=dict)
+    overloaded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,13 @@ def test_what_the_worker_has_no_room_for_is_asked_of_another_only_where_nothing_
     assert (plan.changes, plan.elsewhere) == ({}, {"inferentia": 1})
 
 
+def test_as_much_as_there_is_room_for_is_loaded_and_the_rest_asked_of_another_worker():
+    room = {"inferentia cores": 3.0, "gpu memory": 1.0, "cores": 16.0}
+    plan = observe(700.0, {"cpu": 2}, available=room)
+    assert (plan.changes, plan.elsewhere) == ({"inferentia": 3}, {"inferentia": 5})
+    assert plan.short_qps == pytest.approx(700.0 * 1.05 - 310.0)
+
+
 def test_an_instance_that_is_not_needed_goes_after_its_loading_time_in_slots():
     scaler = GreedyScaler(ALL)
     changes = [observe(4.0, {"cpu": 2}, scaler=scaler).changes for _ in range(5)]
@@ -69,6 +76,14 @@ def test_an_accelerator_is_downgraded_to_cheaper_hardware_that_supports_the_load
     changes = [observe(8.0, {"inferentia": 1}, scaler=scaler).changes for _ in range(6)]
     assert changes == [{}] * 5 + [{"inferentia": -1, "cpu": 2}]
     assert observe(8.0, {"inferentia": 1}, slo_ms=50.0, scaler=scaler).changes == {}
+
+
+def test_a_network_that_is_overloaded_wherever_it_runs_gets_another_instance_despite_headroom():
+    seen = {name: LoadObservation(8.0, 300.0, {"cpu": 2}, {}, frozenset(name)) for name in ((), ("cpu",))}
+    assert GreedyScaler(ALL).observe(seen[()]).changes == {}
+    assert GreedyScaler(ALL).observe(seen["cpu",]).changes == {"cpu": 1}
+    mixed = LoadObservation(8.0, 300.0, {"cpu": 2, "inferentia": 1}, {}, frozenset(["cpu"]))
+    assert GreedyScaler(ALL).observe(mixed).changes == {}
 
 
 @pytest.mark.parametrize("seed", range(40))

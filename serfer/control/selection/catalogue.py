@@ -13,11 +13,15 @@ from serfer.core.errors import UsageError
 from serfer.core.variants import Objectives, Place, Variant, VariantState
 
 Mask = npt.NDArray[np.bool_]
+Key = tuple[float | None, float | None, float | None, str | None]
+"""Latency, accuracy, dollars and network that a query asks for."""
 
 _COLD: Final = VariantPlaces([PlaceState(FUNCTIONS, VariantState.INACTIVE)])
 _NOWHERE: Final = VariantPlaces([])
 _NAMED: Final = 20
 """Names that an error has at most."""
+_KEPT: Final = 1000
+"""Objectives whose nearest variant is remembered while states stay."""
 _LEAST_QPS: Final = 1e-9
 
 
@@ -44,10 +48,11 @@ class Live:
     the sum of their throughputs over their loads.
     """
 
-    __slots__ = ("active", "inactive", "latency_ms", "load", "loaded", "places", "weight")
+    __slots__ = ("active", "inactive", "latency_ms", "load", "loaded", "nearest", "places", "weight")
 
     def __init__(self, rows: tuple[Row, ...], states: States) -> None:
         """Look each variant's places up."""
+        self.nearest: dict[Key, int] = {}
         self.places = tuple(states.by_variant.get(row.name, row.unseen) for row in rows)
         self.active = np.array([each.active is not None for each in self.places])
         self.inactive = np.array([each.inactive is not None for each in self.places])
@@ -56,6 +61,13 @@ class Live:
         self.latency_ms = np.array([row.latency_ms if each.loaded else row.loaded_ms for row, each in at])
         self.load = np.array([each.loaded.least_load if each.loaded else 0.0 for each in self.places])
         self.weight = np.array([row.qps * each.loaded.weight if each.loaded else 0.0 for row, each in at])
+
+    def keep_nearest(self, key: Key, at: int) -> int:
+        """Keep which variant is nearest to objectives, for so many of them, and return it."""
+        if len(self.nearest) >= _KEPT:
+            self.nearest.clear()
+        self.nearest[key] = at
+        return at
 
 
 class Catalogue:

@@ -41,12 +41,16 @@ class InfaasSelector:
         if asked.variant is not None:
             return _at(catalogue.named(asked.variant), asked, catalogue, live, SelectionReason.NAMED, draw)
         meeting = catalogue.meeting(asked)
-        return (
-            _active(meeting, catalogue, live, draw)
-            or _inactive(meeting, asked, catalogue, live, draw)
-            or _loaded(meeting, catalogue, live, draw)
-            or _nearest(asked, catalogue, live, draw)
+        chosen = (
+            (
+                _active(meeting, catalogue, live, draw)
+                or _inactive(meeting, asked, catalogue, live, draw)
+                or _loaded(meeting, catalogue, live, draw)
+            )
+            if meeting.any()
+            else None
         )
+        return chosen or _at(_nearest(asked, catalogue, live), asked, catalogue, live, SelectionReason.NEAREST, draw)
 
 
 def draw_of(query: str) -> float:
@@ -102,19 +106,21 @@ def _loaded(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Sel
     return Selection(catalogue.rows[at].name, reason, place=ranked.pick(within) if ranked else "")
 
 
-def _nearest(asked: Objectives, catalogue: Catalogue, live: Live, draw: float) -> Selection:
+def _nearest(asked: Objectives, catalogue: Catalogue, live: Live) -> int:
     """Return the variant that misses the objectives by least, of those that a place could answer if there are any.
 
-    Ties: one that is not busy, then dollars, latency, name.
+    Ties: one that is not busy, then dollars, latency, name. Queries that ask for the same find it again.
     """
+    key = (asked.latency_ms, asked.min_accuracy, asked.max_cost_usd, asked.network)
+    if (kept := live.nearest.get(key)) is not None:
+        return kept
     among = catalogue.among(asked)
     possible = among & (live.loaded | live.inactive)
     found = np.flatnonzero(possible if possible.any() else among)
     distances = _distances(asked, catalogue, live)[found]
     tied = found[distances == distances.min()]
     free = tied[(live.active | ~live.loaded)[tied]]
-    at = int(free[0] if free.size else tied[0])
-    return _at(at, asked, catalogue, live, SelectionReason.NEAREST, draw)
+    return live.keep_nearest(key, int(free[0] if free.size else tied[0]))
 
 
 def _distances(asked: Objectives, catalogue: Catalogue, live: Live) -> npt.NDArray[np.float64]:

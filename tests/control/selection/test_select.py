@@ -102,6 +102,20 @@ def test_the_nearest_variant_misses_by_the_least_sum_of_relative_misses():
     assert (chosen.variant, chosen.reason, set(chosen.missed)) == ("wrong", SelectionReason.NEAREST, {"min_accuracy"})
 
 
+def test_what_is_remembered_of_the_nearest_variant_is_of_the_states_and_objectives_at_hand():
+    variants = [variant("slow", latency=60.0, accuracy=0.9), variant("wrong", accuracy=0.5)]
+    catalogue, selector = Catalogue(variants), InfaasSelector()
+    active, without = states(slow=[(ACTIVE, 0.0)], wrong=[(ACTIVE, 0.0)]), states(wrong=[(ACTIVE, 0.0)])
+    strict, lenient = Objectives(latency_ms=50.0, min_accuracy=0.85), Objectives(latency_ms=20.0, min_accuracy=0.6)
+    for _ in range(2):
+        assert selector.get_variant(strict, catalogue, active, 0.0).variant == "slow"
+        assert selector.get_variant(strict, catalogue, without, 0.0).variant == "wrong"
+        assert selector.get_variant(lenient, catalogue, active, 0.0).variant == "wrong"
+    for at in range(1100):  # more than are remembered
+        selector.get_variant(Objectives(latency_ms=1.0 + at / 1000, min_accuracy=0.85), catalogue, active, 0.0)
+    assert len(catalogue.live(active).nearest) <= 1000
+
+
 def test_a_variant_of_instances_without_an_instance_is_selected_only_where_there_is_nothing_else():
     gpu, functions = variant("gpu", usd=1e-9), variant("functions", kind="", place=Place.FUNCTIONS)
     assert select([gpu, functions], States({})).variant == "functions"

@@ -1,13 +1,10 @@
 """The state machine of a variant at a place, kept from signals (INFaaS, section 4, figure 4).
 
-                            loaded or warm
-                INACTIVE ────────────────────► ACTIVE ◄─────────────┐
-                   ▲  ▲                         │   ▲               │ neither any more
-                   │  │ unloaded, most are cold,│   │               │
-                   │  └─ or unseen for `lost_s` │   │               │
-                   │                            ▼   │               │
-                   │      at its peak: OVERLOADED ──┤ INTERFERED ───┘ slower than profiled, not overloaded
-                   └───────────── from any ─────────┘
+    INACTIVE ──► ACTIVE           loaded, or environments are warm
+    ACTIVE ──► OVERLOADED         at its peak: utilisation, a queue, or throttles
+    ACTIVE ──► INTERFERED         not overloaded, but slower than profiled
+    OVERLOADED, INTERFERED ──► ACTIVE, and to one another, as signals say
+    any ──► INACTIVE              unloaded, most queries met a cold start, or not seen for `lost_s`
 
 A threshold to leave a state is below the one to enter it, so that a signal beside a threshold does not flap.
 """

@@ -116,5 +116,5 @@ def has_room(variants: Sequence[InstanceCosts], running: Mapping[str, int], avai
 
 
 def changed(running: Mapping[str, int], changes: Mapping[str, int]) -> dict[str, int]:
-    """Return what runs after changes; raises nothing: a plan never unloads more than runs."""
+    """Return what runs after changes."""
     return {name: running.get(name, 0) + changes.get(name, 0) for name in {**running, **changes}}

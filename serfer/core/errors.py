@@ -19,6 +19,7 @@
     ├── UnavailableError                4      something we need is not there
     │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
+    │   ├── NetworkLoadError                   an instance could not load a network
     │   ├── GangStalledError                   a member of a gang waited in vain for another's borders
     │   ├── LambdaUnavailableError
     │   │   └── LambdaThrottledError           the account's concurrency is used up
@@ -136,6 +137,10 @@ class MissingExtraError(UnavailableError, ModuleNotFoundError):
 
 class StoreUnavailableError(UnavailableError):
     """The store does not answer."""
+
+
+class NetworkLoadError(UnavailableError):
+    """An instance could not load a network; a later query tries again."""
 
 
 class GangStalledError(UnavailableError):

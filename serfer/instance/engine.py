@@ -26,10 +26,10 @@ from serfer.control.busy_window import BusyWindow
 from serfer.control.dispatch import Batching, QueuedQuery, ServiceTimeEstimator, choose, predicted_lateness_s
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.plan import Plan
+from serfer.core.signals import EngineSignals
 from serfer.core.units import FLOAT_BYTES, MS_PER_S
 from serfer.instance.device import Device, Offer
 from serfer.instance.network import Array, Network
-from serfer.instance.signals import EngineSignals
 from serfer.pipeline.reference import normalised
 
 _CLOSING = "the instance is closing"
@@ -59,7 +59,8 @@ class Engine:
 
     It computes on a device that other engines may share. `name` is what answers call the instance; `trouble` is why the
     last batch failed, empty where it did not. Without a network queries wait for one that is expected at `ready_at`, in
-    seconds on the loop's clock. `on_rest` is called whenever nothing waits or is computed any more.
+    seconds on the loop's clock. `on_missing` is called when a query is queued and there is none, `on_rest` whenever
+    nothing waits or is computed any more.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Engine:
         name: str,
         device: Device,
         on_rest: Callable[[], None] = lambda: None,
+        on_missing: Callable[[], None] = lambda: None,
     ) -> None:
         self.counts = Counts()
         self.trouble = ""
@@ -83,6 +85,7 @@ class Engine:
         self._name = name
         self._device = device
         self._on_rest = on_rest
+        self._on_missing = on_missing
         self._queue: list[_Entry] = []
         self._preparing = 0  # images that are being normalised
         self._utilised = BusyWindow(device.opened)
@@ -145,7 +148,7 @@ class Engine:
 
     def detach(self) -> Network | None:
         """Return the network, which must have nothing to do, and be without one."""
-        network, self.network = self.network, None
+        network, self.network, self.trouble = self.network, None, ""
         return network
 
     def fail_waiting(self, error: Exception) -> None:
@@ -225,6 +228,8 @@ class Engine:
             self._check_open()
         entry = _Entry(query, images, asyncio.get_running_loop().create_future())
         self._queue.append(entry)
+        if self.network is None:
+            self._on_missing()
         self._device.look()
         try:
             return await entry.answer

@@ -102,7 +102,7 @@ def open_network(plan: Plan, directory: Path, hardware: Hardware, max_batch: int
     Raises UnavailableError where there is no such device, ModelError for a network that has no fp16 form, InputError
     where ONNX Runtime cannot run it.
     """
-    device = _device(hardware.device)
+    device = prepared_device(hardware.device)
     path = directory / plan.unsplit.path
     model: str | bytes = half_precision(path) if hardware.precision == "fp16" else str(path)
     session = _session(model, device, hardware.threads)
@@ -116,6 +116,16 @@ def open_network(plan: Plan, directory: Path, hardware: Hardware, max_batch: int
 def processors() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def prepared_device(chosen: str) -> str:
+    """Return "cuda" with CUDA's libraries loaded, or "cpu"; raises UnavailableError for a GPU that cannot be used."""
+    import onnxruntime as ort  # noqa: PLC0415 - it takes a while to load
+
+    device = _device(chosen)
+    if device == "cuda":
+        ort.preload_dlls()  # finds CUDA and cuDNN where pip has installed them
+    return device
 
 
 def _device(chosen: str) -> str:
@@ -135,7 +145,6 @@ def _session(model: str | bytes, device: str, threads: int | None) -> Any:  # no
     options.inter_op_num_threads = 1
     if device == "cuda":
         options.log_severity_level = 3
-        ort.preload_dlls()  # finds CUDA and cuDNN where pip has installed them
     try:
         return ort.InferenceSession(model, options, providers=_providers(device))
     except Exception as error:  # its errors have no base of their own

@@ -50,7 +50,7 @@ class Resident:
         self.failure = ""
         self.last_used: float | None = None
         self.wanted_until = 0.0
-        self.bringing: asyncio.Task[None] | None = None
+        self.bringing: asyncio.Task[bool | None] | None = None
         self._owner = owner
 
     @property
@@ -146,21 +146,22 @@ class Residents:
         resident, loop = self._all[name], asyncio.get_running_loop()
         resident.wanted_until = loop.time() + patience_s
         self.want(resident)
+        if resident.bringing is None:
+            return
+        loaded = None
         try:
-            if resident.bringing is not None:
-                async with asyncio.timeout(patience_s):
-                    await asyncio.shield(resident.bringing)
+            async with asyncio.timeout(patience_s):
+                loaded = await asyncio.shield(resident.bringing)
         except TimeoutError:
             resident.wanted_until = 0.0
             self._changed()
-        if resident.status == "loaded":
-            return
-        if resident.failure:
+        if loaded is None:
+            raise OverloadedError(
+                f"there was no room for {name} within {patience_s:.0f} s: the other networks have queries to answer",
+                retry_after_s=resident.load_s,
+            )
+        if not loaded:
             raise NetworkLoadError(f"{name} cannot be loaded: {resident.failure}")
-        raise OverloadedError(
-            f"there was no room for {name} within {patience_s:.0f} s: the other networks have queries to answer",
-            retry_after_s=resident.load_s,
-        )
 
     async def unload(self, name: str) -> bool:
         """Unload a network until it is needed again, and return whether it is unloaded: one with queries is not."""
@@ -182,22 +183,30 @@ class Residents:
         if not self._all:
             await asyncio.to_thread(self._thread.shutdown)
 
-    async def _bring(self, resident: Resident) -> None:
-        """Load a network as soon as there is room, as long as a query waits for it or it is wanted."""
+    async def _bring(self, resident: Resident) -> bool | None:
+        """Load a network as soon as there is room, as long as a query waits for it or it is wanted, else return None.
+
+        One that cannot be loaded, False, fails the queries that wait for it, at the end: later ones try again.
+        """
+        loaded = None
         try:
             while True:
                 change = self._change
                 async with self._lock:
                     if (gone := self._victims(resident)) is not None:
                         await self._unload([self._all[name] for name in gone])
-                        await self._open(resident)
-                        return
+                        loaded = await self._open(resident)
+                        break
                 if not resident.engine.waiting and asyncio.get_running_loop().time() >= resident.wanted_until:
-                    return
+                    break
                 await change.wait()
         finally:
             resident.bringing = None
             resident.engine.ready_at = 0.0
+            if loaded is False:
+                error = NetworkLoadError(f"{resident.name} cannot be loaded: {resident.failure}")
+                resident.engine.fail_waiting(error)
+        return loaded
 
     def _victims(self, resident: Resident) -> tuple[str, ...] | None:
         if self.bound is None:
@@ -208,8 +217,8 @@ class Residents:
     def _occupants(self, other: Resident) -> Iterable[Resident]:
         return (one for one in self._all.values() if one is not other and one.held)
 
-    async def _open(self, resident: Resident) -> None:
-        """Load a network; one that cannot be loaded fails the queries that wait for it."""
+    async def _open(self, resident: Resident) -> bool:
+        """Load a network, and return whether that was possible."""
         loop, measured = asyncio.get_running_loop(), resident.measured
         began = loop.time()
         resident.status, resident.held = "loading", measured.load_size
@@ -221,7 +230,6 @@ class Residents:
             line = str(error).partition("\n")[0].replace(str(measured.directory), measured.plan.model)
             resident.failure = line[:_LONGEST] or type(error).__name__
             _log(logging.WARNING, "network not loaded", resident, reason=resident.failure)
-            resident.engine.fail_waiting(NetworkLoadError(f"{resident.name} cannot be loaded: {resident.failure}"))
             await loop.run_in_executor(self._thread, give_back)
         finally:
             resident.status, resident.held = ("loaded", measured.size) if network else ("unloaded", 0)
@@ -232,6 +240,7 @@ class Residents:
             resident.last_used = loop.time()
             _log(logging.INFO, "network loaded", resident, seconds=round(resident.load_s, 3))
             resident.engine.attach(network)
+        return network is not None
 
     async def _unload(self, residents: Sequence[Resident]) -> None:
         """Unload networks that have nothing to do; all of them at once take no more queries."""

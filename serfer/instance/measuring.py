@@ -13,7 +13,7 @@ from serfer.control.batching import Profile
 from serfer.core.plan import Plan
 from serfer.instance.checking import compare, expected
 from serfer.instance.half import converter
-from serfer.instance.memory import used_bytes
+from serfer.instance.memory import begin_peak, peak_bytes, used_bytes
 from serfer.instance.network import Hardware, Network, open_network, prepared_device
 from serfer.instance.profiling import profile
 from serfer.plan_directory import check_artefacts
@@ -51,8 +51,8 @@ def measure(
 ) -> tuple[Network, Measured]:
     """Load a network, compare its answers, profile it, and measure what it takes, while nothing else grows.
 
-    Its bytes are those of its weights' file at least, and on a GPU whose memory cannot be read exactly those. Raises
-    what loading raises, WrongAnswerError where it computes something else than the plan.
+    Its bytes are those of its weights at least, and on a GPU whose memory cannot be read exactly those. Raises what
+    loading raises, WrongAnswerError where it computes something else than the plan.
     """
     progress(f"computing what {plan.model} should answer")
     answer = expected(plan, directory)
@@ -60,16 +60,18 @@ def measure(
         converter()  # imported before anything is measured
     progress(f"loading {plan.model}")
     before = {device: used_bytes(device) for device in ("cpu", prepared_device(hardware.device))}
-    began = time.monotonic()
+    peaks, began = begin_peak(), time.monotonic()
     network = load()
-    load_s = time.monotonic() - began
+    load_s, peak = time.monotonic() - began, peak_bytes() if peaks else None
     device = network.device
     progress(f"comparing {device}'s answers with the unsplit network's")
     loss = compare(plan, network, answer).error
     measured = profile(plan, network, _REPEATS, budget_s=_BUDGET_S, of=min, progress=progress).tidied()
-    used, after, file_bytes = before[device], used_bytes(device), plan.unsplit.bytes
-    size = max(file_bytes, after - used if used is not None and after is not None else 0)
-    load_size = size if device == "cuda" else size + file_bytes  # ONNX Runtime holds the file beside its own copy
+    used, after, least = before[device], used_bytes(device), weight_bytes(plan)
+    size = max(least, after - used if used is not None and after is not None else 0)
+    load_size = size
+    if device == "cpu":  # ONNX Runtime holds what it reads beside its own copy
+        load_size = max(size, peak - used if used is not None and peak is not None else size + least)
     return network, Measured(
         plan=plan,
         directory=directory,
@@ -83,6 +85,12 @@ def measure(
         load_s=load_s,
         stamps=_stamps(plan, directory),
     )
+
+
+def weight_bytes(plan: Plan) -> int:
+    """Return the bytes of the files that a plan's whole network is read from."""
+    files = {function.weights.path: function.weights.bytes for stage in plan.stages for function in stage.functions}
+    return plan.unsplit.bytes + sum(files.values())
 
 
 def load_again(known: Measured, threads: int | None) -> Network:

@@ -45,6 +45,21 @@ def used_bytes(device: str) -> int | None:
     return int(_text(_PROC / "self/statm").split()[1]) * resource.getpagesize()
 
 
+def begin_peak() -> bool:
+    """Measure the peak of resident memory from now on, and return whether that is possible here."""
+    try:
+        (_PROC / "self/clear_refs").write_text("5", encoding="ascii")  # proc(5): VmHWM becomes VmRSS
+    except OSError:
+        return False
+    return True
+
+
+def peak_bytes() -> int:
+    """Return the most bytes that were resident since `begin_peak`."""
+    line = next(line for line in _text(_PROC / "self/status").splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
 def give_back() -> None:
     """Return what is free of the heap to the system, where the C library is GNU's: it keeps most of it otherwise."""
     gc.collect()

@@ -15,7 +15,7 @@ from serfer.core.plan import Plan
 from serfer.core.units import MIB, MS_PER_S
 from serfer.core.wire import MAX_BATCH
 from serfer.instance.engine import Engine
-from serfer.instance.measuring import Measured, load_again, measure
+from serfer.instance.measuring import Measured, load_again, measure, weight_bytes
 from serfer.instance.memory import default_bound, give_back
 from serfer.instance.network import Hardware, Network, load_whole, open_network, prepared_device
 from serfer.instance.residents import Resident, Residents
@@ -127,8 +127,8 @@ def _bound(choices: InstanceChoices, plans: Mapping[str, Plan]) -> int | None:
     if bound is None:
         raise UsageError("the GPU's free memory cannot be read: say with --memory-mb how much of it networks may take")
     for name, plan in plans.items():
-        if plan.unsplit.bytes > bound:
-            raise _too_large(name, plan.unsplit.bytes, bound)
+        if (least := weight_bytes(plan)) > bound:
+            raise _too_large(name, least, bound)
     return bound
 
 

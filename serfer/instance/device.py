@@ -4,10 +4,10 @@
     engine B ──▶ offer ──┼──▶ the earliest deadline ──▶ computed (the device's thread) ──▶ that engine's answers
     engine C ──▶ offer ──┘                                    └── free again: look
 
-A batch has all of the device, so that its time can be predicted and the next one's profile holds; batches of several
-networks at once would slow each other down and end later than one after the other (docs/how-to/instance.md has the
-measurement). Earliest deadline first is the rule within an engine's queue, too: it answers all in time wherever some
-order would, and lets no engine wait for ever, as what waits becomes the earliest.
+A batch has all of the device, so that its time can be predicted and its profile holds; networks that compute at once
+slow each other down, and answer no more queries (docs/how-to/instance.md has the measurement). Earliest deadline first
+is the rule within an engine's queue, too: it answers all in time wherever some order would, and lets no engine wait
+for ever, as what waits becomes the earliest.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +93,7 @@ def weight_bytes(plan: Plan) -> int:
     return plan.unsplit.bytes + sum(files.values())
 
 
-def load_again(known: Measured, threads: int | None) -> Network:
+def load_again(known: Measured, hardware: Hardware) -> Network:
     """Load a network that was measured before; raises PlanError for one whose files are others now, as `open_network`.
 
     It computes an image, so that the first query does not wait for what a first batch takes.
@@ -101,7 +101,8 @@ def load_again(known: Measured, threads: int | None) -> Network:
     plan, shape = known.plan, known.plan.input
     if _stamps(plan, known.directory) != known.stamps:
         check_artefacts(plan, known.directory)
-    network = open_network(plan, known.directory, Hardware(known.device, known.precision, threads), known.max_batch)
+    hardware = replace(hardware, device=known.device)
+    network = open_network(plan, known.directory, hardware, known.max_batch)
     network.run(np.zeros((1, shape.channels, shape.height, shape.width), np.float32))
     return network
 

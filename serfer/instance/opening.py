@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -102,6 +102,8 @@ def open_instance(
     network computes something else.
     """
     plans = {name: load_whole(directory) for name, directory in models.items()}
+    if len(plans) > 1:  # networks that take turns: see serfer/instance/device.py
+        choices = replace(choices, hardware=replace(choices.hardware, spin=False))
     bound = _bound(choices, plans)
     kept = [*plans] if choices.preload else [next(iter(plans))]
     opened: dict[str, tuple[Network | None, Measured]] = {}
@@ -160,8 +162,7 @@ def _mb(size: int) -> str:
 async def _residents(
     opened: Mapping[str, tuple[Network | None, Measured]], bound: int | None, choices: InstanceChoices
 ) -> Residents:
-    threads = choices.hardware.threads
-    residents = Residents(bound, lambda known: load_again(known, threads))
+    residents = Residents(bound, lambda known: load_again(known, choices.hardware))
     for name, (network, measured) in opened.items():
         residents.add(name, measured, network, choices.window_ms / MS_PER_S)
     return residents

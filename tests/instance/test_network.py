@@ -106,7 +106,7 @@ def test_without_cuda_the_error_names_the_package(plan, directory):
 def test_an_unused_gpu_is_reported(plan, directory, monkeypatch):
     opened = []
 
-    def session(_model, device, _threads):
+    def session(_model, device, _hardware):
         opened.append(device)
         return Session()
 
@@ -143,7 +143,7 @@ def test_an_invalid_network_is_refused_in_both_precisions(tmp_path):
     with pytest.raises(ModelError, match="--precision fp16: this network cannot be converted, use fp32"):
         half_precision(tmp_path / "x.onnx")
     with pytest.raises(InputError, match="ONNX Runtime cannot run the plan's whole network on cpu"):
-        module._session(str(tmp_path / "x.onnx"), "cpu", 1)
+        module._session(str(tmp_path / "x.onnx"), "cpu", CPU)
 
 
 def test_a_directory_that_is_not_whole_is_refused(tmp_path):

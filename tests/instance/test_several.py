@@ -6,9 +6,11 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
@@ -29,7 +31,9 @@ from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.api.conftest import running
-from tests.e2e.small import batch, split_small
+from tests.e2e.conftest import eventually
+from tests.e2e.small import CLASSES, batch, split_small
+from tests.fleet.test_open_pool import TEXT as SCENARIO
 from tests.instance.conftest import PATIENCE
 from tests.instance.heavy import WEIGHTS, split_heavy
 
@@ -215,6 +219,32 @@ def test_the_repository_is_guarded_as_the_other_routes_are(directory, other, tmp
 def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, words):
     with pytest.raises(UnavailableError, match=words):
         open_instance({"heavy": heavy, "again": heavy}, InstanceChoices(CPU, 4, 0.0, memory_mb, preload), Settings())
+
+
+def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, directory, other, tmp_path):
+    plans = {"small": directory, "other": other}
+    options = [f"--plan={name}={place}" for name, place in plans.items()]
+    instance = start("instance", *options, "--port", 0, "--json", "--drain-s", 0, "--max-batch", 4)
+    url = instance.said()["url"]
+    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    pool = ["--route", "gpu", "--instances", f"static:{url}", "--scenario", tmp_path / "scenario.toml"]
+    common = ["--store", "memory://", "--workers", "inprocess", "--port", 0, "--json", "--drain-s", 0, *pool]
+    drivers = {name: start("serve", f"--plan={name}={place}", *common) for name, place in plans.items()}
+    for count, (name, driver) in enumerate(drivers.items(), 1):
+        with httpx.Client(base_url=driver.said()["url"], timeout=PATIENCE) as http:
+            infer = partial(http.post, f"/v2/models/{name}/infer")
+            eventually(lambda infer=infer: infer(json=plain(batch())).status_code == 200, "the pool's instance is on")
+            for seed in range(count):
+                images = batch(2, seed)
+                answer = infer(json=plain(images)).raise_for_status().json()
+                logits = np.array(answer["outputs"][0]["data"], np.float32).reshape(2, CLASSES)
+                assert difference(logits, unsplit(load_plan(plans[name]), plans[name])(images)).exact
+                assert answer["parameters"]["batch"] == 2
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        assert {name: state["signals"]["images"] for name, state in states(http).items()} == {"small": 3, "other": 5}
+    for command in (*drivers.values(), instance):
+        command.interrupt(signal.SIGTERM)
+        assert command.end().code == 0
 
 
 def test_the_memory_bound_holds_in_the_process(start, heavy):

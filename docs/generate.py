@@ -31,7 +31,7 @@ from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
-from serfer.core.signals import EngineSignals, InstanceState, ModelState
+from serfer.core.served import EngineSignals, InstanceState, ModelState
 from serfer.fleet.beside.shadows import Course
 from serfer.settings import DriverSettings, Settings
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from serfer.core.signals import InstanceState, ModelState
+from serfer.core.served import InstanceState, ModelState
 from serfer.instance.residents import Residents
 from serfer.pipeline.event_loop import LoopThread
 

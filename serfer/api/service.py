@@ -27,7 +27,7 @@ from serfer.core.errors import (
     TaskFailedError,
     UsageError,
 )
-from serfer.core.signals import InstanceState, ModelState
+from serfer.core.served import InstanceState, ModelState
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.query import check_images

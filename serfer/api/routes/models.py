@@ -16,8 +16,7 @@ from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.core.plan import Operator, Plan
-from serfer.core.served import ModelInput, ModelOutput, ServedModel
-from serfer.core.signals import InstanceState, ModelState
+from serfer.core.served import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
 

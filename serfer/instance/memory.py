@@ -41,6 +41,7 @@ def used_bytes(device: str) -> int | None:
     if device == "cuda":
         known = _gpu()
         return None if known is None else known[1] - known[0]
+    gc.collect()
     give_back()
     return int(_text(_PROC / "self/statm").split()[1]) * resource.getpagesize()
 
@@ -62,7 +63,6 @@ def peak_bytes() -> int:
 
 def give_back() -> None:
     """Return what is free of the heap to the system, where the C library is GNU's: it keeps most of it otherwise."""
-    gc.collect()
     trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -26,7 +26,7 @@ MAX_HELD = 1024 * 1024 * 1024  # bytes of images, as float32, that may wait
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """A batch that an engine could compute now: of `images`, predicted to take `seconds`, the first due at `deadline`.
+    """A batch that an engine could compute now, predicted to take `seconds`, its first query due at `deadline`.
 
     `compute` runs in the device's thread; `taken` is called before it and `ended` after it, with its result or error
     and the seconds that it took.

@@ -339,6 +339,24 @@ def test_another_networks_queries_count_for_the_predicted_deadline(loader, measu
     asyncio.run(main())
 
 
+def test_images_that_wait_are_bounded_over_all_networks(residents_of, loader):
+    async def main():
+        residents = residents_of("ab", 100)
+        residents.device.most_held = 3 * batch().nbytes
+        await asyncio.gather(residents.load("a", LONG), residents.load("b", LONG))
+        with loader.networks["a"].held():
+            first = ask(residents, "a")
+            await asyncio.to_thread(loader.networks["a"].wait)
+            waiting = [ask(residents, "a", batch(2)), ask(residents, "b")]
+            await until(lambda: residents.device.held_bytes == residents.device.most_held)
+            with pytest.raises(OverloadedError, match="all the memory"):
+                await ask(residents, "b")
+        await asyncio.gather(first, *waiting)
+        await end(residents, "ab")
+
+    asyncio.run(main())
+
+
 def test_closing_ends_what_waits_for_a_network(residents_of, loader):
     async def main():
         residents = residents_of("ab", SIZE)

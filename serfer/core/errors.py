@@ -20,6 +20,9 @@
     │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
     │   ├── NetworkLoadError                   an instance could not load a network
+
+
+    │   ├── RegistrationLostError              another worker has taken the registration over
     │   ├── GangStalledError                   a member of a gang waited in vain for another's borders
     │   ├── LambdaUnavailableError
     │   │   └── LambdaThrottledError           the account's concurrency is used up
@@ -141,6 +144,10 @@ class StoreUnavailableError(UnavailableError):
 
 class NetworkLoadError(UnavailableError):
     """An instance could not load a network; a later query tries again."""
+
+
+class RegistrationLostError(UnavailableError):
+    """Another worker has taken a registration over, or it has ended: this one stops working on it."""
 
 
 class GangStalledError(UnavailableError):

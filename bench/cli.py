@@ -8,6 +8,7 @@ from serfer.cli.shared.lazy import lazy_group
 
 COMMANDS = {
     "instance": ("bench.serving.instance:command", "Load an instance over HTTP, with batching and without."),
+    "turns": ("bench.serving.turns:command", "Several networks on one device: in turns, against threads of their own."),
     "policies": ("bench.policies.policies:command", "Run routing policies on all loads, against the optimum."),
     "halves": ("bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
     "mark": ("bench.policies.mark_evaluation:command", "MArk's evaluation redone, beside its published factors."),

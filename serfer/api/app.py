@@ -36,6 +36,7 @@ from serfer.api.routes.classify import Classifying, classify_router
 from serfer.api.routes.health import health_router
 from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
 from serfer.api.routes.kept import Keeping, kept_router, outputs_guard, outputs_router
+from serfer.api.routes.load import load_router
 from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
 from serfer.api.routes.results import Results
@@ -108,6 +109,7 @@ def make_app(
         inference_router(inferring),
         kept_router(keeping),
         metrics_router(telemetry.metrics, service),
+        load_router(service),
     ):
         app.include_router(router, dependencies=guarded)
     app.include_router(outputs_router(keeping), dependencies=[Depends(outputs_guard(keys, kept))])

@@ -13,6 +13,7 @@ from tests.e2e.conftest import PATIENCE, eventually
 from tests.e2e.test_serve import png
 from tests.mapping.plans import make_map_plan
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.offline.services import serving
 from tests.raster.files import pixels, write
 
 WINDOWS, CLIENTS = 20, 4
@@ -135,3 +136,49 @@ def test_a_map_pauses_while_online_load_is_on_and_resumes_after_it(service, mapp
     assert (report["computed"], report["failures"]) == (WINDOWS, [])
     assert report["paused_s"] > 0
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two images and what is none, in a folder and one within."""
+    images = tmp_path / "images"
+    (images / "deep").mkdir(parents=True)
+    (images / "a.png").write_bytes(png(0))
+    (images / "deep" / "b.png").write_bytes(png(1))
+    (images / "notes.txt").write_text("not an image")
+    return images
+
+
+def load(share):
+    return (200, {}, json.dumps({"utilisation": share, "throttled": 0}).encode())
+
+
+def test_a_folder_is_classified_beside_a_service_and_its_end_notified(serfer_here, single, folder, monkeypatch):
+    monkeypatch.setattr("serfer.offline.gate.PERIOD_S", 0.01)
+    classify = ("classify", folder, "--plan", single, "--workers", "inprocess", "--json")
+    with serving() as service, serving() as receiver:
+        service.replies = [*[load(0.5)] * 5, load(0.1)]
+        secret = {"SERFER_WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+        result = serfer_here(*classify, "--yield-to", service.url, "--notify", receiver.url, **secret)
+        [request] = receiver.requests
+    assert result.code == 0, result.err
+    names = [json.loads(line)["images"][0]["name"] for line in result.lines]
+    assert names == [str(folder / "a.png"), str(folder / "deep" / "b.png")]
+    assert "paused: utilisation 50% of 127.0.0.1" in result.err
+    data = json.loads(request.body)["data"]
+    assert (data["command"], data["status"]) == ("classify", "done")
+    assert (data["figures"]["images"], data["figures"]["classified"], data["figures"]["failed"]) == (2, 2, 0)
+    assert data["figures"]["paused_s"] > 0
+
+
+def test_a_classification_that_failed_in_part_is_notified_as_failed(serfer_here, single, folder):
+    (folder / "broken.png").write_bytes(b"broken")
+    with serving() as receiver:
+        secret = {"SERFER_WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+        classify = ("classify", folder, "--plan", single, "--workers", "inprocess", "--json")
+        result = serfer_here(*classify, "--notify", receiver.url, **secret)
+        [request] = receiver.requests
+    assert result.code == 3
+    data = json.loads(request.body)["data"]
+    assert (data["status"], data["figures"]["classified"], data["figures"]["failed"]) == ("failed", 2, 1)
+    assert "broken.png" in data["error"]

@@ -260,11 +260,11 @@ def _teaching(routing: Routing, learning: Learning) -> Teach | None:
     history = routing.history
     if history is None:
         return None
-    from serfer.sim.history import see_history  # noqa: PLC0415 - functions do without the simulator
+    from serfer.sim.history import place_until, see_history  # noqa: PLC0415 - functions do without the simulator
 
     def teach(policy: Policy, wanted: Callable[[], bool]) -> None:
         with learning.at_once(policy):
-            see_history(policy, routing.scenario, history, until_s=time.time(), wanted=wanted)
+            see_history(policy, routing.scenario, place_until(time.time(), history), wanted=wanted)
 
     return teach
 

@@ -22,7 +22,7 @@ from serfer.sim.calibration import Calibration
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.fleet import Purchase, SpotLosses
 from serfer.sim.generators import GENERATORS, generate, is_generator
-from serfer.sim.history import see_history
+from serfer.sim.history import place_before, see_history
 from serfer.sim.hours import HOUR_S, Window, windows_of
 from serfer.sim.loads.reading import read_load
 from serfer.sim.queries import QueriesResult, QueriesRun, warm_up_s
@@ -299,6 +299,7 @@ def run_seeds(
     _check_peak(sim_input.trace, scenario)
     if options.history is not None:
         _check_peak(options.history.scaled(sim_input.factor), scenario)
+        options = replace(options, history=place_before(sim_input.trace, options.history))
     windows = windows_of(sim_input.trace, detailed.window_s) if detailed else ()
     marks = {window: max(0.0, window.begin_s - warm_up_s(scenario)) for window in windows}
     run = run_rates(

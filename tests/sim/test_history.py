@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serfer.control.policies import make_policy
-from serfer.sim.history import see_history
+from serfer.sim.history import place_before, place_until, see_history
 from serfer.sim.simulate import RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
 from tests.control.worlds import QPS, scenario
@@ -34,16 +34,30 @@ def bursts(count, begin_s=0.0):
 
 def test_a_history_ends_when_the_load_begins():
     policy = Seen()
-    see_history(policy, WORLD, bursts(2), period_s=10.0)
+    see_history(policy, WORLD, place_before(bursts(1, 50.0), bursts(2)), period_s=10.0)
     assert [policy.all[0].now_s, policy.all[-1].now_s] == [-830.0, 0.0]
     assert sum(seen.elapsed_s * seen.rate for seen in policy.all) == pytest.approx(bursts(2).queries)
     assert sum(group.count for group in policy.all[-1].fleet) == 2
 
 
-def test_a_history_in_unix_time_keeps_its_clock():
+def test_a_history_in_unix_time_keeps_its_clock_in_a_service():
     policy = Seen()
-    see_history(policy, WORLD, bursts(1, 1.7e9), period_s=10.0, until_s=1.8e9)
+    see_history(policy, WORLD, place_until(1.8e9, bursts(1, 1.7e9)), period_s=10.0)
     assert [policy.all[0].now_s, policy.all[-1].now_s] == [1.7e9 + 10, 1.7e9 + 420]
+
+
+def test_a_history_keeps_its_distance_from_a_load_where_both_are_dated():
+    assert place_before(bursts(1, 1.7e9 + 3600), bursts(1, 1.7e9)).begin_s == -3600.0
+
+
+@pytest.mark.parametrize(("load_begin_s", "begin_s"), [(0.0, 1.7e9), (1.7e9, 0.0), (60.0, 30.0)])
+def test_a_history_ends_when_the_load_begins_where_not_both_are_dated(load_begin_s, begin_s):
+    assert place_before(bursts(1, load_begin_s), bursts(2, begin_s)).begin_s == -840.0
+
+
+def test_a_history_never_ends_after_the_load_begins():
+    assert place_before(bursts(1, 1.7e9), bursts(2, 1.7e9 + 60)).begin_s == -840.0
+    assert place_until(1.7e9, bursts(2, 1.7e9)).begin_s == 1.7e9 - 840
 
 
 def test_a_history_is_left_off_where_it_is_not_wanted():
@@ -58,6 +72,15 @@ def test_the_default_policy_costs_less_with_a_history_of_the_same_bursts():
     (taught,) = run_policies(sim_input, ["break-even"], RunOptions(history=bursts(40)))
     assert taught.outcome.cost_usd < without.outcome.cost_usd
     assert (taught.outcome.history, without.outcome.history) == ("bursts", None)
+
+
+def test_dates_of_load_and_history_change_nothing_of_what_a_policy_costs():
+    costs = []
+    for zero_s in (0.0, 1.7e9):
+        sim_input = prepare(bursts(4, zero_s), "world", WORLD, "none")
+        (run,) = run_policies(sim_input, ["break-even"], RunOptions(history=bursts(40, zero_s and zero_s - 40 * 420)))
+        costs.append(run.outcome.cost_usd)
+    assert costs[0] == costs[1]
 
 
 def test_a_history_is_scaled_as_the_load_is():

@@ -1,0 +1,54 @@
+"""Variants of an application's networks, what a query may ask of them, and the record in which they are registered.
+
+    application "faces"
+    ├── networks        resnet18 v1, resnet18 v2, mobilenet-v2 v1: what was registered, each with its variants
+    │                   variant: plan or instance, precision, memory or batch; accuracy, latency, dollars
+    ├── releases        1: {resnet18: v1}   2: {resnet18: v1, mobilenet-v2: v1}
+    ├── live            the release whose variants answer queries: 2
+    └── canary          versions that answer a share of them instead: {resnet18: v2, mobilenet-v2: v1}, a tenth
+
+An application (INFaaS, 3.1: appID) is one record, which its writers replace by compare-and-set: a network version
+appears in it with all of its variants or not at all.
+"""
+
+from __future__ import annotations
+
+from serfer.core.variants.application import (
+    FORMAT,
+    MAX_NETWORKS,
+    MAX_RELEASES,
+    MAX_VARIANTS,
+    NAME,
+    Application,
+    Canary,
+    CanaryLimits,
+    NetworkVersion,
+    Release,
+    Validation,
+)
+from serfer.core.variants.objectives import Objectives, Selection, SelectionReason, VariantState
+from serfer.core.variants.variant import PRECISIONS, Accuracy, Figure, Place, Source, Variant
+
+__all__ = [
+    "FORMAT",
+    "MAX_NETWORKS",
+    "MAX_RELEASES",
+    "MAX_VARIANTS",
+    "NAME",
+    "PRECISIONS",
+    "Accuracy",
+    "Application",
+    "Canary",
+    "CanaryLimits",
+    "Figure",
+    "NetworkVersion",
+    "Objectives",
+    "Place",
+    "Release",
+    "Selection",
+    "SelectionReason",
+    "Source",
+    "Validation",
+    "Variant",
+    "VariantState",
+]

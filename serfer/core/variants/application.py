@@ -1,0 +1,234 @@
+"""The record of an application: its networks by version, its releases, and the steps from one record to the next.
+
+Every step is a pure function of a record and what is asked; the registry writes its result by compare-and-set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final
+
+from serfer.core.errors import InputError, UsageError
+from serfer.core.structure import Bounds
+from serfer.core.variants.variant import Variant
+
+FORMAT: Final = 1
+MAX_NETWORKS: Final = 200
+"""Network versions of an application, retired ones included."""
+MAX_VARIANTS: Final = 200
+"""Variants of a network version."""
+MAX_RELEASES: Final = 50
+"""Releases that an application remembers; the oldest are forgotten."""
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+"""Names of applications, networks and variants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The validation set that accuracies were measured on: a digest of its images and labels, and their number."""
+
+    digest: str
+    images: Annotated[int, Bounds(1)]
+    classes: Annotated[int, Bounds(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkVersion:
+    """A network as it was registered, and its variants; `source` is the digest of the ONNX graph and its weights.
+
+    Times are ISO 8601, UTC. `retired` versions answer no queries, and their artefacts go when no other refers to them.
+    """
+
+    network: str
+    version: Annotated[int, Bounds(1)]
+    source: str
+    created: str
+    by: str
+    validation: Validation | None
+    variants: tuple[Variant, ...]
+    remarks: tuple[str, ...] = ()
+    retired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The version of each network that answers queries together."""
+
+    number: Annotated[int, Bounds(1)]
+    networks: dict[str, int]
+    created: str
+    by: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryLimits:
+    """When a canary is taken back: after `queries` of its own at least, within `window_s`.
+
+    `max_error_rate` is a share of failed queries above the live release's, `max_latency_ratio` its 95th percentile over
+    the live release's.
+    """
+
+    window_s: Annotated[float, Bounds(1.0, 604_800.0)] = 600.0
+    queries: Annotated[int, Bounds(1, 1_000_000)] = 50
+    max_error_rate: Annotated[float, Bounds(0.0, 1.0)] = 0.02
+    max_latency_ratio: Annotated[float, Bounds(1.0, 100.0)] = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """Network versions that answer `share` of the queries in place of the live release, and are taken back if worse.
+
+    A `shadow` answers copies of that share instead: its answers are compared with the live ones and go nowhere else.
+    """
+
+    networks: dict[str, int]
+    share: Annotated[float, Bounds(0.0, 1.0, above=True)]
+    since: str
+    by: str
+    limits: CanaryLimits = field(default_factory=CanaryLimits)
+    shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """An application: network versions, releases, the live one, and a canary.
+
+    `classes` is the number of classes of all of its networks, `labels` a digest of their names, which all share.
+    """
+
+    name: str
+    classes: Annotated[int, Bounds(1)]
+    labels: str
+    networks: tuple[NetworkVersion, ...] = ()
+    releases: tuple[Release, ...] = ()
+    live: Annotated[int, Bounds(0)] = 0
+    canary: Canary | None = None
+    format: int = FORMAT
+
+    def versions(self, network: str) -> list[NetworkVersion]:
+        """Return the versions of a network, the oldest first."""
+        return [each for each in self.networks if each.network == network]
+
+    def version(self, network: str, number: int) -> NetworkVersion:
+        """Return a version of a network; raises UsageError that names those that there are."""
+        for each in self.networks:
+            if (each.network, each.version) == (network, number):
+                return each
+        known = ", ".join(f"{each.network}@{each.version}" for each in self.networks) or "nothing"
+        raise UsageError(f"application {self.name} has no {network}@{number}: it has {known}")
+
+    def release(self, number: int) -> Release:
+        """Return a release; raises UsageError for one that is not remembered."""
+        for each in self.releases:
+            if each.number == number:
+                return each
+        raise UsageError(f"application {self.name} has no release {number}")
+
+    @property
+    def live_release(self) -> Release | None:
+        """The release that answers queries; None where nothing was promoted yet."""
+        return self.release(self.live) if self.live else None
+
+    def variants(self, networks: Mapping[str, int]) -> Iterator[Variant]:
+        """Yield the variants of network versions, as a release or a canary has them."""
+        for network, number in networks.items():
+            yield from self.version(network, number).variants
+
+    def with_version(self, added: NetworkVersion) -> Application:
+        """Return the record with a network version, whose number has to be the next one of its network.
+
+        The first version of a network joins the live release, and the canary if there is one; a later version waits to
+        be promoted. Raises InputError for more than the record may hold, or for variants whose names are taken.
+        """
+        number = 1 + max((each.version for each in self.versions(added.network)), default=0)
+        if added.version != number:
+            raise UsageError(f"the next version of {added.network} is {number}, not {added.version}")
+        _check_room(self, added)
+        grown = replace(self, networks=(*self.networks, added))
+        if number > 1:
+            return grown
+        live = self.live_release
+        first = {added.network: 1}
+        why = f"{added.network} was registered"
+        released = grown.promoted({**(live.networks if live else {}), **first}, added.created, added.by, why)
+        canary = replace(self.canary, networks={**self.canary.networks, **first}) if self.canary else None
+        return replace(released, canary=canary)
+
+    def promoted(self, networks: Mapping[str, int], created: str, by: str, why: str) -> Application:
+        """Return the record with a new live release of these versions; a canary ends.
+
+        Raises UsageError for versions that cannot answer.
+        """
+        self._check_usable(networks)
+        number = 1 + max((each.number for each in self.releases), default=0)
+        release = Release(number, dict(networks), created, by, why)
+        releases = (*self.releases, release)[-MAX_RELEASES:]
+        return replace(self, releases=releases, live=number, canary=None)
+
+    def with_canary(self, canary: Canary) -> Application:
+        """Return the record with a canary; raises UsageError for one that cannot be, or beside another one."""
+        if not self.live:
+            raise UsageError(f"application {self.name} has no live release yet: promote one first")
+        if self.canary is not None:
+            raise UsageError(f"application {self.name} has a canary already: promote it or roll it back first")
+        self._check_usable(canary.networks)
+        if self.live_release and canary.networks == self.live_release.networks:
+            raise UsageError("the canary is what the live release has: choose another version")
+        return replace(self, canary=canary)
+
+    def without_canary(self) -> Application:
+        """Return the record whose live release answers all queries."""
+        return replace(self, canary=None)
+
+    def rolled_back(self, created: str, by: str, why: str) -> Application:
+        """Return the record without its canary, or else with the versions of the release before as a new release.
+
+        Raises UsageError where there is no release to go back to. Rolling back twice leads to where it began.
+        """
+        if self.canary is not None:
+            return self.without_canary()
+        live = self.live_release
+        usable = [each for each in self.releases if live and each.networks != live.networks and self._answers(each)]
+        if not usable:
+            raise UsageError(f"application {self.name} has no earlier release to go back to")
+        return self.promoted(usable[-1].networks, created, by, why)
+
+    def retired(self, network: str, number: int) -> Application:
+        """Return the record in which a version answers no more; raises UsageError where the live release has it."""
+        version = self.version(network, number)
+        live, canary = self.live_release, self.canary
+        used = [each.networks for each in (live, canary) if each]
+        if any(networks.get(network) == number for networks in used):
+            raise UsageError(f"{network}@{number} answers queries: promote another version first")
+        left = tuple(replace(each, retired=True, variants=()) if each is version else each for each in self.networks)
+        return replace(self, networks=left)
+
+    @property
+    def artefacts(self) -> frozenset[str]:
+        """The digests of all artefacts that the record refers to."""
+        return frozenset(variant.artefact for each in self.networks for variant in each.variants)
+
+    def _check_usable(self, networks: Mapping[str, int]) -> None:
+        """Raise UsageError for versions that cannot answer queries."""
+        if not networks:
+            raise UsageError("a release needs a network")
+        for network, number in networks.items():
+            if self.version(network, number).retired:
+                raise UsageError(f"{network}@{number} is retired: register it again")
+
+    def _answers(self, release: Release) -> bool:
+        return not any(self.version(network, number).retired for network, number in release.networks.items())
+
+
+def _check_room(application: Application, added: NetworkVersion) -> None:
+    if len(application.networks) >= MAX_NETWORKS:
+        raise InputError(f"application {application.name} has {MAX_NETWORKS} network versions: delete retired ones")
+    if not 0 < len(added.variants) <= MAX_VARIANTS:
+        raise InputError(f"a network version has 1 to {MAX_VARIANTS} variants, not {len(added.variants)}")
+    taken = {variant.name for each in application.networks for variant in each.variants}
+    names = [variant.name for variant in added.variants]
+    if len(set(names)) < len(names) or taken.intersection(names):
+        raise InputError(f"two variants of application {application.name} have one name")

@@ -1,0 +1,114 @@
+"""A variant: one way of answering a network's queries, and what it was found to cost, take and get right."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final
+
+from serfer.core.structure import Bounds
+
+_Z: Final = 1.959963984540054  # of the standard normal distribution: 95% lie within
+PRECISIONS: Final = ("fp32", "fp16", "int8")
+
+
+class Place(StrEnum):
+    """Where a variant runs."""
+
+    FUNCTIONS = "functions"
+    """The Lambda functions of a plan."""
+    INSTANCE = "instance"
+    """The whole network on instances of a type, batched."""
+
+
+class Source(StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"
+    PREDICTED = "predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number and where it comes from."""
+
+    value: Annotated[float, Bounds(0.0)]
+    source: Source
+
+    @classmethod
+    def measured(cls, value: float) -> Figure:
+        """Return a measured figure."""
+        return cls(value, Source.MEASURED)
+
+    @classmethod
+    def predicted(cls, value: float) -> Figure:
+        """Return a predicted figure."""
+        return cls(value, Source.PREDICTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How many of a validation set's images a variant classified correctly (first class)."""
+
+    correct: Annotated[int, Bounds(0)]
+    images: Annotated[int, Bounds(1)]
+
+    @property
+    def share(self) -> float:
+        """The share of the images that were classified correctly."""
+        return self.correct / self.images
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval of the share: Wilson's score interval (JASA 22, 1927), which stays in [0, 1]."""
+        share, images = self.share, self.images
+        middle = share + _Z**2 / (2 * images)
+        spread = _Z * math.sqrt(share * (1 - share) / images + _Z**2 / (4 * images**2))
+        scale = 1 + _Z**2 / images
+        return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+    @property
+    def low(self) -> float:
+        """The interval's lower end, by which a variant meets an accuracy that is asked for."""
+        return self.interval[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way of answering the queries of a network version.
+
+    `name` is unique in the application. `artefact` is the digest of the plan directory in the registry, `plan` the
+    digest of its plan. On functions, `kind` is empty, `batch` is 1 and `memory_mb` the largest function's; on instances
+    `kind` is the type of the scenario, and `batch` the largest batch. `made` says in words how it was made.
+
+    `latency_ms` is the 95th percentile of a query of one image where it is warm or loaded, with a full batch on
+    instances (measured), or the predicted time. `load_ms` is what a query waits in addition where it is not (a cold
+    start, or the loading of the network), `peak_mb` the memory that it takes, `qps` the images a second that one
+    instance answers, or all functions that the account may run at once. `usd` are the dollars of a query: on instances
+    those of its share of a saturated one.
+    """
+
+    name: str
+    network: str
+    version: Annotated[int, Bounds(1)]
+    place: Place
+    precision: str
+    artefact: str
+    plan: str
+    accuracy: Accuracy | None
+    latency_ms: Figure
+    load_ms: Figure
+    peak_mb: Figure
+    qps: Figure
+    usd: Figure
+    kind: str = ""
+    batch: Annotated[int, Bounds(1)] = 1
+    memory_mb: Annotated[int, Bounds(0)] = 0
+    tasks: Annotated[int, Bounds(1)] = 1
+    made: str = ""
+
+    @property
+    def least_accuracy(self) -> float:
+        """The accuracy that the variant has for sure, at 95%; 0 where none was measured."""
+        return self.accuracy.low if self.accuracy else 0.0

@@ -85,4 +85,4 @@ class PrioritySemaphore:
         """Take slots, or give so many back where the number is negative."""
         if slots:
             self._free -= slots
-            self._occupancy.change(self._clock(), self.used)
+            self._occupancy.change(self._clock(), self.limit - self._free)

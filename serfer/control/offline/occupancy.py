@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 HORIZON_S = 2.0
 """The period in which INFaaS's monitors report (section 4)."""
-
-
-class _State(NamedTuple):
-    at: float
-    mean: float
-    used: float
 
 
 class Occupancy:
@@ -23,11 +16,12 @@ class Occupancy:
 
     def __init__(self, horizon_s: float = HORIZON_S) -> None:
         self._horizon_s = horizon_s
-        self._state = _State(-math.inf, 0.0, 0.0)
+        self._state = (-math.inf, 0.0, 0.0)  # since when so many are in use, the mean until then, how many
 
     def change(self, now: float, used: float) -> None:
         """Note that so many are in use from now on."""
-        self._state = _State(now, self.mean(now), used)
+        at, mean, before = self._state  # written out, as drivers do this twice for each invocation
+        self._state = (now, before + (mean - before) * math.exp((at - now) / self._horizon_s), used)
 
     def mean(self, now: float) -> float:
         """Return the mean until now."""

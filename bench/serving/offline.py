@@ -168,17 +168,24 @@ class Testbed:
             time.sleep(0.1)
 
 
-def measure(testbed: Testbed, load: Load, progress: Progress) -> list[Together]:
-    """Run the load alone, the map alone, and both without and with yielding, each with a driver of its own."""
-    rows = []
-    runs = (
-        ("online alone", True, None),
-        ("offline alone", False, ()),
-        ("both", True, ()),
-        ("both, yielding", True, ("--yield-to",)),
-    )
-    for number, (name, online, options) in enumerate(runs):
-        progress(name)
+_RUNS: Sequence[tuple[str, bool, Sequence[str] | None]] = (
+    ("online alone", True, None),
+    ("offline alone", False, ()),
+    ("both", True, ()),
+    ("both, yielding", True, ("--yield-to",)),
+)
+"""Each run: its name, whether there is online load, and the map's options, None where there is no map."""
+
+
+def measure(testbed: Testbed, load: Load, rounds: int, progress: Progress) -> list[Together]:
+    """Run the load alone, the map alone, and both without and with yielding, each with a driver of its own.
+
+    Every other round has them in the opposite order: what else the machine does changes with time.
+    """
+    rows: list[Together] = []
+    turns = [run for number in range(rounds) for run in (reversed(_RUNS) if number % 2 else _RUNS)]
+    for number, (name, online, options) in enumerate(turns):
+        progress(f"{name}, {number + 1} of {len(turns)}")
         with serving("serve", testbed.online, ["--workers", "local"]) as report:
             url = str(report["url"])
             asyncio.run(_warm(url, testbed.image))
@@ -278,6 +285,7 @@ def command(
     phase_s: Annotated[float, typer.Option(min=1, help="Seconds of a phase.")] = 20.0,
     phases: Annotated[int, typer.Option(min=1, help="How many phases there are.")] = 6,
     slo_ms: Annotated[float, typer.Option(min=1, help="The latency objective.")] = 500.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is run, in turn.")] = 1,
     out: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -285,7 +293,7 @@ def command(
     load = Load(low, high, phase_s, phases, slo_ms)
     with status_line() as progress, tempfile.TemporaryDirectory(prefix="serfer-offline-") as home:
         progress("preparing")
-        rows = measure(_prepare(Path(home), plan_of(model, plan)), load, progress)
+        rows = measure(_prepare(Path(home), plan_of(model, plan)), load, rounds, progress)
     notes = [
         f"{low:g} and {high:g} queries a second in turn, each for {phase_s:g} s",
         f"late: after {slo_ms:g} ms, or no answer",

@@ -59,8 +59,12 @@ class ServiceLoad:
         """
         headers = {"Accept": "application/json", "User-Agent": "serfer"} | ({"X-API-Key": self.key} if self.key else {})
         reply = exchange("GET", self.url / "v1" / "load", headers=headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
-        if reply.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        if reply.status == HTTPStatus.UNAUTHORIZED:
             raise UsageError(f"--yield-to {self.name}: it wants another API key: set SERFER_YIELD_KEY")
+        if reply.status == HTTPStatus.FORBIDDEN:
+            raise UsageError(
+                f"--yield-to {self.name}: it answers under other names: start it with --allow-host or --keys"
+            )
         if reply.status == HTTPStatus.TOO_MANY_REQUESTS or reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise UnavailableError(f"--yield-to {self.name} answers with {reply.status}")
         if reply.status != HTTPStatus.OK:

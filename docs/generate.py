@@ -32,6 +32,8 @@ from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
 from serfer.fleet.beside.shadows import Course
+from serfer.fleet.purchase import Purchase
+from serfer.fleet.status import Status, TypeStatus
 from serfer.settings import DriverSettings, Settings
 
 DOCS = Path(__file__).parent
@@ -136,9 +138,10 @@ def metrics() -> Iterator[str]:
     """List every metric with its type and labels."""
     admission = SimpleNamespace(waiting=0, running=0, rate=0.0, shed=0)
     decoders = SimpleNamespace(slots=SimpleNamespace(refused=0))
-    status = SimpleNamespace(wanted=0, on=0, leads=False, serverless_usd=0.0, instances_usd=0.0)
+    status = Status(types={Purchase(""): TypeStatus()})
     counts = Counter[Any]()
     pool = SimpleNamespace(serving=0, router=SimpleNamespace(counts=counts), faults=dict.fromkeys(FaultKind, 0))
+    pool.serving_by_type = counts
     controller: Any = SimpleNamespace(
         status=status, changes=counts, troubles=counts, decider=SimpleNamespace(troubles=counts)
     )

@@ -84,6 +84,8 @@ def dump_deployment(deployment: Deployment) -> str:
     document = {each.name: unstructure(getattr(deployment, each.name)) for each in fields(deployment)}
     for name in [name for name in _LATER if document["options"][name] is None]:
         del document["options"][name]
+    if (pool := document["options"].get("gpu")) and not pool["spot"]:
+        del pool["spot"]
     for name in [name for name in _OPTIONAL if not document[name]]:
         del document[name]
     return json.dumps(document, indent=2, sort_keys=True) + "\n"

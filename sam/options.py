@@ -62,9 +62,9 @@ def images_of(plan: Plan) -> list[str]:
     return [f"{digest12(plan)}-{stage}-{number}" for stage, number in parts]
 
 
-def pool_name(digest: str) -> str:
-    """Return what the Auto Scaling group of a plan's instances is called, as Fn::Sub takes it."""
-    return f"{STACK}-gpu-{digest}"
+def pool_name(digest: str, *, spot: bool = False) -> str:
+    """Return what the Auto Scaling group of a plan's instances, or spot instances, is called, as Fn::Sub takes it."""
+    return f"{STACK}-gpu-{digest}-spot" if spot else f"{STACK}-gpu-{digest}"
 
 
 def check_name(name: str) -> None:
@@ -92,11 +92,15 @@ def is_build(directory: Path) -> bool:
 
 @dataclass(frozen=True)
 class GpuPool:
-    """Instances that take load which lasts: of one type, at most `most`, of which `warm` are kept prepared, stopped."""
+    """Instances that take load which lasts: of one type, at most `most`, of which `warm` are kept prepared, stopped.
+
+    With `spot` there is a second group, of at most `most` spot instances.
+    """
 
     instance_type: str
     most: int
     warm: int = 0
+    spot: bool = False
 
     def check(self) -> None:
         """Raise UsageError that names the first choice that cannot be."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from serfer.core.errors import PlanError as PlanError
     from serfer.core.errors import PlanWarning as PlanWarning
     from serfer.core.errors import QueryError as QueryError
+    from serfer.core.errors import RegistrationLostError as RegistrationLostError
     from serfer.core.errors import RequestRefusedError as RequestRefusedError
     from serfer.core.errors import ResultDamagedError as ResultDamagedError
     from serfer.core.errors import ResultGoneError as ResultGoneError
@@ -115,6 +116,7 @@ __all__ = [
     "Preprocess",
     "QueryError",
     "QueryReport",
+    "RegistrationLostError",
     "RequestRefusedError",
     "Result",
     "ResultDamagedError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from serfer.core.errors import InputError
 
@@ -31,6 +32,20 @@ def check_place(path: Path) -> None:
         raise InputError(
             f"{str(path)!r} cannot be written: it should be a regular file in a directory that you may write"
         )
+
+
+def lies_inside(place: str, around: str) -> bool:
+    """Return whether a directory or a URL is another one, or lies in it; options of URLs do not count."""
+    inside, outside = _parts(place), _parts(around)
+    return inside[: len(outside)] == outside
+
+
+def _parts(url: str) -> list[str]:
+    """Return scheme, bucket or root, and path of a directory or a URL, part by part."""
+    if "://" not in url:
+        url = f"file://{Path(url).expanduser().absolute()}"
+    split = urlsplit(url)
+    return [split.scheme, split.netloc, *(part for part in split.path.split("/") if part)]
 
 
 def _is_taken(path: Path) -> bool:

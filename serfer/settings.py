@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     """The largest image file that commands and the Python API read."""
     max_image_pixels: int = Field(default=100_000_000, gt=0)
     """The largest image that commands and the Python API decode."""
+    registry: str | None = Field(default=None, max_length=1024)
+    """The registry of applications: a directory, or `s3://BUCKET/PREFIX` of a versioned bucket (`--registry`)."""
     results: str | None = None
     """The URL of the store of results: answers that the last stage's tiles write there, for their owner to keep."""
     results_ttl_s: float = Field(default=RESULT_TTL_S, gt=0, le=MOST_RESULT_TTL_S)
@@ -107,7 +109,9 @@ class Settings(BaseSettings):
     route: str = Field(default="serverless", max_length=300)
     """Where queries run: `serverless`, `auto`, `gpu`, or a policy by name or as `MODULE:Class` (`--route`)."""
     instances: str | None = None
-    """The pool of instances: `local`, `static:URL,URL` or `ec2:GROUP` (`--instances`)."""
+    """The pool of instances: `local`, `static:URL,URL`, `ec2:GROUP`, or one for each type, as
+    `TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP,TYPE=static:URL|URL` (`--instances`).
+    """
     scenario_file: Path | None = None
     """Prices and speeds of functions and instances (`--scenario`)."""
     max_usd_per_hour: float | None = Field(default=None, gt=0)

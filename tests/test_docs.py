@@ -94,7 +94,7 @@ def test_commands_and_their_options_exist(page):
         if words[0] == "COMMAND":
             continue
         command = root.get_command(None, words[0])
-        if words[0] in {"bench", "keys"} and not words[1].startswith("-"):
+        if words[0] in {"bench", "keys", "registry"} and not words[1].startswith("-"):
             command = command.get_command(None, words[1])
         known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {
             "--help",

@@ -29,6 +29,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "cache_dir": tmp_path,
         "aws_file": tmp_path / "aws.toml",
         "profiles_file": tmp_path / "profiles.json",
+        "registry": "s3://bucket/registry",
         "max_image_bytes": 1,
         "max_image_pixels": 2,
         "state_machine": "arn:aws:states:us-east-1:123456789012:stateMachine:serfer",

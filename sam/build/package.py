@@ -61,6 +61,7 @@ from sam.template.functions import state_machine
 from sam.template.template import SCENARIO, dump, make_template
 from sam.weights import Piece, fetched, pieces
 from serfer import __version__
+from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Artefact, Plan, dump_plan
 from serfer.core.plan.layout import PLAN_FILE
@@ -306,7 +307,8 @@ class _Writer:
         for each in every:
             self._machine(each)
         cold = {digest12(each.main.plan): each.cold.plan for each in generations if each.cold}
-        template = make_template(self.options, plans, pooled=pooled, cold=cold, driver_runs=driver_runs)
+        spot = {digest for digest in pooled if self._has_spot_price(digest)}
+        template = make_template(self.options, plans, pooled=pooled, cold=cold, driver_runs=driver_runs, spot=spot)
         check_template(template, self.settings.facts())
         (self.build / TEMPLATE).write_text(dump(template), encoding="utf-8")
         (self.build / SBOM).write_text(dump_sbom(self.options, every, cache), encoding="utf-8")
@@ -420,6 +422,12 @@ class _Writer:
         scenario = make_scenario(plan, self.options, self.settings.facts(), self.profile)
         (place / SCENARIO).write_text(scenario, encoding="utf-8")
         shutil.copyfile(directory / plan.unsplit.path, place / plan.unsplit.path)
+
+    def _has_spot_price(self, digest: str) -> bool:
+        """Return whether a plan's scenario has a spot price for the pool's type: that of an earlier plan may not."""
+        scenario = read_scenario(plan_directory(self.build, digest) / SCENARIO)
+        kinds = {kind.name for kind in scenario.instances if kind.spot_usd_per_hour > 0}
+        return self.options.gpu is not None and self.options.gpu.instance_type in kinds
 
     def _machine(self, plan: Plan) -> None:
         """Write a plan's state machine, where there is to be one; an earlier one may be of another kind."""

@@ -152,7 +152,12 @@ class Bill:
             f"a GPU instance, {pool.instance_type}, costs ${usd:.4f} an hour while it is on, its disk apart; at most "
             f"{pool.most} are, ${pool.most * usd:.2f} an hour; what they take from functions is not subtracted"
         )
-        return [note]
+        if not pool.spot:
+            return [note]
+        return [
+            note,
+            f"at most {pool.most} spot instances besides, at the price of --gpu-profile, which is not known here",
+        ]
 
     def _of_second_invocation(self) -> list[str]:
         """Compare two functions and one, where the plan is one function that a driver function could run itself."""

@@ -38,7 +38,8 @@ class Profile:
 def read_profile(file: Path | None, slo_ms: float | None, options: Options, facts: AwsFacts) -> Profile:
     """Read the one [[instance]] table of a file, at the price that `facts` have for the pool's type of instance.
 
-    Raises UsageError for a profile of another type or a missing objective, InputError for what is not a profile.
+    Raises UsageError for a profile of another type, a missing objective, or no spot price where the pool has spot
+    instances; InputError for what is not a profile.
     """
     pool = options.gpu
     if pool is None:
@@ -64,6 +65,11 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
         raise UsageError(
             f"--gpu-profile {file} is of {scenario.instance.name!r:.80}, not of {pool.instance_type}: run serfer tune "
             f"--name {pool.instance_type} on one"
+        )
+    if pool.spot and not scenario.instance.spot_usd_per_hour:
+        raise UsageError(
+            f"--gpu-spot: --gpu-profile {file} has no spot price: set spot_usd_per_hour there (serfer tune "
+            "--spot-usd-per-hour)"
         )
     return Profile(scenario.instance, scenario.slo_ms)
 

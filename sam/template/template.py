@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import yaml
 
@@ -35,6 +36,12 @@ SCENARIO = "scenario.toml"
 _CACHES = ("valkey", "redis")
 _CACHE_VERSIONS = {"valkey": "8", "redis": "7"}
 _CACHE_USERS = {"valkey": ("CacheUser",), "redis": ("CacheUser", "NobodyUser")}
+_DRAINING: Final = {
+    "LifecycleHookName": "ending",
+    "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING",
+    "HeartbeatTimeout": 60,
+    "DefaultResult": "CONTINUE",
+}
 _INSTANCES = {"x86_64": "c7i.large", "arm64": "c7g.large"}
 _ORDER = (
     *("AWSTemplateFormatVersion", "Transform", "Description", "Metadata", "Parameters", "Conditions"),
@@ -53,6 +60,7 @@ def make_template(
     pooled: Collection[str] | None = None,
     cold: Mapping[str, Plan] | None = None,
     driver_runs: Mapping[str, int] | None = None,
+    spot: Collection[str] | None = None,
 ) -> Part:
     """Return the SAM template of a deployment, its intrinsic functions in their long form.
 
@@ -60,7 +68,8 @@ def make_template(
     the parameter Serving says which of them drivers use. A stage's function may take `timeout_s` seconds. Where the
     deployment has a GPU pool, `pooled` are the plans, by twelve digits, that have one; None: all. `cold` are the cold
     plans of plans, by these plans' twelve digits, `driver_runs` the plans that the driver function runs itself, with
-    its memory in MB (sam/cost/driver_runs.py). Raises UsageError for options that cannot be, PlanError for a plan of
+    its memory in MB (sam/cost/driver_runs.py). `spot` are those of `pooled` that have spot instances, too, where the
+    deployment's pool has them; None: all. Raises UsageError for options that cannot be, PlanError for a plan of
     too many functions.
     """
     options.check()
@@ -81,8 +90,9 @@ def make_template(
     parts += [generation(plan, options, environment, timeout_s) for plan in every]
     digests = [digest12(plan) for plan in plans]
     with_pool = [digest for digest in digests if options.gpu and (pooled is None or digest in pooled)]
-    parts += pools(options, [plan for plan in plans if digest12(plan) in with_pool])
-    whole = fragments.merge([*parts, _serving(digests, options, with_pool)])
+    with_spot = [each for each in with_pool if options.gpu and options.gpu.spot and (spot is None or each in spot)]
+    parts += pools(options, [plan for plan in plans if digest12(plan) in with_pool], with_spot)
+    whole = fragments.merge([*parts, _serving(digests, options, with_pool, with_spot)])
     whole["Outputs"] |= _plans(plans, every, cold)
     whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
     resources = whole["Resources"]
@@ -214,7 +224,7 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
     return [name for name, chosen in parts.items() if chosen]
 
 
-def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) -> Part:
+def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], spot: Collection[str]) -> Part:
     """Return the parameter that says which plan drivers use, what follows from it, and the outputs that tell."""
     variables: Part = {
         "SERFER_WORKERS": "aws",
@@ -226,7 +236,8 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) 
         "Serving": {"Description": "The plan that drivers use.", "Value": served(digests)},
     }
     if options.gpu:
-        routes = [routing(digest, pooled=digest in pooled) for digest in digests]
+        kind = options.gpu.instance_type
+        routes = [routing(digest, kind, pooled=digest in pooled, spot=digest in spot) for digest in digests]
         variables |= {name: served([route[name] for route in routes]) for name in routes[0]}
     if options.by_alias:
         variables["SERFER_FUNCTION_ALIAS"] = LIVE
@@ -284,31 +295,46 @@ def _set_environment(resources: Part, environment: Mapping[str, Any]) -> None:
     data["UserData"] = fragments.render(data["UserData"], {"environment": {"Fn::Join": ["\n", lines]}})
 
 
-def pools(options: Options, plans: Iterable[Plan]) -> list[Part]:
-    """Return the parts of a template for the pools of these plans; none where the deployment has no pool."""
-    if options.gpu is None:
+def pools(options: Options, plans: Iterable[Plan], spot: Collection[str] = ()) -> list[Part]:
+    """Return the parts of a template for the pools of these plans; none where the deployment has no pool.
+
+    `spot` are the plans, by twelve digits, that have a group of spot instances, too.
+    """
+    pool = options.gpu
+    if pool is None:
         return []
     plans = list(plans)
-    known = {"gpu_most": options.gpu.most, "architecture": options.architecture, "runtime": options.runtime}
+    known = {"gpu_most": pool.most, "architecture": options.architecture, "runtime": options.runtime}
     shared = [fragments.load(name, known) for name in ("gpu", *(["gpu-weights"] if fetched(plans) else []))]
-    return [*shared, *(part for plan in plans for part in _pool(plan, options, options.gpu))]
+    groups = [part for plan in plans for part in _group(plan, options, pool)]
+    for plan in plans:
+        if digest12(plan) in spot:
+            groups += _of_spot(_group(plan, options, replace(pool, warm=0), spot=True))
+    return [*shared, *groups]
 
 
-def routing(digest: str, *, pooled: bool) -> Part:
-    """Return the variables that tell a driver of a plan's pool, or that it has none."""
+def routing(digest: str, kind: str, *, pooled: bool, spot: bool) -> Part:
+    """Return the variables that tell a driver of a plan's pool of a type of instance, or that it has none."""
+    if not pooled:
+        return {"SERFER_ROUTE": "serverless", "SERFER_INSTANCES": "", "SERFER_SCENARIO_FILE": ""}
+    group = f"ec2:{pool_name(digest)}"
+    groups = f"{kind}={group},{kind}/spot=ec2:{pool_name(digest, spot=True)}" if spot else group
     return {
-        "SERFER_ROUTE": "auto" if pooled else "serverless",
-        "SERFER_INSTANCES": {"Fn::Sub": f"ec2:{pool_name(digest)}"} if pooled else "",
-        "SERFER_SCENARIO_FILE": f"plans/{digest}/{SCENARIO}" if pooled else "",
+        "SERFER_ROUTE": "mark-spot" if spot else "auto",
+        "SERFER_INSTANCES": {"Fn::Sub": groups},
+        "SERFER_SCENARIO_FILE": f"plans/{digest}/{SCENARIO}",
     }
 
 
-def _pool(plan: Plan, options: Options, pool: GpuPool) -> list[Part]:
+def _group(plan: Plan, options: Options, pool: GpuPool, *, spot: bool = False) -> list[Part]:
+    """Return the parts of one group of a plan's pool, whose warm pool, if there is one, comes second."""
     digest = digest12(plan)
+    name = f"{digest}Spot" if spot else digest
     layers = [{"Ref": weights_id(digest, *part)} for part in plan.functions]
     variables: dict[str, Any] = {
         "digest": digest,
-        "gpu_group": pool_name(digest),
+        "gpu_id": name,
+        "gpu_group": pool_name(digest, spot=spot),
         "gpu_type": pool.instance_type,
         "gpu_warm": pool.warm,
         "runtime": options.runtime,
@@ -320,5 +346,21 @@ def _pool(plan: Plan, options: Options, pool: GpuPool) -> list[Part]:
     reading = fragments.script("user-data-weights.sh", {"digest": digest, "files": weights}) if outside else ""
     variables["gpu_user_data"] = fragments.script("user-data-gpu.sh", {**variables, "fetched": reading.rstrip()})
     parts = [fragments.load(name, variables) for name in ("gpu-pool", *(["gpu-warm-pool"] if pool.warm else []))]
-    parts[0]["Resources"][f"GpuGroup{digest}"]["DependsOn"] += sorted({*map(uploaded_id, outside)})
+    parts[0]["Resources"][f"GpuGroup{name}"]["DependsOn"] += sorted({*map(uploaded_id, outside)})
+    return parts
+
+
+def _of_spot(parts: list[Part]) -> list[Part]:
+    """Return a group's parts with its instances bought as spot instances.
+
+    The group replaces an instance that EC2 recommends to give up, or gives notice of, and leaves it a minute to drain,
+    in which drivers see it as Terminating:Wait.
+    """
+    for resource in parts[0]["Resources"].values():
+        properties = resource["Properties"]
+        if resource["Type"] == "AWS::EC2::LaunchTemplate":
+            properties["LaunchTemplateData"]["InstanceMarketOptions"] = {"MarketType": "spot"}
+        else:
+            properties["CapacityRebalance"] = True
+            properties["LifecycleHookSpecificationList"].append(dict(_DRAINING))
     return parts

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from serfer import __version__
 from serfer.api.admission import RefusalPace
+from serfer.api.auth.clients import Scope, require, require_scope
 from serfer.api.auth.hosts import HostCheck
 from serfer.api.auth.keys import KeyRing, authorise
 from serfer.api.http.body import ApiLimits
@@ -134,7 +135,11 @@ def _kept(service: Service, settings: Settings, *, streams: bool) -> KeptResults
 
 def _guard(keys: KeyRing) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
     async def guard(request: Request) -> None:
-        request.state.client = authorise(request, keys)
+        request.state.client = client = authorise(request, keys)
+        if request.method == "POST":  # a query; other requests are for what its answer has left
+            require(client, Scope.CLASSIFY, request.query_params.get("application"))
+        else:
+            require_scope(client, Scope.CLASSIFY)
 
     return guard
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import add_key, read_keys, remove_key
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
@@ -15,6 +16,7 @@ from serfer.settings import load_settings
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="API keys of the HTTP service."
 )
+_DIGITS = 9
 
 _FileOption = Annotated[
     Path | None, typer.Option("--file", help="The file of keys; by default that of SERFER_KEYS_FILE.")
@@ -28,11 +30,24 @@ def add(
     file: _FileOption = None,
     per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute, in each driver.")] = None,
     burst: Annotated[int | None, typer.Option(min=1, help="Requests at once; by default a minute's.")] = None,
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option("--scope", help="What it may do, several times: classify (by default, alone), or more."),
+    ] = None,
+    app_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--app",
+            metavar="NAME[=N]",
+            help="An application that it is for alone, with at most N requests a minute; several times for more.",
+        ),
+    ] = None,
 ) -> None:
     """Make a key and print it: this once, for the file keeps only its digest."""
     if burst is not None and per_minute is None:
         raise UsageError("--burst says more about --per-minute: give both")
-    key = add_key(_file(file), name, per_minute, burst=burst)
+    applications = dict(map(_application, app_ or ()))
+    key = add_key(_file(file), name, per_minute, burst=burst, scopes=scope or (), applications=applications)
     print(key)  # noqa: T201 - it is what the command is for; a console would break the line
     err.print("Keep it: it cannot be shown again. Drivers that run accept it within seconds.", soft_wrap=True)
 
@@ -49,14 +64,27 @@ def list_(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
-    """Print whose keys there are, with their quotas."""
+    """Print whose keys there are, with their quotas, scopes and applications."""
     for entry in read_keys(_file(file)):
         if as_json:
             print(entry.model_dump_json(exclude={"sha256"}))  # noqa: T201 - JSON lines go out as they are
             continue
         quota = f"{entry.requests_per_minute:,} a minute" if entry.requests_per_minute else "no quota"
         created = f"{entry.created:%Y-%m-%d}" if entry.created else ""
-        out.print(f"{entry.name:24} {quota:20} {created}".rstrip(), markup=False)
+        scopes = ",".join(entry.scopes or ())  # most keys have none, and may classify
+        applications = (f"{name}={rate}" if rate else name for name, rate in sorted((entry.applications or {}).items()))
+        line = f"{entry.name:24} {quota:20} {created:10} {' '.join([scopes, *applications])}"
+        out.print(line.rstrip(), markup=False, soft_wrap=True)
+
+
+def _application(text: str) -> tuple[str, int | None]:
+    """Return the application and the requests a minute of NAME or NAME=N; raises UsageError."""
+    name, given, rate = text.partition("=")
+    if not given:
+        return name, None
+    if not (rate.isascii() and rate.isdigit() and len(rate) <= _DIGITS):
+        raise UsageError(f"--app {text!r:.80}: write NAME=N, with N requests a minute")
+    return name, int(rate)
 
 
 def _file(chosen: Path | None) -> Path:

@@ -20,6 +20,15 @@ COMMANDS = {
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
     "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for images that no function holds."),
     "map": ("serfer.cli.maps.map:map_images", "Run a network over an image that no memory holds, by windows."),
+    "variants": (
+        "serfer.cli.registry.variants:variants",
+        "Show variants: accuracy, latency, dollars.",
+    ),
+    "promote": ("serfer.cli.registry.releases:promote", "Let network versions answer an application's queries."),
+    "canary": ("serfer.cli.registry.releases:canary", "Let a network version answer a share of the queries."),
+    "rollback": ("serfer.cli.registry.releases:rollback", "Take the canary back, or return to the release before."),
+    "retire": ("serfer.cli.registry.releases:retire", "End a network version: it answers no more."),
+    "registry": ("serfer.cli.registry.upkeep:app", "Look after the registry: its history and its garbage."),
     "up": ("serfer.cli.up:up", "Run the whole system here: store, functions, drivers, HTTP."),
     "serve": ("serfer.cli.serve:serve", "Run one driver: an HTTP service."),
     "instance": ("serfer.cli.instance:instance", "Run one GPU instance's server: the network whole, in batches."),
@@ -37,6 +46,7 @@ COMMANDS = {
 PANELS = {
     "Try": ("classify", "run", "result", "split", "explain", "verify", "cost"),
     "Map": ("map-plan", "map"),
+    "Applications": ("variants", "promote", "canary", "rollback", "retire", "registry"),
     "Run": ("up", "serve", "instance", "keys", "doctor"),
     "Deploy": ("package", "warm", "sweep"),
     "Study": ("profile", "tune", "simulate", "train-forecaster", "bench"),

@@ -95,6 +95,13 @@ def package(
     gpu_warm_pool: Annotated[
         int | None, typer.Option(help="Instances of it that are kept prepared and stopped; by default none.")
     ] = None,
+    gpu_spot: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-spot/--no-gpu-spot",
+            help="Add a second group, of spot instances, which the policy mark-spot uses; the profile has their price.",
+        ),
+    ] = False,
     gpu_profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE.toml", help="How fast such an instance is: what serfer tune --out wrote on one."),
@@ -143,7 +150,7 @@ def package(
         snapstart=snapstart,
         reserved_concurrency=reserved_concurrency,
         zone=zone,
-        gpu=_pool(gpu_instance_type, gpu_max, gpu_warm_pool),
+        gpu=_pool(gpu_instance_type, gpu_max, gpu_warm_pool, spot=gpu_spot),
         base_image=base_image,
         driver_runs=driver_runs,
         pings=_pings(ping_every, ping_queries),
@@ -185,13 +192,13 @@ def package(
         complain(f"there is no {runtime} here to compile with: every cold start will compile its modules itself")
 
 
-def _pool(instance_type: str | None, most: int | None, warm: int | None) -> GpuPool | None:
+def _pool(instance_type: str | None, most: int | None, warm: int | None, *, spot: bool) -> GpuPool | None:
     """Return the GPU pool that was chosen, if one was."""
     if instance_type is None:
-        if most is not None or warm is not None:
-            raise UsageError("--gpu-max and --gpu-warm-pool go with --gpu-instance-type")
+        if most is not None or warm is not None or spot:
+            raise UsageError("--gpu-max, --gpu-warm-pool and --gpu-spot go with --gpu-instance-type")
         return None
-    return GpuPool(instance_type, _GPUS if most is None else most, warm or 0)
+    return GpuPool(instance_type, _GPUS if most is None else most, warm or 0, spot)
 
 
 def _pings(minutes: int | None, queries: int | None) -> Pings | None:

@@ -14,8 +14,9 @@ from serfer.control.scenario import InstanceType, Market
 class InstanceState(StrEnum):
     """The state of an instance that is paid for.
 
-    It boots; serves; is leaving: a spot instance that was given notice, and serves until it is taken away; or drains:
-    it gets no more queries, and ends.
+    It boots; serves; is leaving: a spot instance that was given notice, and is paid for until it is taken away (in
+    simulations it serves until then, in a service it gets no more queries); or drains: it gets no more queries, and
+    ends.
     """
 
     BOOTING = "booting"
@@ -120,6 +121,11 @@ def fleet_of(kind: InstanceType, booting: int, serving: int) -> tuple[InstanceGr
 def paid_for(fleet: Iterable[InstanceGroup], kind: str | None = None) -> int:
     """Return how many instances of a fleet, or of one type in it, boot or serve."""
     return sum(group.count for group in fleet if group.state != InstanceState.DRAINING and kind in (None, group.kind))
+
+
+def on_demand_in(fleet: Iterable[InstanceGroup], kind: InstanceType) -> int:
+    """Return how many instances of one type, bought on demand, boot or serve: all that `on_demand` plans."""
+    return paid_for((group for group in fleet if group.market is Market.ON_DEMAND), kind.name)
 
 
 class Policy(Protocol):

@@ -142,7 +142,7 @@ class Router:
         return math.ceil(waiting / kind.max_batch) * kind.batch_ms(min(waiting, kind.max_batch)) + own
 
     def _decide(self, now: float, endpoints: Sequence[Endpoint], in_flight: int, images: int) -> Decision:
-        best = self._soonest(endpoints, images) if endpoints else None
+        best = self.soonest(endpoints, images) if endpoints else None
         if best is not None and self.wait_ms(best.waiting, images, best.kind) <= self.scenario.slo_ms:
             targets = (best.name, SERVERLESS) if self._overflow else (best.name,)
             return Decision(targets, Reason.ROOM)
@@ -155,8 +155,8 @@ class Router:
             return Decision(late, Reason.LATE if late else Reason.LAMBDA_FULL)
         return Decision((SERVERLESS, *late), Reason.FULL if late else Reason.NO_INSTANCE)
 
-    def _soonest(self, endpoints: Sequence[Endpoint], images: int) -> Endpoint:
-        """Return the instance that will answer first: of a type, the one where least waits."""
+    def soonest(self, endpoints: Sequence[Endpoint], images: int) -> Endpoint:
+        """Return the instance that will answer first, of one or more: of a type, the one where least waits."""
         best: dict[int, Endpoint] = {}
         for endpoint in endpoints:
             known = best.get(endpoint.kind)

@@ -108,7 +108,9 @@ class Shadow:
     def observe(self, seen: Observation) -> ProvisioningPlan:
         """Account for the time that has passed, and decide; what the policy raises leaves its fleet as it is."""
         self.account.pass_time(seen.elapsed_s, seen.rate)
-        plan = self.policy.observe(seen if self._same_fleet else replace(seen, fleet=self.account.fleet()))
+        if not self._same_fleet:  # what was taken away was not its own
+            seen = replace(seen, fleet=self.account.fleet(), interruptions=())
+        plan = self.policy.observe(seen)
         self.account.want(plan)
         self.wanted = plan.total
         return plan

@@ -19,6 +19,7 @@
     ├── UnavailableError                4      something we need is not there
     │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
+    │   ├── RegistrationLostError              another worker has taken the registration over
     │   ├── GangStalledError                   a member of a gang waited in vain for another's borders
     │   ├── LambdaUnavailableError
     │   │   └── LambdaThrottledError           the account's concurrency is used up
@@ -136,6 +137,10 @@ class MissingExtraError(UnavailableError, ModuleNotFoundError):
 
 class StoreUnavailableError(UnavailableError):
     """The store does not answer."""
+
+
+class RegistrationLostError(UnavailableError):
+    """Another worker has taken a registration over, or it has ended: this one stops working on it."""
 
 
 class GangStalledError(UnavailableError):

@@ -38,6 +38,8 @@ class Bounds:
     def __str__(self) -> str:
         if self.max == sys.float_info.max:
             return f"finite and above {self.min:g}" if self.above else f"finite and {self.min:g} or more"
+        if self.above:
+            return f"above {self.min:g} and at most {self.max:g}"
         return f"{self.min:g} to {self.max:g}"
 
 
@@ -99,7 +101,7 @@ def _builder(kind: Any, lenient: bool) -> _Builder:  # noqa: ANN401, FBT001 - a 
         return lambda value: tuple([_at(index, item, one) for index, one in enumerate(_list(value))])
     if origin is tuple:
         return _fixed_tuple([_builder(argument, lenient) for argument in arguments])
-    if origin is Mapping:
+    if origin in (Mapping, dict):
         item = _builder(arguments[1], lenient)
         return lambda value: {name: _at(name, item, one) for name, one in _object(value).items()}
     return _dataclass(kind, lenient=lenient) if is_dataclass(kind) else _scalar(kind)

@@ -323,7 +323,7 @@ def _needed(build: Build | None) -> Sequence[_Look]:
     looks += [_quota(quota, kinds.count(quota.kind)) for quota in _QUOTAS if quota.kind in kinds]
     looks.append(_memory)
     if build.deployment.options.gpu:
-        looks.append(_gpus)
+        looks += [_gpus, *([_spot_gpus] if build.deployment.options.gpu.spot else [])]
     if "AWS::Budgets::Budget" in build.types:
         looks.append(_cost_tag)
     return [*looks, _permissions]
@@ -460,24 +460,36 @@ def _cost_tag(account: Account, build: Build | None) -> Check:
     return Check("cost tag", not wanted, f"{TAG} is not active: MonthlyBudgetUsd would count nothing", remedy)
 
 
-_GPU_QUOTA = ("ec2", "L-DB2E81BA")  # Running On-Demand G and VT instances, in vCPUs (K)
+_GPU_QUOTAS = {  # of vCPUs (K)
+    "GPU quota": ("L-DB2E81BA", "Running On-Demand G and VT instances"),
+    "GPU spot quota": ("L-3819A6DF", "All G and VT Spot Instance Requests"),
+}
 
 
 @_checked("GPU quota", f"{_MORE}: Running On-Demand G and VT instances; or package with a smaller --gpu-max")
 def _gpus(account: Account, build: Build | None) -> Check:
     """Check whether the account may run as many instances as the pool may have; others that run count as well."""
+    return _gpu_check("GPU quota", account, build)
+
+
+@_checked("GPU spot quota", f"{_MORE}: All G and VT Spot Instance Requests; or package with a smaller --gpu-max")
+def _spot_gpus(account: Account, build: Build | None) -> Check:
+    """Check whether the account may run as many spot instances."""
+    return _gpu_check("GPU spot quota", account, build)
+
+
+def _gpu_check(name: str, account: Account, build: Build | None) -> Check:
+    """Hold a pool's instances against a quota of vCPUs."""
     pool = build.deployment.options.gpu if build else None
     if pool is None:
-        return Check("GPU quota", ok=True, found="no pool")
+        return Check(name, ok=True, found="no pool")
     [kind] = account.client("ec2").describe_instance_types(InstanceTypes=[pool.instance_type])["InstanceTypes"]
     needed = pool.most * kind["VCpuInfo"]["DefaultVCpus"]
-    service, code = _GPU_QUOTA
-    response = account.client("service-quotas").get_service_quota(ServiceCode=service, QuotaCode=code)
+    code, words = _GPU_QUOTAS[name]
+    response = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
     most = int(response["Quota"]["Value"])
     usage = f"{most:,} vCPUs of G instances at once, {pool.most} {pool.instance_type} would take {needed:,}"
-    return Check(
-        "GPU quota", needed <= most, usage, f"{_MORE}: Running On-Demand G and VT instances; or a lower --gpu-max"
-    )
+    return Check(name, needed <= most, usage, f"{_MORE}: {words}; or a lower --gpu-max")
 
 
 _POLICY = "ask an administrator for the policies of serfer doctor --aws --build BUILD --deployer-policy"

@@ -1,7 +1,8 @@
 """The control loop of every driver: the load of all ──> how many instances ──> the leader starts and stops them.
 
     each second:  registry (loads of all drivers, lease, published fleet) ──> policy, in a thread
-                    ├── leads: probes ──> reconciler ──> publish, start, stop     (serfer/fleet/leader.py)
+                    ├── leads: probes ──> a reconciler for each type and market
+                    │                     ──> publish, start, stop                (serfer/fleet/leader.py)
                     │          pings of functions that are to be warm             (serfer/fleet/warming.py)
                     └── follows: uses the published instances
 
@@ -17,21 +18,23 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drivers.instance.client import InstanceClient
 from serfer.control.policy import InstanceGroup, InstanceState, Observation, ProvisioningPlan, paid_for
-from serfer.control.scenario import S_PER_HOUR, Market
+from serfer.control.scenario import S_PER_HOUR
 from serfer.fleet.beside.decider import Decider
 from serfer.fleet.latencies import of_all
 from serfer.fleet.leader import Leader, end_instances
 from serfer.fleet.log_events import log_event
-from serfer.fleet.pool import Pool
+from serfer.fleet.observed_fleet import ObservedFleet
+from serfer.fleet.pool import Pool, ServingInstance
 from serfer.fleet.provisioners.provisioner import Provisioner
+from serfer.fleet.purchase import Purchase, startable, wanted_by
 from serfer.fleet.registry import DriverLoad, FleetState, PoolRegistry, PoolView
-from serfer.fleet.rolling_sum import RollingSum
+from serfer.fleet.status import Status, TypeStatus
 from serfer.fleet.warming import Warming
 
 PERIOD_S = 1.0
@@ -49,34 +52,23 @@ class Timing:
     unix: Callable[[], float] = time.time
 
 
-@dataclass(frozen=True)
-class Status:
-    """A driver's view of the pool: instances wanted, there, and used by it; dollars of the last hour by target."""
-
-    leads: bool = False
-    wanted: int = 0
-    on: int = 0
-    serving: int = 0
-    serverless_usd: float = 0.0
-    instances_usd: float = 0.0
-
-
 class Controller:
-    """One driver's part in running a pool; with `ends_instances` the last driver stops them when it is closed.
+    """One driver's part in running a pool, whose types and markets have a provisioner each.
 
-    `admits` says of a published address whether an instance may be there. `ping` warms the functions up for so many
-    queries at once, None where they are always warm.
+    The instances of those in `ends` are stopped by the last driver when it is closed. `admits` says of a published
+    address whether an instance of a type may be there. `ping` warms the functions up for so many queries at once, None
+    where they are always warm.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a pool, most of them with a default
         self,
         pool: Pool,
         registry: PoolRegistry,
-        provisioner: Provisioner,
+        provisioners: Mapping[Purchase, Provisioner],
         connect: Callable[[str], InstanceClient],
         *,
-        admits: Callable[[str], bool] = lambda _: True,
-        ends_instances: bool = False,
+        admits: Callable[[Purchase, str], bool] = lambda _bought, _url: True,
+        ends: Collection[Purchase] = (),
         timing: Timing | None = None,
         decider: Decider | None = None,
         ping: Callable[[int], Awaitable[None]] | None = None,
@@ -86,21 +78,20 @@ class Controller:
         self.changes: Counter[str] = Counter()
         self._pool = pool
         self._registry = registry
-        self._provisioner = provisioner
+        self._provisioners = provisioners
         self._connect = connect
         self.decider = decider or Decider(pool.router)
         self._admits = admits
-        self._ends_instances = ends_instances
+        self._ends = ends
         self._ping = ping
         self._warming = Warming(pool.router.scenario.serverless)
         self._timing = timing or Timing()
         self._last = self._timing.now()
         self._view = PoolView()
-        self._fleet: FleetState | None = None
+        self._fleet = ObservedFleet(pool.router.scenario)
         self._leader: Leader | None = None
         self._resumed = False
         self._paid = _Paid()
-        self._instances = RollingSum()
         self._last_troubles: dict[str, str] = {}
         self._loop: asyncio.Task[None] | None = None
         self._exchanging: asyncio.Task[PoolView] | None = None
@@ -126,16 +117,15 @@ class Controller:
         leads = False
         with self._survived("store"):
             leads = await self._exchange(load)
-        if self._view.fleet is not None and (not leads or self._fleet is None):
-            self._fleet = self._view.fleet
+        if self._view.fleet is not None and (not leads or self._fleet.state is None):
+            self._fleet.state = self._view.fleet
         self._account_for_others(now)
-        on = len(self._fleet.members) if self._fleet else 0
-        fleet = self._groups()
+        fleet = self._fleet.groups()
         self._resume(fleet)
         latency = of_all((load.latency, *(other.latency for other in self._view.others)))
-        seen = Observation(now, elapsed_s, load.rate + self._view.rate, fleet, latency)
-        wanted = await self._wanted(seen, leads=leads)
-        self._instances.add(now, on * self._pool.router.scenario.instance.usd_per_hour * elapsed_s / S_PER_HOUR)
+        rate, lost = load.rate + self._view.rate, self._fleet.interruptions()
+        self._fleet.pay(now, elapsed_s)
+        wanted = await self._wanted(Observation(now, elapsed_s, rate, fleet, latency, lost), leads=leads)
         self._act(now, wanted, leads=leads, busy=frozenset((*load.busy, *self._view.busy)))
         if leads:
             self._keep_warm(now, load.in_flight + self._view.in_flight, wanted.warm)
@@ -144,7 +134,7 @@ class Controller:
         self._note(now, wanted, leads=leads, own_usd=load.hour_usd)
 
     async def close(self) -> None:
-        """End the loop, leave the registry, and, with `ends_instances`, as the last driver stop the instances."""
+        """End the loop, leave the registry, and, as the last driver, stop the instances that end with it."""
         leads = self._registry.leads
         if self._loop is not None:
             await _cancelled(self._loop)
@@ -158,10 +148,11 @@ class Controller:
             last = await asyncio.to_thread(self._registry.leave)
         with self._survived("controller"):
             await self.decider.close(leads=leads)
-        if self._ends_instances and last:
+        if last:
             with self._survived("provisioner"):
-                await end_instances(self._provisioner, _END_S)
-        await self._provisioner.close()
+                await end_instances([self._provisioners[bought] for bought in self._ends], _END_S)
+        for provisioner in self._provisioners.values():
+            await provisioner.close()
 
     def _load(self, elapsed_s: float) -> DriverLoad:
         stats = self._pool.take_stats()
@@ -191,26 +182,17 @@ class Controller:
         if usd > 0:
             self._pool.router.budget_limiter.pay(now, usd)
 
-    def _groups(self) -> tuple[InstanceGroup, ...]:
-        """Return the instances that are paid for, by state: the pool starts one type, on demand."""
-        kind = self._pool.router.scenario.instance.name
-        states = Counter(member.state for member in self._fleet.members) if self._fleet else Counter[str]()
-        return tuple(
-            InstanceGroup(kind, Market.ON_DEMAND, InstanceState(state), count)
-            for state, count in sorted(states.items())
-        )
-
     def _resume(self, fleet: tuple[InstanceGroup, ...]) -> None:
         """Report to the policy, once, the instances that were on before this driver started."""
-        if not self._resumed and self._fleet is not None:
+        if not self._resumed and self._fleet.state is not None:
             self._resumed = True
             if paid_for(fleet):
                 self.decider.resume(fleet)
 
     async def _wanted(self, seen: Observation, *, leads: bool) -> ProvisioningPlan:
-        """Decide how many instances there should be."""
+        """Decide how many instances of each type there should be: of what can be started, what may be paid for."""
         plan = await self.decider.decide(replace(seen, now_s=self._timing.unix()), leads=leads)
-        return self._pool.router.afford(seen, plan)
+        return self._pool.router.afford(seen, startable(plan, self._provisioners))
 
     def _act(self, now: float, wanted: ProvisioningPlan, *, leads: bool, busy: frozenset[str]) -> None:
         """Start the leader's work where this driver leads, unless the last one is still in flight."""
@@ -220,28 +202,28 @@ class Controller:
         if self.work is not None and not self.work.done():
             return
         if self._leader is None:
-            boot_s = self._pool.router.scenario.instance.boot_s
             self._leader = Leader(
                 self._registry,
-                self._provisioner,
+                self._provisioners,
                 self._connect,
                 self.changes,
-                boot_s=boot_s,
-                fleet=self._fleet,
+                scenario=self._pool.router.scenario,
+                fleet=self._fleet.state,
+                published=self._published,
                 now=now,
             )
         self.work = asyncio.create_task(self._lead(self._leader, now, wanted, busy))
 
     async def _lead(self, leader: Leader, now: float, wanted: ProvisioningPlan, busy: frozenset[str]) -> None:
         with self._survived("provisioner"):
-            members = await self._provisioner.members()
-            if self._fleet is None:  # none was published: these are an earlier fleet's
-                self._fleet = leader.initial_state(members)
-                return
-            published = await leader.work(now, members, wanted, busy)
-            if published is not None:
-                self._fleet = published
-                self._use()
+            if self._fleet.state is None:  # none was published: these are an earlier fleet's
+                self._fleet.state = await leader.initial_state()
+            else:
+                await leader.work(now, wanted, busy)
+
+    def _published(self, fleet: FleetState) -> None:
+        self._fleet.state = fleet
+        self._use()
 
     def _keep_warm(self, now: float, in_flight: int, wanted: int) -> None:
         """Ping the functions where environments are missing that the plan wants, unless earlier pings are in flight."""
@@ -263,9 +245,11 @@ class Controller:
 
     def _use(self) -> None:
         """Send queries to the instances that serve."""
-        if self._fleet is not None:
-            serving = {one.name: one.url for one in self._fleet.members if one.state == "serving" and one.url}
-            self._pool.use({name: url for name, url in serving.items() if self._admits(url)})
+        self._pool.use(
+            ServingInstance(one.name, one.url, bought)
+            for bought, one in self._fleet.members
+            if one.state == InstanceState.SERVING and one.url and self._admits(bought, one.url)
+        )
 
     async def _revive(self) -> None:
         """Probe the instances that did not answer a query."""
@@ -278,24 +262,22 @@ class Controller:
 
     def _note(self, now: float, wanted: ProvisioningPlan, *, leads: bool, own_usd: float) -> None:
         """Keep the status for metrics, and log it where it changed."""
-        before = self.status
-        self.status = Status(
-            leads,
-            wanted.total,
-            len(self._fleet.members) if self._fleet else 0,
-            self._pool.serving,
-            own_usd + sum(load.hour_usd for load in self._view.others),
-            self._instances.total(now),
-        )
-        after = self.status
-        if replace(before, serverless_usd=0, instances_usd=0) != replace(after, serverless_usd=0, instances_usd=0):
+        before, usd = self.status, self._fleet.hour_usd(now)
+        counts, on, serving = wanted_by(wanted), self._fleet.on, self._pool.serving_by_type
+        types = {
+            bought: TypeStatus(counts.get(bought, 0), on[bought], serving[bought], usd.get(bought, 0.0))
+            for bought in dict.fromkeys([*self._provisioners, *on, *usd])
+        }
+        self.status = Status(leads, types, own_usd + sum(load.hour_usd for load in self._view.others))
+        if before.counts() != self.status.counts():
             log_event(
                 logging.INFO,
                 "pool",
                 leads=leads,
-                wanted=wanted.total,
-                on=after.on,
-                serving=after.serving,
+                wanted=self.status.wanted,
+                on=self.status.on,
+                serving=self.status.serving,
+                types={str(bought): one.on for bought, one in types.items() if one.on},
                 drivers=self._pool.drivers,
                 reason=wanted.reason,
             )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from drivers.instance.client import InstanceClient
-from serfer.control.policy import ProvisioningPlan
+from serfer.control.policy import InstanceState, Interruption, ProvisioningPlan
+from serfer.control.scenario import Scenario
 from serfer.fleet.log_events import log_event
+from serfer.fleet.observed_fleet import bought_as
 from serfer.fleet.provisioners.provisioner import Member, Provisioner
+from serfer.fleet.purchase import Purchase, wanted_by
 from serfer.fleet.reconciler import Actions, Reconciler
 from serfer.fleet.registry import MAX_REASON, FleetMember, FleetState, PoolRegistry
 
@@ -22,71 +25,111 @@ class Leader:
     """Acts for as long as the driver of `registry` leads; `connect` makes the client of an instance's URL.
 
     Each driver that becomes leader makes one, which starts from the state that the previous leader published, `fleet`,
-    as of `now`.
+    as of `now`. `published` is called with each state that this one publishes, before it is acted on.
     """
 
     def __init__(
         self,
         registry: PoolRegistry,
-        provisioner: Provisioner,
+        provisioners: Mapping[Purchase, Provisioner],
         connect: Callable[[str], InstanceClient],
         changes: Counter[str],
         *,
-        boot_s: float,
+        scenario: Scenario,
         fleet: FleetState | None,
+        published: Callable[[FleetState], None],
         now: float,
     ) -> None:
         self._registry = registry
-        self._provisioner = provisioner
+        self._provisioners = provisioners
         self._connect = connect
         self._changes = changes
+        self._published = published
         self._clients: dict[str, InstanceClient] = {}
-        self._reconciler = Reconciler(boot_s)
-        if fleet is not None:
-            self._reconciler.adopt(fleet, now)
+        self._reconcilers = {each: Reconciler(scenario.kind(each.kind).boot_s, each) for each in provisioners}
+        self._listed = _by_purchase(fleet.members if fleet else (), scenario)
+        self._interruptions = Counter({one.kind: one.count for one in fleet.interruptions} if fleet else {})
+        for each, reconciler in self._reconcilers.items():
+            reconciler.adopt(self._listed.get(each, ()), now)
 
-    def initial_state(self, members: Sequence[Member]) -> FleetState:
-        """Return the state where no driver has published one: instances that earlier drivers started."""
-        listed = tuple(FleetMember(member.name, member.url, "booting") for member in members)
+    async def initial_state(self) -> FleetState:
+        """Return the state where no driver has published one: instances that earlier drivers started.
+
+        Raises what a provisioner raises.
+        """
+        members = await asyncio.gather(*(each.members() for each in self._provisioners.values()))
+        listed = tuple(
+            FleetMember(member.name, member.url, InstanceState.BOOTING, bought.kind, bought.market)
+            for bought, there in zip(self._provisioners, members, strict=True)
+            for member in there
+        )
         return FleetState(self._registry.driver, listed, len(listed), "found when the first driver came")
 
-    async def work(
-        self, now: float, members: Sequence[Member], wanted: ProvisioningPlan, busy: Collection[str]
-    ) -> FleetState | None:
-        """Reconcile the instances with `wanted`, and return the published state, None where this driver leads no more.
+    async def work(self, now: float, wanted: ProvisioningPlan, busy: Collection[str]) -> None:
+        """Reconcile the instances with `wanted`, publish them, and act, as long as this driver leads.
 
-        Raises what provisioner and coordination raise.
+        A type whose provisioner fails stays as it was published, and the others go on; then the first failure of
+        provisioners and coordination is raised.
         """
-        ready = await self._probe(members)
-        actions = self._reconciler.decide(now, members, ready, wanted.total, busy)
-        fleet = FleetState(self._registry.driver, actions.listed, wanted.total, wanted.reason[:MAX_REASON])
+        members, failures = await self._look()
+        ready = await self._probe([member for there in members.values() for member in there])
+        counts = wanted_by(wanted)
+        actions = {
+            bought: self._reconcilers[bought].decide(now, there, ready, counts.get(bought, 0), busy)
+            for bought, there in members.items()
+        }
+        fleet = self._state(actions, wanted)
         # The probes took time, and so does a request: without the lease nothing is started or stopped.
-        if not (self._registry.leads and await asyncio.to_thread(self._registry.publish, fleet)):
-            return None
-        await self._carry_out(actions, wanted)
-        return fleet
+        if self._registry.leads and await asyncio.to_thread(self._registry.publish, fleet):
+            self._published(fleet)
+            failures += await self._carry_out(actions, wanted)
+        for error in failures:
+            raise error
 
-    async def _carry_out(self, actions: Actions, wanted: ProvisioningPlan) -> None:
-        """Stop and start instances; the first failure is raised when all have been tried."""
+    def _state(self, actions: Mapping[Purchase, Actions], wanted: ProvisioningPlan) -> FleetState:
+        """Return the state to publish; interruptions are counted, and logged."""
+        for bought, action in actions.items():
+            self._listed[bought] = action.listed
+            if action.interrupted:
+                self._interruptions[bought.kind] += action.interrupted
+                self._changes["interrupted"] += action.interrupted
+                log_event(logging.WARNING, "pool loses spot instances", type=bought.kind, count=action.interrupted)
+        listed = tuple(member for bought in self._reconcilers for member in self._listed.get(bought, ()))
+        lost = tuple(Interruption(kind, count) for kind, count in sorted(self._interruptions.items()))
+        return FleetState(self._registry.driver, listed, wanted.total, wanted.reason[:MAX_REASON], lost)
+
+    async def _look(self) -> tuple[dict[Purchase, list[Member]], list[BaseException]]:
+        """Return the members of each type whose provisioner answers, and the others' errors."""
+        looks = await asyncio.gather(*(each.members() for each in self._provisioners.values()), return_exceptions=True)
+        members, failures = {}, []
+        for bought, there in zip(self._provisioners, looks, strict=True):
+            if isinstance(there, BaseException):
+                failures.append(there)
+            else:
+                members[bought] = there
+        return members, failures
+
+    async def _carry_out(self, actions: Mapping[Purchase, Actions], wanted: ProvisioningPlan) -> list[BaseException]:
+        """Stop and start instances, and return what failed."""
         outcomes = await asyncio.gather(
-            *(self._stop(name, wanted) for name in actions.stop),
-            *([self._start(actions.start, wanted)] if actions.start else []),
+            *(self._stop(bought, name, wanted) for bought, action in actions.items() for name in action.stop),
+            *(self._start(bought, action.start, wanted) for bought, action in actions.items() if action.start),
             return_exceptions=True,
         )
-        for error in outcomes:
-            if isinstance(error, BaseException):
-                raise error
+        return [error for error in outcomes if isinstance(error, BaseException)]
 
-    async def _start(self, count: int, wanted: ProvisioningPlan) -> None:
-        await self._provisioner.start(count)
+    async def _start(self, bought: Purchase, count: int, wanted: ProvisioningPlan) -> None:
+        await self._provisioners[bought].start(count)
         self._changes["started"] += count
-        log_event(logging.INFO, "pool starts instances", count=count, wanted=wanted.total, reason=wanted.reason)
+        words = {"type": str(bought), "wanted": wanted.total, "reason": wanted.reason}
+        log_event(logging.INFO, "pool starts instances", count=count, **words)
 
-    async def _stop(self, name: str, wanted: ProvisioningPlan) -> None:
-        if not await self._provisioner.stop(name):
+    async def _stop(self, bought: Purchase, name: str, wanted: ProvisioningPlan) -> None:
+        if not await self._provisioners[bought].stop(name):
             return  # it stays, or is ending already: neither is a change
         self._changes["stopped"] += 1
-        log_event(logging.INFO, "pool stops an instance", instance=name, wanted=wanted.total, reason=wanted.reason)
+        words = {"type": str(bought), "wanted": wanted.total, "reason": wanted.reason}
+        log_event(logging.INFO, "pool stops an instance", instance=name, **words)
 
     async def _probe(self, members: Sequence[Member]) -> dict[str, bool]:
         """Return by name whether each instance with an address, unless it drains, is ready for queries."""
@@ -102,8 +145,20 @@ class Leader:
         return self._clients.get(member.name) or self._connect(str(member.url))
 
 
-async def end_instances(provisioner: Provisioner, patience_s: float) -> None:
+def _by_purchase(members: Iterable[FleetMember], scenario: Scenario) -> dict[Purchase, tuple[FleetMember, ...]]:
+    found: dict[Purchase, tuple[FleetMember, ...]] = {}
+    for member in members:
+        bought = bought_as(member, scenario)
+        found[bought] = (*found.get(bought, ()), member)
+    return found
+
+
+async def end_instances(provisioners: Iterable[Provisioner], patience_s: float) -> None:
     """Stop every instance, and wait for at most `patience_s` until all are gone; raises UnavailableError."""
+    await asyncio.gather(*(_end_all(each, patience_s) for each in provisioners))
+
+
+async def _end_all(provisioner: Provisioner, patience_s: float) -> None:
     try:
         async with asyncio.timeout(patience_s):
             while members := await provisioner.members():

@@ -8,11 +8,12 @@ import hashlib
 import logging
 import math
 import os
+import re
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,13 @@ from drivers.driver import RequestContext
 from drivers.instance.client import InstanceClient, open_http
 from drivers.instance.open_inference import check_classifies
 from drivers.target import InstanceAnswer
-from serfer.control.policies import ALONE, DEFAULT, POLICIES, SEVERAL_TYPES, built_in, make_policy
+from serfer.control.policies import ALONE, DEFAULT, POLICIES, built_in, make_policy
+from serfer.control.policies.mark.policy import Mark
 from serfer.control.policies.plugged_in import find_policy
 from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.saved.state import StateOwner
-from serfer.control.scenario import Scenario
+from serfer.control.scenario import InstanceType, Market, Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
@@ -46,7 +48,9 @@ from serfer.fleet.beside.state_places import check_apart, open_place
 from serfer.fleet.controller import Controller
 from serfer.fleet.log_events import log_event
 from serfer.fleet.pool import Pool
-from serfer.fleet.provisioner_url import admits, open_provisioner
+from serfer.fleet.provisioner_url import LOCAL, admits, check_instances, open_provisioner, specs_by_purchase
+from serfer.fleet.provisioners.provisioner import Provisioner
+from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import PoolRegistry
 from serfer.learn.trainers import VALUES
 from serfer.settings import Settings
@@ -58,9 +62,9 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 GPU: Final = "gpu"
-ROUTES: Final = (SERVERLESS, AUTO, GPU, *(name for name in POLICIES if name not in {SERVERLESS, *SEVERAL_TYPES}))
-_LOCAL = "local"
+ROUTES: Final = (SERVERLESS, AUTO, GPU, *(name for name in POLICIES if name != SERVERLESS))
 _IDLE_S = 60.0  # without a request, after which an instance on this machine ends
+_NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9._]")
 _NOT_ITS_OWN = ("SERFER_KEYS_FILE",)  # the drivers' keys do not open their instances on this machine
 
 
@@ -69,7 +73,7 @@ class Routing:
     """The targets of queries besides the plan's functions, and their budget.
 
     `route` is "auto", "gpu" (instances alone) or a policy as `make_policy` takes it, `instances` what
-    `open_provisioner` takes. `model` is what instances call the network, by default the plan's name. `beside`
+    `specs_by_purchase` takes. `model` is what instances call the network, by default the plan's name. `beside`
     is what goes beside the policy, `history` a load that it begins with.
     """
 
@@ -90,6 +94,24 @@ class Routing:
     def policy(self) -> str:
         """The policy, as `make_policy` takes it."""
         return {AUTO: DEFAULT, GPU: "instances"}.get(self.route, self.route)
+
+    @property
+    def specs(self) -> dict[Purchase, str]:
+        """What starts instances, for each type and market; raises UsageError."""
+        return specs_by_purchase(self.instances, self.scenario)
+
+    def check(self) -> None:
+        """Raise UsageError for a policy that there is not, or which buys what has no provisioner."""
+        policy, specs = self.router().policy, self.specs
+        if built_in(self.policy) is None:
+            return  # what a policy of the user's own buys is known when it decides
+        buys = policy.purchases if isinstance(policy, Mark) else [(self.scenario.instance.name, Market.ON_DEMAND)]
+        missing = [str(bought) for key in buys if (bought := Purchase(*key)) not in specs]
+        if missing:
+            raise UsageError(
+                f"--route {self.route:.40} buys {', '.join(missing):.300}, which --instances does not name: give each "
+                "its own, as in TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP"
+            )
 
     def new_policy(self) -> Policy:
         """Return a policy that has seen nothing yet."""
@@ -129,15 +151,15 @@ def choose_routing(
             raise UsageError(f"{option} is about a pool of instances: give --route auto, gpu or a policy with it")
         return None
     if instances is None:
-        raise UsageError(f"--route {route} needs --instances: local, static:URL,URL or ec2:GROUP")
+        raise UsageError(f"--route {route} needs --instances: local, static:URL,URL, ec2:GROUP or TYPE=ec2:GROUP,...")
     if scenario is None:
         raise UsageError(f"--route {route} needs --scenario FILE.toml: prices and speeds are not assumed (serfer tune)")
     if max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {max_usd_per_hour}")
     ceiling = math.inf if max_usd_per_hour is None else max_usd_per_hour
-    open_provisioner(instances, command=(sys.executable,), registry=Path())  # says what is wrong with it
+    check_instances(instances)
     routing = Routing(route, instances, read_scenario(scenario), ceiling, beside=beside)
-    routing.router()  # says what is wrong with its policy
+    routing.check()
     routing.shadows()  # says what is wrong with them
     if beside.state is not None:
         open_place(beside.state, "model", routing.policy)  # same
@@ -220,12 +242,10 @@ async def open_pool(
         log_event(logging.WARNING, "scenario", message=warning)
     driver, name = secrets.token_hex(16), plan.digest[:16]
     registry = settings.cache_dir / "pools" / f"{name}-{_store_id(url)}"
-    model = routing.model or plan.model
-    if routing.instances == _LOCAL:
+    model, specs = routing.model or plan.model, routing.specs
+    if LOCAL in specs.values():
         await _sweep(registry.parent)
-    provisioner = open_provisioner(
-        routing.instances, command=_command(model, directory, routing.scenario), registry=registry
-    )
+    provisioners = _provisioners(specs, routing.scenario, model, directory, registry)
     http = open_http(settings.instance_key.get_secret_value())
 
     def connect(instance: str) -> InstanceClient:
@@ -244,10 +264,10 @@ async def open_pool(
     controller = Controller(
         pool,
         PoolRegistry(store.coordination(), f"serfer:pool:{{{name}}}", driver),
-        provisioner,
+        provisioners,
         connect,
-        admits=partial(admits, routing.instances),
-        ends_instances=routing.instances == _LOCAL,
+        admits=partial(admits, specs),
+        ends=[bought for bought, spec in specs.items() if spec == LOCAL],
         decider=Decider(router, recorder, shadows, keeper, lesson, fresh=learnt is None),
         ping=ping,
     )
@@ -279,10 +299,30 @@ def _keeper(routing: Routing, model: str, store: str) -> StateKeeper | None:
     return StateKeeper(open_place(where, model, routing.policy), owner)
 
 
+def _provisioners(
+    specs: Mapping[Purchase, str], scenario: Scenario, model: str, directory: Path, registry: Path
+) -> dict[Purchase, Provisioner]:
+    """Return a provisioner for each type and market; those of this machine share a registry."""
+    opened = {}
+    for bought, spec in specs.items():
+        kind = scenario.kind(bought.kind)
+        command = _command(model, directory, kind)
+        opened[bought] = open_provisioner(spec, command=command, registry=registry, label=_label(bought))
+    return opened
+
+
+def _label(bought: Purchase) -> str:
+    """Return what a type's processes on this machine are called: letters, digits, points and dashes."""
+    word = _NOT_IN_LABELS.sub("_", bought.kind)
+    if word != bought.kind:  # another type may look the same
+        word += f"_{hashlib.sha256(bought.kind.encode()).hexdigest()[:6]}"
+    return f"{LOCAL}-{word}" if bought.market is Market.ON_DEMAND else f"{LOCAL}-{word}-{bought.market}"
+
+
 async def _sweep(pools: Path) -> None:
     """Remove what pools of this machine recorded of instances that ended after their drivers."""
     for registry in _inside(pools):
-        await open_provisioner(_LOCAL, command=(sys.executable,), registry=registry).members()
+        await open_provisioner(LOCAL, command=(sys.executable,), registry=registry).members()
         _remove(registry)
 
 
@@ -303,15 +343,15 @@ def _store_id(url: str) -> str:
     return hashlib.sha256(f"{url}{own}".encode()).hexdigest()[:12]
 
 
-def _command(model: str, directory: Path, scenario: Scenario) -> list[str]:
-    """Return the command of an instance on this machine, whose batches are those that the router assumes."""
+def _command(model: str, directory: Path, kind: InstanceType) -> list[str]:
+    """Return the command of an instance of a type on this machine, whose batches are those that the router assumes."""
     env = shutil.which("env")
     without = [env, *(word for name in _NOT_ITS_OWN for word in ("-u", name))] if env else []
     called = f"{model}={directory.absolute()}" if _is_name(model) else str(directory.absolute())
     serve = ["instance", f"--plan={called}", "--host=127.0.0.1", "--port=0", "--json", "--log-format=json"]
     serve += ["--log-level=warning"]  # not a line for each request
     ends = ["--drain-s=0", f"--exit-when-idle-s={_IDLE_S:g}"]  # one that is stopped gets no more requests
-    batching = [f"--max-batch={min(scenario.instance.max_batch, MAX_BATCH)}"]
+    batching = [f"--max-batch={min(kind.max_batch, MAX_BATCH)}"]
     return [*without, sys.executable, "-P", "-m", "serfer", *serve, *batching, *ends]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,12 @@ from drivers.instance.open_inference import Inferred
 from drivers.target import InstanceAnswer
 from serfer.control.policy import LatencyWindow
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
+from serfer.control.scenario import S_PER_HOUR
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.core.wire import Crop
 from serfer.fleet.latencies import Latencies
 from serfer.fleet.log_events import log_event
+from serfer.fleet.purchase import Purchase
 from serfer.fleet.rolling_sum import RollingSum
 
 _SLOS = 4.0  # an instance that is silent for so many times the objective hangs
@@ -37,6 +39,15 @@ _SOON_S = 1.0  # when room on Lambda is looked for again
 _LONGEST_S = 60.0
 _MS_PER_S = 1000.0
 _SILENT = (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
+
+
+@dataclass(frozen=True)
+class ServingInstance:
+    """An instance that queries may be sent to: its URL, and its type and market, which the scenario has."""
+
+    name: str
+    url: str
+    purchase: Purchase
 
 
 @dataclass
@@ -48,6 +59,7 @@ class _Endpoint:
 
     name: str
     client: InstanceClient
+    purchase: Purchase
     waiting: int = 0
     heard: float = 0.0
     listed: bool = True
@@ -97,6 +109,7 @@ class Pool:
         self._paid_usd = 0.0
         self._hour = RollingSum()
         self._latencies = Latencies(router.scenario.slo_ms)
+        self._kind_numbers = {kind.name: number for number, kind in enumerate(router.scenario.instances)}
 
     async def run(
         self, batch: NDArray[Any], deadline_s: float, context: RequestContext = NO_CONTEXT
@@ -129,16 +142,17 @@ class Pool:
         """Return a driver whose queries count as in flight on Lambda, and whose latencies are observed."""
         return _Counted(driver, self._count, self._latencies, self._clock)
 
-    def use(self, members: Mapping[str, str]) -> None:
-        """Send queries to these instances, URLs by name, and to no others; queries in flight may finish."""
+    def use(self, instances: Iterable[ServingInstance]) -> None:
+        """Send queries to these instances, and to no others; queries in flight may finish."""
+        members = {each.name: each for each in instances}
         for name, endpoint in list(self._endpoints.items()):
-            endpoint.listed = members.get(name, "").rstrip("/") == endpoint.client.url
+            endpoint.listed = name in members and _is_of(endpoint, members[name])
             if not endpoint.listed and not endpoint.waiting:
                 del self._endpoints[name]
-        for name, url in members.items():
+        for name, each in members.items():
             known = self._endpoints.get(name)
-            if known is None or known.client.url != url.rstrip("/"):
-                self._endpoints[name] = _Endpoint(name, self._connect(url))
+            if known is None or not _is_of(known, each):
+                self._endpoints[name] = _Endpoint(name, self._connect(each.url), each.purchase)
 
     def take_stats(self) -> DriverStats:
         """Return what this driver did since the last call, and does now."""
@@ -160,14 +174,18 @@ class Pool:
     @property
     def serving(self) -> int:
         """The number of instances that this driver sends queries to."""
-        return sum(
-            endpoint.listed and not endpoint.down for endpoint in list(self._endpoints.values())
-        )  # the metrics' thread calls it
+        return self.serving_by_type.total()
+
+    @property
+    def serving_by_type(self) -> Counter[Purchase]:
+        """The number of instances of each type and market that this driver sends queries to."""
+        there = list(self._endpoints.values())  # the metrics' thread calls it
+        return Counter(endpoint.purchase for endpoint in there if endpoint.listed and not endpoint.down)
 
     def _router_endpoints(self) -> list[Endpoint]:
         """Return what the router may choose from; other drivers are assumed to have sent as much as this one."""
         return [
-            Endpoint(endpoint.name, endpoint.waiting * self.drivers)
+            Endpoint(endpoint.name, endpoint.waiting * self.drivers, self._kind_numbers[endpoint.purchase.kind])
             for endpoint in self._endpoints.values()
             if endpoint.listed and not endpoint.down
         ]
@@ -187,7 +205,7 @@ class Pool:
                 return None
             tried.add(target)
             left = [endpoint for endpoint in self._router_endpoints() if endpoint.name not in tried]
-            target = min(left, key=lambda endpoint: endpoint.waiting).name if left else None
+            target = self.router.soonest(left, len(query.batch)).name if left else None
         raise self._refusal(Reason.CEILING if query.spare else Reason.NO_INSTANCE, len(query.batch))
 
     async def _send(self, endpoint: _Endpoint, query: _Query) -> InstanceAnswer | None:
@@ -222,13 +240,14 @@ class Pool:
         return max(_LEAST_S, _SLOS * self.router.scenario.slo_ms / _MS_PER_S)
 
     def _served(self, endpoint: _Endpoint, result: Inferred, took_ms: float) -> InstanceAnswer:
-        images, kind = len(result.logits), self.router.scenario.instance
+        images, kind = len(result.logits), self.router.scenario.kind(endpoint.purchase.kind)
+        usd_per_s = kind.market_usd_per_hour(endpoint.purchase.market) / S_PER_HOUR
         return InstanceAnswer(
             result.logits,
             endpoint.name,
             result.batch or images,  # not reported: the query's own images, and the round trip
             took_ms if result.computed_ms is None else result.computed_ms,
-            images * kind.usd_per_s / kind.qps,
+            images * usd_per_s / kind.qps,
         )
 
     def _note(self, endpoint: _Endpoint, fault: Fault, patience_s: float) -> None:
@@ -270,6 +289,11 @@ class Pool:
 
     def _count(self, change: int) -> None:
         self._in_flight += change
+
+
+def _is_of(endpoint: _Endpoint, listed: ServingInstance) -> bool:
+    """Return whether an endpoint is a listed instance, at the same address and of the same type."""
+    return (endpoint.client.url, endpoint.purchase) == (listed.url.rstrip("/"), listed.purchase)
 
 
 class _Counted:

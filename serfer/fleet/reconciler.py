@@ -3,16 +3,22 @@
 booting ── ready ──> serving ── surplus ──> draining ── no query waits for it ──> stopped
    │                    └── not ready so often ──────────────────────────────────┘  and another one
    └── not ready for so long ─────────────────────────────────────────────────────┘   is started
+
+A spot instance that its owner ends is leaving: it gets no more queries, and counts as one of those that are wanted
+until it is gone, since plans replace it themselves (serfer/sim/fleet.py does the same).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from serfer.control.policy import InstanceState
+from serfer.control.scenario import Market
 from serfer.fleet.provisioners.provisioner import Member
-from serfer.fleet.registry import FleetMember, FleetState
+from serfer.fleet.purchase import Purchase
+from serfer.fleet.registry import FleetMember
 
 _MOST_FAILURES = 5  # looks that an instance which served may fail in a row
 _BOOTS, _BOOT_MARGIN_S = 3.0, 60.0  # what an instance with an address may take until it is ready
@@ -26,7 +32,10 @@ _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # after a start that brought no instance
 
 @dataclass
 class _Known:
-    """An instance: when it was first seen, whether it was ever ready, how often in a row it was not."""
+    """An instance: when it was first seen, whether it was ever ready, how often in a row it was not.
+
+    `taken` says that it is a spot instance which its owner ends.
+    """
 
     seen: float
     order: int
@@ -34,36 +43,46 @@ class _Known:
     failures: int = 0
     leaves: float | None = None
     broken: bool = False
+    taken: bool = False
     asked_to_stop: float = -math.inf
 
 
 @dataclass(frozen=True)
 class Actions:
-    """The number of instances to start, those to stop, and the members to publish."""
+    """The number of instances to start, those to stop, and the members to publish.
+
+    `interrupted` counts spot instances that were lost since the last decision: taken away, or silent for good.
+    """
 
     start: int
     stop: tuple[str, ...]
     listed: tuple[FleetMember, ...]
+    interrupted: int = 0
 
 
 @dataclass
 class Reconciler:
-    """Brings the instances in line with how many are wanted; each takes about `boot_s` seconds to boot."""
+    """Brings the instances of one type and market in line with how many are wanted.
+
+    Each takes about `boot_s` seconds to boot.
+    """
 
     boot_s: float
+    purchase: Purchase
     _known: dict[str, _Known] = field(default_factory=dict)
     _count: int = 0
     _after_start: int | None = None
     _pause_s: float = 0.0
     _paused_until: float = -math.inf
+    _interrupted: int = 0
 
-    def adopt(self, fleet: FleetState, now: float) -> None:
-        """Continue from what the previous leader published: which instances served, and which were draining."""
-        for listed in fleet.members:
+    def adopt(self, members: Iterable[FleetMember], now: float) -> None:
+        """Continue from what the previous leader published: which instances served, and which were to end."""
+        for listed in members:
             known = self._known.setdefault(listed.name, self._new(now))
-            known.was_ready = known.was_ready or listed.state != "booting"
-            if listed.state == "draining" and known.leaves is None:
-                known.leaves = now
+            known.was_ready = known.was_ready or listed.state != InstanceState.BOOTING
+            if listed.state in (InstanceState.DRAINING, InstanceState.LEAVING) and known.leaves is None:
+                known.leaves, known.taken = now, listed.state == InstanceState.LEAVING
 
     def decide(
         self,
@@ -77,17 +96,19 @@ class Reconciler:
 
         `ready` says which of the probed ones take queries; `busy` are those that owe some driver responses.
         """
+        self._interrupted = 0
         self._look(now, members, ready)
         staying = [member.name for member in members if self._known[member.name].leaves is None]
         for name in self._surplus(staying, wanted):
             self._known[name].leaves = now
         missing = wanted - len(staying)
         missing -= self._take_back(now, members, missing)
+        missing -= sum(self._known[member.name].taken for member in members)
         start = self._allowed(now, missing, len(members))
         stop = tuple(member.name for member in members if self._may_stop(member.name, now, busy))
         for name in stop:
             self._known[name].asked_to_stop = now
-        return Actions(start, stop, tuple(self._listed(member) for member in members))
+        return Actions(start, stop, tuple(self._listed(member) for member in members), self._interrupted)
 
     def _look(self, now: float, members: Sequence[Member], ready: Mapping[str, bool]) -> None:
         """Note what is there, and which of it does not work."""
@@ -100,7 +121,17 @@ class Reconciler:
             elif member.name in ready:
                 known.failures += 1
             if known.leaves is None and (member.state == "draining" or self._is_broken(known, member, now)):
-                known.leaves, known.broken = now, member.state != "draining"
+                self._note_end(known, now, ends=member.state == "draining")
+
+    def _note_end(self, known: _Known, now: float, *, ends: bool) -> None:
+        """Note that an instance ends without being asked, or that it is broken."""
+        known.leaves, known.broken = now, not ends
+        known.taken = ends and self._is_spot
+        self._interrupted += known.broken and known.was_ready and self._is_spot
+
+    @property
+    def _is_spot(self) -> bool:
+        return self.purchase.market is Market.SPOT
 
     def _compare(self, now: float, names: Sequence[str]) -> None:
         """Forget those that are gone; where more ended while they booted than came, pause starts."""
@@ -109,6 +140,8 @@ class Reconciler:
         ended = sum(known.leaves is None and not known.was_ready for known in gone)
         if ended > len(new):
             self._pause(now)
+        if self._is_spot:
+            self._interrupted += sum(known.taken or (known.leaves is None and known.was_ready) for known in gone)
         for name in new:
             self._known[name] = self._new(now)
 
@@ -154,16 +187,21 @@ class Reconciler:
 
     def _may_stop(self, name: str, now: float, busy: Collection[str]) -> bool:
         known = self._known[name]
-        if known.leaves is None or now - known.asked_to_stop < _AGAIN_S:
+        if known.leaves is None or known.taken or now - known.asked_to_stop < _AGAIN_S:
             return False
         left_s = now - known.leaves
         idle = name not in busy and left_s >= _LEAVE_S
         return known.broken or not known.was_ready or idle or left_s > _DRAIN_S
 
     def _listed(self, member: Member) -> FleetMember:
-        known = self._known[member.name]
-        state = "draining" if known.leaves is not None else "serving" if known.was_ready else "booting"
-        return FleetMember(member.name, member.url, state)
+        bought = self.purchase
+        return FleetMember(member.name, member.url, self._state(member.name), bought.kind, bought.market)
+
+    def _state(self, name: str) -> InstanceState:
+        known = self._known[name]
+        if known.leaves is not None:
+            return InstanceState.LEAVING if known.taken else InstanceState.DRAINING
+        return InstanceState.SERVING if known.was_ready else InstanceState.BOOTING
 
     def _new(self, now: float) -> _Known:
         self._count += 1

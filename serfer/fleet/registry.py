@@ -4,7 +4,9 @@
                           are wanted, and why
 
 A driver counts as gone when its entry has not changed for TTL_S on the reader's clock. The record is bounded, and
-checked before anything in it is used: other programs may write to the store.
+checked before anything in it is used: other programs may write to the store. Fields that a version does not know are
+passed over, and those that came later have defaults, so drivers of two versions share a record while one replaces the
+other.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Final, TypeVar
 
-from serfer.control.policy import NO_QUERIES, LatencyWindow
+from serfer.control.policy import NO_QUERIES, InstanceState, Interruption, LatencyWindow
+from serfer.control.scenario import Market
 from serfer.core.backoff import Backoff
 from serfer.core.errors import PlanError, StoreUnavailableError
 from serfer.core.structure import structure, unstructure
@@ -35,6 +38,7 @@ _MAX_BYTES = 1 << 20
 _WORD = re.compile(r"[!-~]{1,300}")
 _URL = re.compile(r"https?://[!-~]{1,290}")
 _MAX_NUMBER = 1e12
+_MAX_KIND, _MAX_KINDS = 64, 16
 _BACKOFF = Backoff(0.02, 0.2)  # after another driver's write came first
 _TRIES, _LEAVE_TRIES = 4, 32
 
@@ -58,21 +62,30 @@ class DriverLoad:
 
 @dataclass(frozen=True)
 class FleetMember:
-    """An instance as the leader publishes it: queries go to those that are "serving", others boot or drain."""
+    """An instance as the leader publishes it: queries go to those that serve, others boot or drain.
+
+    One without a `kind`, as earlier versions published it, is of the scenario's first type.
+    """
 
     name: str
     url: str | None
-    state: str
+    state: InstanceState
+    kind: str = ""
+    market: Market = Market.ON_DEMAND
 
 
 @dataclass(frozen=True)
 class FleetState:
-    """The leader's published state: the instances, how many are wanted, and why."""
+    """The leader's published state: the instances, how many are wanted, and why.
+
+    `interruptions` are the spot instances by type that were ever taken away, counted from one leader to the next.
+    """
 
     leader: str
     members: tuple[FleetMember, ...]
     wanted: int
     reason: str
+    interruptions: tuple[Interruption, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -271,7 +284,10 @@ def _lease(value: Any) -> Lease | None:  # noqa: ANN401
 
 def _fleet(value: Any) -> FleetState | None:  # noqa: ANN401
     fleet = _structured(FleetState, value)
-    if fleet is None or len(fleet.members) > MAX_MEMBERS or not _bounded(fleet.wanted):
+    if fleet is None or len(fleet.members) > MAX_MEMBERS or len(fleet.interruptions) > _MAX_KINDS:
+        return None
+    kinds = [*(member.kind for member in fleet.members), *(one.kind for one in fleet.interruptions)]
+    if not (_bounded(fleet.wanted, *(one.count for one in fleet.interruptions)) and all(map(_is_kind, kinds))):
         return None
     urls = [member.url for member in fleet.members if member.url is not None]
     right = _words([fleet.leader, *(member.name for member in fleet.members)]) and all(map(_URL.fullmatch, urls))
@@ -280,6 +296,10 @@ def _fleet(value: Any) -> FleetState | None:  # noqa: ANN401
 
 def _bounded(*numbers: float) -> bool:
     return all(0 <= number <= _MAX_NUMBER for number in numbers)
+
+
+def _is_kind(name: str) -> bool:
+    return len(name) <= _MAX_KIND and name.isprintable()
 
 
 def _words(texts: Iterable[str]) -> bool:

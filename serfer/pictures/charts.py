@@ -23,7 +23,8 @@ class Curve:
 class Chart:
     """Curves over two axes, as lines, or as `dots`.
 
-    An axis is logarithmic or begins at 0; it ends where the values do, or at `x_max` and `y_max`. `bands` are parts of
+    An axis is logarithmic or begins at 0, the second one at `y_min`; it ends where the values do, or at `x_max` and
+    `y_max`. `bands` are parts of
     the first axis that are shaded.
     """
 
@@ -35,6 +36,7 @@ class Chart:
     x_log: bool = False
     y_log: bool = False
     x_max: float | None = None
+    y_min: float = 0.0
     y_max: float | None = None
     bands: tuple[tuple[float, float], ...] = ()
 

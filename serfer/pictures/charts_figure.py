@@ -69,7 +69,7 @@ def _chart(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
     if chart.y_log:
         log_axis(axes, "y", [y for _, y in points])
     else:
-        axes.set_ylim(0.0, _end((y for _, y in points), chart.y_max))
+        axes.set_ylim(chart.y_min, _end((y for _, y in points), chart.y_max))
     plain_ticks(axes)
 
 

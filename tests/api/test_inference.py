@@ -377,3 +377,27 @@ def test_keys_guard_all_but_health(service, settings, tmp_path):
         assert "API key" in error(http.get("/v2"), 401)
         assert error(http.post(INFER, json=plain()), 401)
         assert http.get("/v2", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_a_key_that_may_not_classify_or_is_for_other_applications_gets_no_answer(service, settings, tmp_path):
+    path = tmp_path / "keys.json"
+    keys = {
+        "asks": add_key(path, "asks", None),
+        "ops": add_key(path, "ops", None, scopes=["promote"]),
+        "faces": add_key(path, "faces", None, applications={"faces": 1}),
+    }
+    app = make_app(service, settings, KeyRing(path, time.monotonic))
+    with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+
+        def ask(name, place=INFER, method="POST"):
+            content = {} if method == "GET" else {"json": plain()}
+            return http.request(method, place, headers={"X-API-Key": keys[name]}, **content)
+
+        assert ask("asks").status_code == 200
+        assert "lacks the scope 'classify'" in error(ask("ops"), 403)
+        assert "lacks the scope 'classify'" in error(ask("ops", "/v2", "GET"), 403)
+        assert ask("faces", "/v2", "GET").status_code == 200
+        assert "names no application" in error(ask("faces"), 403)
+        assert "names the application 'pets'" in error(ask("faces", f"{INFER}?application=pets"), 403)
+        assert ask("faces", f"{INFER}?application=faces").status_code == 200
+        assert "1 requests a minute for faces" in error(ask("faces", f"{INFER}?application=faces"), 429)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from serfer.api.auth.keys import Client, KeyRing, Quota, add_key, authorise, read_keys, remove_key
+from serfer.api.auth.clients import Client, Quota, Scope, require, require_scope
+from serfer.api.auth.keys import KeyRing, add_key, authorise, read_keys, remove_key
 from serfer.api.http.problems import Problem
 from serfer.cli.keys import app
 from serfer.core.errors import InputError, UsageError
@@ -267,3 +268,94 @@ def test_the_command_shows_a_key_once_and_no_digest_ever(path, clock):
 def test_the_command_names_missing_arguments(words):
     with pytest.raises(UsageError, match=r"SERFER_KEYS_FILE|--per-minute"):
         raise command(*words).exception
+
+
+def test_a_key_without_scopes_may_classify_alone_and_for_every_application(path, clock):
+    key = add_key(path, "phone", None)
+    client = KeyRing(path, clock).check(key)
+    for application in (None, "faces", "pets"):
+        require(client, Scope.CLASSIFY, application)
+        for scope in (Scope.REGISTER, Scope.PROMOTE, Scope.DELETE):
+            problem = refused(403, require, client, scope, application)
+            assert problem.slug == "scope"
+            assert f"lacks the scope '{scope}': it has classify" in problem.detail
+
+
+def test_a_key_is_good_for_its_scopes_and_applications_alone(path, clock):
+    scopes = (Scope.REGISTER, Scope.PROMOTE)
+    key = add_key(path, "trainer", None, scopes=scopes, applications={"faces": None})
+    client = KeyRing(path, clock).check(key)
+    for scope in Scope:
+        if scope in scopes:
+            require(client, scope, "faces")
+            assert "is for faces alone" in refused(403, require, client, scope, "pets").detail
+            assert "names no application" in refused(403, require, client, scope, None).detail
+        else:
+            refused(403, require, client, scope, "faces")
+
+
+def test_without_keys_everything_is_allowed():
+    require(None, Scope.DELETE, "faces")
+    require_scope(None, Scope.DELETE)
+
+
+def test_each_application_of_a_key_has_a_quota_of_its_own(path, clock):
+    key = add_key(path, "phone", None, applications={"faces": 2, "pets": 1, "all": None})
+    ring = KeyRing(path, clock)
+    for application in ("faces", "faces", "pets", *["all"] * 9):
+        require(ring.check(key), Scope.CLASSIFY, application)
+    problem = refused(429, require, ring.check(key), Scope.CLASSIFY, "faces")
+    assert (problem.slug, problem.headers) == ("quota", {"Retry-After": "30"})
+    assert "2 requests a minute for faces" in problem.detail
+    refused(429, require, ring.check(key), Scope.CLASSIFY, "pets")
+    refused(403, require, ring.check(key), Scope.DELETE, "faces")  # what is refused is not counted
+    add_key(path, "other", None)
+    clock.now += 30
+    require(ring.check(key), Scope.CLASSIFY, "faces")
+    refused(429, require, ring.check(key), Scope.CLASSIFY, "faces")
+
+
+def test_scopes_and_applications_change_without_a_restart(path, clock):
+    key = add_key(path, "phone", None)
+    ring = KeyRing(path, clock)
+    content = json.loads(path.read_bytes())
+    content["keys"][0] |= {"scopes": ["promote"], "applications": {"faces": None}}
+    path.write_text(json.dumps(content))
+    clock.now += 1
+    client = ring.check(key)
+    require(client, Scope.PROMOTE, "faces")
+    refused(403, require, client, Scope.CLASSIFY, "faces")
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"scopes": []}, "scopes"),
+        ({"scopes": ["admin"]}, "scopes.0"),
+        ({"scopes": ["classify"] * 5}, "scopes"),
+        ({"applications": {}}, "applications"),
+        ({"applications": {"a/b": None}}, "applications"),
+        ({"applications": {"faces": 0}}, "applications.faces"),
+        ({"applications": {f"a{number}": None for number in range(201)}}, "applications"),
+        ({"applications": ["faces"]}, "applications"),
+    ],
+)
+def test_wrong_scopes_and_applications_are_refused_with_the_place(path, clock, fields, word):
+    path.write_text(json.dumps({"keys": [{"name": "a", "sha256": DIGEST, **fields}]}))
+    with pytest.raises(InputError, match=re.escape(f"keys.0.{word}")):
+        KeyRing(path, clock)
+
+
+def test_the_command_adds_scopes_and_applications_and_lists_them(path, clock):
+    words = ["--scope", "classify", "--scope", "promote", "--app", "faces=60", "--app", "pets", "--file", str(path)]
+    key = command("add", "ops", *words).stdout.strip()
+    client = KeyRing(path, clock).check(key)
+    assert client.scopes == {Scope.CLASSIFY, Scope.PROMOTE}
+    assert client.applications == (("faces", 60), ("pets", None))
+    assert "classify,promote faces=60 pets" in command("list", "--file", str(path)).stdout
+    for wrong in ("faces=", "faces=x", "faces=-1"):
+        with pytest.raises(UsageError, match="write NAME=N"):
+            raise command("add", "b", "--app", wrong, "--file", str(path)).exception
+    with pytest.raises(InputError, match="applications"):
+        raise command("add", "b", "--app", "a b", "--file", str(path)).exception
+    assert [entry.name for entry in read_keys(path)] == ["ops"]

@@ -1,6 +1,7 @@
 """What clients and Prometheus see of a pool."""
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import httpx
@@ -15,8 +16,10 @@ from serfer.api.observability.pool_metrics import PoolMetrics
 from serfer.api.observability.telemetry import open_telemetry
 from serfer.api.service import Service
 from serfer.control.router import Reason
+from serfer.control.scenario import Market
 from serfer.core.errors import CeilingError, OverloadedError
-from serfer.fleet.controller import Status
+from serfer.fleet.purchase import Purchase
+from serfer.fleet.status import Status, TypeStatus
 from tests.api.conftest import png, running
 
 
@@ -80,9 +83,16 @@ def test_a_refusal_counts_as_shed(target, service, settings):
 def test_metrics_cover_the_pool():
     counts = {reason: number for number, reason in enumerate(Reason)}
     pool = SimpleNamespace(router=SimpleNamespace(counts=counts), faults=dict.fromkeys(FaultKind, 2), serving=1)
-    status = Status(leads=True, wanted=3, on=2, serving=1, serverless_usd=0.5, instances_usd=0.25)
+    pool.serving_by_type = Counter({Purchase("g6.xlarge"): 1})
+    types = {
+        Purchase("g6.xlarge"): TypeStatus(wanted=1, on=1, serving=1, hour_usd=0.2),
+        Purchase("g6.xlarge", Market.SPOT): TypeStatus(wanted=2, on=1, serving=0, hour_usd=0.05),
+    }
+    status = Status(leads=True, types=types, serverless_usd=0.5)
     troubles = {"store": 1, "provisioner": 0, "controller": 0, "functions": 2}
-    controller = SimpleNamespace(status=status, changes={"started": 4, "stopped": 2}, troubles=troubles)
+    controller = SimpleNamespace(
+        status=status, changes={"started": 4, "stopped": 2, "interrupted": 1}, troubles=troubles
+    )
     controller.decider = SimpleNamespace(troubles={"state": 3})
     samples = {
         (sample.name, *sample.labels.values()): sample.value
@@ -95,6 +105,11 @@ def test_metrics_cover_the_pool():
     assert samples[("serfer_pool_leading",)] == 1
     assert samples["serfer_pool_hour_usd", "serverless"] == 0.5
     assert samples["serfer_pool_hour_usd", "gpu"] == 0.25
+    spot = ("g6.xlarge", "spot")
+    assert samples["serfer_pool_type_instances", "g6.xlarge", "on-demand", "serving"] == 1
+    assert [samples["serfer_pool_type_instances", *spot, state] for state in ("wanted", "on", "serving")] == [2, 1, 0]
+    assert samples["serfer_pool_type_hour_usd", *spot] == 0.05
+    assert samples["serfer_pool_changes_total", "interrupted"] == 1
     assert samples["serfer_route_decisions_total", "no_instance"] == 1
     assert samples["serfer_instance_faults_total", "hung"] == 2
     assert samples["serfer_pool_changes_total", "started"] == 4

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.policies import make_policy
-from serfer.control.policy import InstanceCount, InstanceState, Observation, ProvisioningPlan, on_demand
+from serfer.control.policy import InstanceCount, InstanceState, Interruption, Observation, ProvisioningPlan, on_demand
 from serfer.control.scenario import Market, parse_scenario
 from serfer.control.shadow import RateAccount, Shadow
 from serfer.sim.rates import run_rates
@@ -49,6 +49,25 @@ def test_a_shadow_sees_the_fleet_that_it_would_have():
         shadow.observe(Observation(0.0, 8.0, 0.0, fleet(7)))
     booting, serving = InstanceState.BOOTING, InstanceState.SERVING
     assert fleets == [[(serving, 1)], [(booting, 1), (serving, 1)], [(serving, 2)]]
+
+
+def test_a_shadow_sees_no_interruptions_of_a_fleet_that_is_not_its_own():
+    world, lost = scenario(), []
+
+    class Watching:
+        name = "watching"
+
+        def observe(self, seen):
+            lost.append(seen.interruptions)
+            return ProvisioningPlan((), "nothing")
+
+        def resume(self, fleet):
+            pass
+
+    interrupted = Observation(0.0, 1.0, 0.0, fleet(1), interruptions=(Interruption("gpu", 1),))
+    Shadow(Watching(), world).observe(interrupted)
+    Shadow(Watching(), world, same_fleet=True).observe(interrupted)
+    assert lost == [(), interrupted.interruptions]
 
 
 def test_types_and_markets_have_their_own_prices():

@@ -161,3 +161,9 @@ def test_an_enumeration_is_one_of_its_texts():
     for wrong in ("blue", 3, None, []):
         with pytest.raises(PlanError, match=r"painted\.colour should be red, green"):
             structure(Painted, {"colour": wrong}, "painted")
+
+
+def test_a_dict_of_numbers_is_structured_like_a_mapping():
+    assert structure(dict[str, int], {"net": 2}, "release") == {"net": 2}
+    with pytest.raises(PlanError, match=r"release\.net should be a whole number"):
+        structure(dict[str, int], {"net": "two"}, "release")

@@ -280,6 +280,20 @@ def test_a_pool_fits_into_the_quota_of_gpu_instances(stubs, loaded, most, ok):
     assert doctor_aws._gpus not in doctor_aws._needed(loaded(drivers="fleet"))
 
 
+@pytest.mark.parametrize(("most", "ok"), [(16.0, True), (8.0, False)])
+def test_a_pools_spot_instances_fit_into_a_quota_of_their_own(stubs, loaded, most, ok):
+    pooled = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, spot=True))
+    kinds = {"InstanceTypes": [{"InstanceType": "g6.xlarge", "VCpuInfo": {"DefaultVCpus": 4}}]}
+    stubs.answers("ec2", "describe_instance_types", kinds, {"InstanceTypes": ["g6.xlarge"]})
+    request = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
+    stubs.answers("service-quotas", "get_service_quota", {"Quota": {"Value": most}}, request)
+    check = doctor_aws._spot_gpus(stubs.account, pooled)
+    assert (check.name, check.ok) == ("GPU spot quota", ok)
+    assert {doctor_aws._gpus, doctor_aws._spot_gpus} <= {*doctor_aws._needed(pooled)}
+    on_demand = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
+    assert doctor_aws._spot_gpus not in doctor_aws._needed(on_demand)
+
+
 def quota_of(name, value):
     return {"Quotas": [{"QuotaName": name, "Value": value, "QuotaCode": "L-1"}]}
 

@@ -51,6 +51,7 @@ class Burst:
 
     def __init__(self, url, clients=2):
         self.seen = []
+        self.costs = set()
         self._url = url
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
@@ -75,6 +76,7 @@ class Burst:
                 try:
                     reply = http.post("/v1/classify", content=image, headers={"Content-Type": "image/png"})
                     self.seen.append(reply.json()["target"] if reply.status_code == 200 else reply.text)
+                    self.costs.add(reply.json().get("cost_usd"))
                 except httpx.TransportError as error:
                     self.seen.append(repr(error))
 
@@ -269,6 +271,89 @@ def test_functions_that_a_policy_wants_warm_are_pinged_before_the_first_query(se
     assert result.code == 0
     (pings,) = [line for line in map(json.loads, result.err.splitlines()) if line["event"] == "pool pings"]
     assert (pings["wanted"], pings["in_flight"], pings["pings"]) == (1, 0, 1)
+
+
+SEVERAL = (
+    SCENARIO.replace("spot_usd_per_hour = 0", "spot_usd_per_hour = 0.3")
+    + """
+[[instance]]
+name = "there"
+usd_per_hour = 0.36
+spot_usd_per_hour = 0
+boot_s = 1
+min_billing_s = 0
+qps = 100
+batches = [[1, 5], [2, 10]]
+"""
+)
+EACH = """
+from serfer.control.policy import InstanceCount, ProvisioningPlan
+
+
+class Each:
+    def __init__(self, scenario):
+        pass
+
+    def observe(self, seen):
+        kinds = (("here", "on-demand"), ("here", "spot"), ("there", "on-demand"))
+        lost = sum(one.count for one in seen.interruptions)
+        return ProvisioningPlan(tuple(InstanceCount(kind, Market(market), 1) for kind, market in kinds), f"{lost} lost")
+
+    def resume(self, fleet):
+        pass
+""".replace("\n\n\nclass", "\nfrom serfer.control.scenario import Market\n\n\nclass")
+
+
+@pytest.mark.slow
+def test_a_pool_of_two_types_and_markets_serves_from_each_at_its_own_price(
+    serve, serfer_here, cache, scenario, tmp_path
+):
+    scenario.write_text(SEVERAL)
+    (tmp_path / "each.py").write_text(EACH)
+    record = tmp_path / "r.jsonl"
+    instances_option = "here=local,here/spot=local,there=local"
+    command, url = serve(
+        *("--route", f"{tmp_path}/each.py:Each", "--instances", instances_option, "--record", record),
+        *("--store", "memory://"),
+    )
+    prices = {("here", "on-demand"): 0.9, ("here", "spot"): 0.3, ("there", "on-demand"): 0.36}
+    costs = {0.9 / 3600 / 200, 0.3 / 3600 / 200, 0.36 / 3600 / 100}
+
+    def of(kind, market, state):
+        return metric(url, f'serfer_pool_type_instances{{market="{market}",state="{state}",type="{kind}"}}')
+
+    with Burst(url, clients=6) as burst:
+        eventually(lambda: len({*map(repr, costs)} & {*map(repr, burst.costs)}) == 3, "each type answers", every=0.1)
+        assert [of(*bought, "serving") for bought in prices] == [1, 1, 1]
+        usd = {
+            (kind, market): metric(url, f'serfer_pool_type_hour_usd{{market="{market}",type="{kind}"}}')
+            for kind, market in prices
+        }
+        names = instances(cache)
+        assert sorted(name.rpartition("-")[0] for name in names) == ["local-here", "local-here-spot", "local-there"]
+        batches = {name: Path(f"/proc/{pid}/cmdline").read_text() for name, pid in names.items()}
+        assert all(f"--max-batch={2 if 'there' in name else 8}" in words for name, words in batches.items())
+        (spot,) = [pid for name, pid in names.items() if "spot" in name]
+        os.kill(spot, signal.SIGKILL)
+        lost = 'serfer_pool_changes_total{change="interrupted"}'
+        eventually(lambda: metric(url, lost) == 1, "the interruption is seen", every=0.1)
+        eventually(lambda: spot not in instances(cache).values() and of("here", "spot", "serving"), "it is replaced")
+        burst.end()
+    assert {*burst.seen} == {"serverless", "gpu"}, Counter(burst.seen)
+    seconds = usd["here", "on-demand"] / prices["here", "on-demand"]
+    assert usd == {bought: pytest.approx(price * seconds, rel=0.01) for bought, price in prices.items()}
+    command.interrupt(signal.SIGTERM)
+    assert command.end().code == 0
+    assert not any(map(alive, instances(cache).values()))
+    report = json.loads(serfer_here("simulate", "--replay", record, "--scenario", scenario, "--json").out)
+    assert report["decisions"] == report["same"] > 0
+    assert "1 lost" in record.read_text()
+
+
+def test_mark_spot_says_what_it_has_no_instances_for(serfer_here, scenario):
+    scenario.write_text(SEVERAL)
+    options = ("--route", "mark-spot", "--instances", "here=local", "--scenario", scenario)
+    serfer_here("serve", *options).complains(2, "--route mark-spot buys here/spot, there", "--instances")
 
 
 def test_an_invalid_scenario_is_named_with_file_and_key(serfer_here, tmp_path):

@@ -7,9 +7,12 @@ import numpy as np
 from drivers.instance.client import Fault, FaultKind
 from drivers.instance.open_inference import Inferred
 from serfer.control.scenario import parse_scenario
+from serfer.fleet.pool import ServingInstance
 from serfer.fleet.provisioners.provisioner import Member
+from serfer.fleet.purchase import Purchase
 
 CLASSES = 7
+GPU = Purchase("gpu")
 SCENARIO = {
     "slo_ms": 200,
     "lambda": {
@@ -32,10 +35,31 @@ SCENARIO = {
         }
     ],
 }
+TWO_TYPES = {
+    **SCENARIO,
+    "instance": [
+        {**SCENARIO["instance"][0], "spot_usd_per_hour": 1.2},
+        {
+            "name": "cpu",
+            "usd_per_hour": 0.36,
+            "spot_usd_per_hour": 0,
+            "boot_s": 5,
+            "min_billing_s": 0,
+            "qps": 10,
+            "batches": [[1, 50], [2, 100]],
+        },
+    ],
+}
+"""Two types, the first of them in both markets."""
 
 
 def scenario(**changes):
     return parse_scenario({**SCENARIO, **changes})
+
+
+def serving(urls, purchase=GPU):
+    """Return what a pool is told of the instances at these URLs, by name."""
+    return [ServingInstance(name, url, purchase) for name, url in urls.items()]
 
 
 class Clock:
@@ -88,10 +112,12 @@ class Net:
 class FakeProvisioner:
     """Instances that are there at once and ready after `boot_s` of a clock; shared by the drivers of a test."""
 
-    def __init__(self, net, clock, boot_s=10.0):
+    def __init__(self, net, clock, boot_s=10.0, label="i"):
         self.net = net
         self.clock = clock
         self.boot_s = boot_s
+        self.label = label
+        self.ending = set()
         self.there = {}
         self.broken = None
         self.calls = []
@@ -103,17 +129,23 @@ class FakeProvisioner:
         for name, since in self.there.items():
             if self.clock() >= since + self.boot_s:
                 self.net.up.add(f"http://{name}")
-        return [Member(name, f"http://{name}", "serving") for name in self.there]
+        states = {name: "draining" if name in self.ending else "serving" for name in self.there}
+        return [Member(name, f"http://{name}", state) for name, state in states.items()]
 
     async def start(self, count):
         self.calls.append(("start", count))
         for _ in range(count):
-            self.there[f"i-{len(self.calls)}-{len(self.there)}"] = self.clock()
+            self.there[f"{self.label}-{len(self.calls)}-{len(self.there)}"] = self.clock()
 
     async def stop(self, name):
         self.calls.append(("stop", name))
         self.net.up.discard(f"http://{name}")
         return self.there.pop(name, None) is not None
+
+    def lose(self, name):
+        """Have an instance be gone without being asked."""
+        self.net.up.discard(f"http://{name}")
+        del self.there[name]
 
     async def close(self):
         self.closed += 1

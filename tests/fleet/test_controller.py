@@ -21,7 +21,7 @@ from serfer.fleet.pool import Pool
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry, PoolView
 from storage.coordination import InterceptedCoordination
 from storage.memory import MemoryStore
-from tests.fleet.fakes import Clock, FakeProvisioner, Net, scenario
+from tests.fleet.fakes import GPU, Clock, FakeProvisioner, Net, scenario
 
 ONE = np.zeros((1, 4, 4, 3), np.uint8)
 
@@ -81,7 +81,7 @@ class Drivers:
         registry = PoolRegistry(self.coordination, "p", name, self.clock)
         timing = Timing(self.clock, asyncio.sleep)
         self.running[name] = Controller(
-            pool, registry, self.provisioner, self.net.connect, ends_instances=True, timing=timing, ping=ping
+            pool, registry, {GPU: self.provisioner}, self.net.connect, ends=[GPU], timing=timing, ping=ping
         )
         self.running[name].pool = pool
         return self.running[name]
@@ -332,7 +332,7 @@ def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
     async def scene():
         made = Drivers()
         one = made.add("a")
-        one._admits = lambda url: url != "http://evil"
+        one._admits = lambda _bought, url: url != "http://evil"
         members = [FleetMember(name, f"http://{name}", "serving") for name in ("evil", "good")]
         other = PoolRegistry(made.coordination, "p", "b", made.clock)
         other.exchange(DriverLoad("b"))
@@ -440,6 +440,7 @@ def test_changes_are_logged_with_the_policys_reason(caplog):
         "wanted": 1,
         "on": 1,
         "serving": 1,
+        "types": {"gpu": 1},
         "drivers": 1,
         "reason": "1 because the test says so",
     }
@@ -526,7 +527,7 @@ def test_what_a_controller_recorded_is_replayed_to_the_same_decisions(tmp_path):
         registry = PoolRegistry(made.coordination, "p", "a", made.clock)
         timing = Timing(made.clock, asyncio.sleep, lambda: made.clock() + 1.7e9)
         made.running["a"] = Controller(
-            pool, registry, made.provisioner, made.net.connect, timing=timing, decider=Decider(router, recorder)
+            pool, registry, {GPU: made.provisioner}, made.net.connect, timing=timing, decider=Decider(router, recorder)
         )
 
         async def ask():

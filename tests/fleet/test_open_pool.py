@@ -1,16 +1,18 @@
 """What of `--route`, `--instances`, `--scenario` and `--max-usd-per-hour` goes together."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from serfer.control.policies.mark.lstm import LstmWeights
-from serfer.control.scenario import parse_scenario
+from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.fleet.beside.options import BesideOptions
-from serfer.fleet.open_pool import choose_routing, routing_of
+from serfer.fleet.open_pool import _command, _label, choose_routing, routing_of
+from serfer.fleet.purchase import Purchase
 from serfer.settings import Settings
 from tests.fleet.fakes import SCENARIO
 
@@ -97,9 +99,81 @@ def test_a_route_is_mark_with_a_trained_forecaster(file, tmp_path):
     assert choose_routing(f"mark:{trained}", "local", file, None).router().policy.name == f"mark:{trained}"
     with pytest.raises(InputError, match=r"missing\.npz"):
         choose_routing("mark:missing.npz", "local", file, None)
-    for route in ("mark-spot", f"mark-spot:{trained}"):  # drivers start one type alone
-        with pytest.raises(UsageError, match="--route is serverless, auto"):
-            choose_routing(route, "local", file, None)
+
+
+BUYS = "gpu=ec2:a,gpu/spot=ec2:b,cpu=local"
+MORE = """
+[[instance]]
+name = "cpu"
+usd_per_hour = 0.36
+spot_usd_per_hour = 0
+boot_s = 5
+min_billing_s = 0
+qps = 10
+batches = [[1, 50]]
+[[instance]]
+name = "t3"
+usd_per_hour = 0.36
+spot_usd_per_hour = 0.1
+boot_s = 5
+min_billing_s = 0
+qps = 10
+batches = [[1, 50]]
+burstable = true
+"""
+
+
+@pytest.fixture
+def several(file):
+    file.write_text(TEXT.replace("spot_usd_per_hour = 0", "spot_usd_per_hour = 1") + MORE)
+    return file
+
+
+@pytest.mark.parametrize("instances", ["local", f"{BUYS},t3=ec2:c"])
+def test_a_policy_of_several_types_is_a_route_where_each_has_a_provisioner(several, instances):
+    assert choose_routing("mark-spot", instances, several, None).router().policy.name == "mark-spot"
+
+
+@pytest.mark.parametrize(
+    ("route", "instances", "missing"),
+    [
+        ("mark-spot", "ec2:a", "mark-spot buys gpu/spot, cpu, t3, which"),
+        ("mark-spot", BUYS, "mark-spot buys t3, which"),  # the stand-in; its spot price is nothing to it
+        ("auto", "cpu=ec2:c", "auto buys gpu, which"),
+        ("mark", "gpu/spot=ec2:b", "mark buys gpu, which"),
+    ],
+)
+def test_a_policy_that_buys_what_has_no_provisioner_is_refused_by_name(several, route, instances, missing):
+    with pytest.raises(UsageError, match=f"--route {missing} --instances does not name"):
+        choose_routing(route, instances, several, None)
+
+
+def test_what_a_policy_of_the_users_own_buys_is_left_to_its_plans(several):
+    route = "serfer.control.policies.fixed:Instances"
+    assert choose_routing(route, "cpu=ec2:c", several, None).specs == {Purchase("cpu"): "ec2:c"}
+
+
+def test_a_type_that_the_scenario_lacks_is_named(several):
+    with pytest.raises(UsageError, match="no instance type of that name: it has gpu, cpu, t3"):
+        choose_routing("auto", "gpu=ec2:a,tpu=ec2:b", several, None)
+
+
+def test_processes_are_called_by_their_type_whatever_its_name():
+    names = [Purchase("g6.xlarge"), Purchase("g6.xlarge", Market.SPOT), Purchase("a b"), Purchase("a/b")]
+    labels = [_label(bought) for bought in names]
+    assert labels[:2] == ["local-g6.xlarge", "local-g6.xlarge-spot"]
+    assert len(set(labels)) == 4
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", label) for label in labels)
+
+
+def test_an_instance_computes_the_largest_batch_of_its_type(several, tmp_path):
+    scenario = choose_routing("auto", "local", several, None).scenario
+    commands = [_command("m", tmp_path, kind) for kind in scenario.instances]
+    assert [next(word for word in command if "max-batch" in word) for command in commands] == [
+        "--max-batch=8",
+        "--max-batch=1",
+        "--max-batch=1",
+    ]
 
 
 @pytest.mark.parametrize(

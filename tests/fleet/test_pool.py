@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from drivers.instance.client import FaultKind
 from serfer.control.policies import make_policy
 from serfer.control.router import Reason, Router
+from serfer.control.scenario import Market
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.fleet.pool import Pool
-from tests.fleet.fakes import Clock, Net, scenario
+from serfer.fleet.purchase import Purchase
+from tests.fleet.fakes import GPU, TWO_TYPES, Clock, Net, scenario, serving
 
 ONE = np.zeros((1, 4, 4, 3), np.uint8)
 A, B = "http://a", "http://b"
@@ -23,7 +26,7 @@ class Made:
         known = scenario(**changes)
         self.router = Router(known, make_policy("serverless", known), max_usd_per_hour=ceiling, overflow=overflow)
         self.pool = Pool(self.router, self.net.connect, self.clock)
-        self.pool.use({name: f"http://{name}" for name in members})
+        self.pool.use(serving({name: f"http://{name}" for name in members}))
 
     async def ask(self, batch=ONE, deadline_s=30.0):
         return await self.pool.run(batch, deadline_s)
@@ -142,6 +145,7 @@ def test_metrics_read_in_another_thread_while_instances_come():
 
     class Endpoint:  # each look at it is where the other thread may go on
         down = False
+        purchase = GPU
 
         @property
         def listed(self):
@@ -260,13 +264,13 @@ def test_a_removed_instance_still_answers_its_queries():
         made.net.gate.clear()
         pending = asyncio.create_task(made.ask())
         await asyncio.sleep(0)
-        made.pool.use({})
+        made.pool.use([])
         assert await made.ask() is None
         assert made.pool.take_stats().busy == ("a",)
         made.net.gate.set()
         assert (await pending).instance == "a"
         assert made.pool.take_stats().busy == ()
-        made.pool.use({"a": "http://a/"})
+        made.pool.use(serving({"a": "http://a/"}))
         assert (await made.ask()).instance == "a"
 
     run(scene)
@@ -314,3 +318,68 @@ def test_queries_on_the_functions_are_counted_until_they_end():
 
     gate = None
     run(scene)
+
+
+CPU, SPOT = Purchase("cpu"), Purchase("gpu", Market.SPOT)
+
+
+def two_types(**more):
+    """Return a pool of an instance on demand, one of spot, and a slow one."""
+    made = Made(members=(), instance=TWO_TYPES["instance"], **more)
+    made.pool.use([*serving({"a": A}), *serving({"b": B}, SPOT), *serving({"c": "http://c"}, CPU)])
+    return made
+
+
+def test_an_answer_costs_the_share_of_its_instances_type_and_market():
+    async def scene():
+        made = two_types()
+        made.net.gate.clear()
+        pending = [asyncio.create_task(made.ask()) for _ in range(20)]
+        await asyncio.sleep(0)
+        made.net.gate.set()
+        return {answer.instance: answer.cost_usd for answer in await asyncio.gather(*pending)}
+
+    prices = {"a": 3.6 / 100, "b": 1.2 / 100, "c": 0.36 / 10}
+    assert run(scene) == {name: pytest.approx(usd / 3600) for name, usd in prices.items()}
+
+
+def test_queries_go_to_the_type_that_answers_first():
+    async def scene():
+        made = two_types()
+        made.net.gate.clear()
+        pending = []
+        for _ in range(30):
+            pending.append(asyncio.create_task(made.ask()))
+            await asyncio.sleep(0)
+        sent = Counter(url for url, *_ in made.net.requests)
+        made.net.gate.set()
+        await asyncio.gather(*pending)
+        return sent
+
+    sent = run(scene)
+    assert sent[A] + sent[B] > 3 * sent["http://c"] > 0
+
+
+def test_a_query_that_fails_alone_on_instances_goes_on_to_the_one_that_answers_first():
+    async def scene():
+        made = two_types(overflow=False)
+        made.net.fail(A)
+        made.net.fail(B)
+        served = await made.ask()
+        return served.instance, [url for url, *_ in made.net.requests]
+
+    answered, asked = run(scene)
+    assert answered == "c"
+    assert asked == [A, B, "http://c"]
+
+
+def test_serving_instances_are_counted_by_type():
+    made = two_types()
+    assert made.pool.serving_by_type == {GPU: 1, SPOT: 1, CPU: 1}
+    assert made.pool.serving == 3
+
+
+def test_an_instance_that_is_listed_as_another_type_is_used_as_that():
+    made = two_types()
+    made.pool.use(serving({"a": A}, SPOT))
+    assert made.pool.serving_by_type == {SPOT: 1}

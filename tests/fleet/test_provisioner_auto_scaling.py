@@ -10,9 +10,11 @@ import pytest
 from botocore.session import Session
 from botocore.stub import Stubber
 
+from serfer.control.scenario import Market
 from serfer.core.errors import UnavailableError
 from serfer.fleet.provisioners import auto_scaling
 from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner, release_this_instance
+from serfer.fleet.purchase import Purchase
 from serfer.fleet.reconciler import Reconciler
 from serfer.local.server import free_port
 from tests.fleet.provisioner_contract import ProvisionerContract, serving
@@ -251,7 +253,7 @@ def test_throttling_is_tried_again_and_reported_in_the_end(times, tries, monkeyp
 def reported(monkeypatch):
     """Return what makes AWS describe a group in so many words, and collects what is asked beside."""
 
-    def reported(*instances, desired, **more):
+    def reported(*instances, desired, unhealthy=(), **more):
         clients = {
             name: SHARED.create_client(name, region_name=REGION, aws_access_key_id="k", aws_secret_access_key="s")  # noqa: S106 - of nobody
             for name in ("autoscaling", "ec2")
@@ -262,7 +264,7 @@ def reported(monkeypatch):
                 "InstanceId": name,
                 "LifecycleState": state,
                 "AvailabilityZone": "a",
-                "HealthStatus": "Healthy",
+                "HealthStatus": "Unhealthy" if name in unhealthy else "Healthy",
                 "ProtectedFromScaleIn": False,
             }
             for name, state in instances
@@ -311,6 +313,84 @@ def test_auto_scaling_states_map_to_ours_without_the_warm_pool(reported):
     assert members["i-2"][1] is None
 
 
+def test_an_unhealthy_instance_drains_and_is_left_to_the_group_that_replaces_it(reported):
+    stubs = reported(("i-1", "InService"), ("i-2", "InService"), desired=2, unhealthy=("i-2",))
+    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
+    members = running(AutoScalingProvisioner.members)
+    assert [(one.name, one.state) for one in members] == [
+        ("i-1", "serving"),
+        ("i-2", "draining"),
+        ("asked-1", "booting"),
+    ]
+    reported(("i-2", "InService"), desired=1, unhealthy=("i-2",))
+    assert not running(lambda pool: pool.stop("i-2"))  # a request would find no stub
+
+
+def test_a_replacement_that_the_group_starts_by_itself_is_a_member_once_it_serves(reported):
+    stubs = reported(("i-1", "InService"), ("i-2", "InService"), ("i-3", "Pending:Wait"), desired=2)
+    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
+    assert [one.name for one in running(AutoScalingProvisioner.members)] == ["i-1", "i-2"]
+    stubs = reported(("i-1", "InService"), ("i-2", "InService"), ("i-3", "InService"), desired=2)
+    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2", "i-3"))
+    assert [one.name for one in running(AutoScalingProvisioner.members)] == ["i-1", "i-2", "i-3"]
+    reported(("i-1", "InService"), ("i-2", "InService"), ("i-3", "InService"), desired=2)
+    assert not running(lambda pool: pool.stop("i-3"))  # the group ends one: a request would find no stub
+
+
+def test_a_group_that_rebalances_keeps_its_replacement(monkeypatch):
+    """AWS starts another instance, and ends the first once that one serves; two are wanted all the time."""
+    aws = Rebalancing()
+    monkeypatch.setattr(auto_scaling, "_connect", lambda _service, _region: aws)
+    reconciler = Reconciler(10, Purchase("g6.xlarge", Market.SPOT))
+
+    async def work(pool):
+        interrupted = 0
+        for second in range(200):
+            aws.second = second
+            members = await pool.members()
+            ready = {one.name: True for one in members if one.state == "serving"}
+            actions = reconciler.decide(float(second), members, ready, 2, ())
+            interrupted += actions.interrupted
+            for name in actions.stop:
+                await pool.stop(name)
+            if actions.start:
+                await pool.start(actions.start)
+        return interrupted, {one.name: one.state.value for one in actions.listed}
+
+    assert running(work) == (1, {"i-2": "serving", "i-3": "serving"})
+    assert aws.changes == []
+
+
+class Rebalancing:
+    """The clients of a group of two that replaces the first, from the 20th second to the 120th."""
+
+    def __init__(self):
+        self.second = 0
+        self.changes = []
+
+    def describe_auto_scaling_groups(self, **_):
+        states = {"i-2": "InService"}
+        if self.second < 90:
+            states["i-1"] = "InService"
+        elif self.second < 120:
+            states["i-1"] = "Terminating:Wait"
+        if self.second >= 20:
+            states["i-3"] = "Pending" if self.second < 80 else "InService"
+        instances = [{"InstanceId": name, "LifecycleState": state} for name, state in sorted(states.items())]
+        return {"AutoScalingGroups": [{"DesiredCapacity": 2, "MinSize": 0, "MaxSize": 8, "Instances": instances}]}
+
+    def describe_instances(self, **_):
+        return addressed("i-1", "i-2", "i-3")
+
+    def set_desired_capacity(self, **change):
+        self.changes.append(change)
+
+    terminate_instance_in_auto_scaling_group = set_desired_capacity
+
+    def close(self):
+        pass
+
+
 def test_an_instance_that_was_not_delivered_yet_is_a_booting_member(reported):
     stubs = reported(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
     stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
@@ -344,7 +424,7 @@ def test_undeliverable_capacity_is_withdrawn_when_the_load_ends(monkeypatch):
     """No instance ever comes: two are wanted for 10 s, then none for half an hour."""
     aws = NothingDelivered()
     monkeypatch.setattr(auto_scaling, "_connect", lambda _service, _region: aws)
-    reconciler = Reconciler(boot_s=120)
+    reconciler = Reconciler(120, Purchase("g6.xlarge"))
 
     async def work(pool):
         for second in range(1810):

@@ -68,6 +68,28 @@ def recorded(registry):
     return {path.stem: json.loads(path.read_text())["process"]["pid"] for path in registry.glob("*.json")}
 
 
+def test_types_share_a_registry_and_a_limit_and_each_has_its_own_processes(registry):
+    async def work():
+        fast, slow, spot = (
+            LocalProvisioner(STUB, registry, label=f"local-{name}", most=3) for name in ("fast", "slow", "fast-spot")
+        )
+        try:
+            await fast.start(1)
+            await spot.start(1)
+            await slow.start(5)  # one is left
+            names = [[one.name for one in await serving(each, 1)] for each in (fast, slow, spot)]
+            assert len({name for (name,) in names}) == 3
+            assert not await slow.stop(names[0][0])
+            assert await fast.stop(names[0][0])
+            await until(fast, lambda members: not members)
+            assert len(await slow.members()) == len(await spot.members()) == 1
+        finally:
+            for each in (fast, slow, spot):
+                await emptied(each)
+
+    asyncio.run(work())
+
+
 def test_a_pool_without_measure_does_not_take_the_whole_machine(pool, caplog):
     async def work(pool):
         await pool.start(1_000_000)

@@ -1,8 +1,14 @@
 """What a leader decides of the instances that it sees."""
 
+from serfer.control.scenario import Market
 from serfer.fleet.provisioners.provisioner import Member
+from serfer.fleet.purchase import Purchase
 from serfer.fleet.reconciler import Reconciler
-from serfer.fleet.registry import FleetMember, FleetState
+from serfer.fleet.registry import FleetMember
+from tests.fleet.fakes import GPU
+
+SPOT = Purchase("gpu", Market.SPOT)
+SPOT_FIELDS = (SPOT.kind, SPOT.market)
 
 BOOT_S = 10.0
 
@@ -11,18 +17,20 @@ class World:
     """Instances that do as they are told, looked at once a second."""
 
     def __init__(self, reconciler=None, *, obeys=True, most=100):
-        self.reconciler = reconciler or Reconciler(BOOT_S)
+        self.reconciler = reconciler or Reconciler(BOOT_S, GPU)
         self.now = 0.0
         self.ready = {}
         self.names = 0
         self.obeys = obeys
         self.most = most
         self.busy = set()
-        self.started = self.stops = 0
+        self.ending = set()
+        self.started = self.stops = self.interrupted = 0
 
     @property
     def members(self):
-        return [Member(name, f"http://{name}", "serving") for name in self.ready]
+        states = {name: "draining" if name in self.ending else "serving" for name in self.ready}
+        return [Member(name, f"http://{name}", state) for name, state in states.items()]
 
     def step(self, wanted, seconds=1):
         for _ in range(seconds):
@@ -30,6 +38,7 @@ class World:
             actions = self.reconciler.decide(self.now, self.members, self.ready, wanted, self.busy)
             self.started += actions.start
             self.stops += len(actions.stop)
+            self.interrupted += actions.interrupted
             for _ in range(min(actions.start, self.most - len(self.ready))):
                 self.names += 1
                 self.ready[f"i-{self.names}"] = False
@@ -150,17 +159,12 @@ def test_starts_that_bring_no_instance_back_off():
 
 
 def test_a_new_leader_restores_the_published_state():
-    published = FleetState(
-        "a",
-        (
-            FleetMember("i-1", "http://i-1", "serving"),
-            FleetMember("i-2", "http://i-2", "serving"),
-            FleetMember("i-3", "http://i-3", "draining"),
-        ),
-        2,
-        "",
-    )
-    reconciler = Reconciler(BOOT_S)
+    published = [
+        FleetMember("i-1", "http://i-1", "serving"),
+        FleetMember("i-2", "http://i-2", "serving"),
+        FleetMember("i-3", "http://i-3", "draining"),
+    ]
+    reconciler = Reconciler(BOOT_S, GPU)
     reconciler.adopt(published, 0.0)
     world = World(reconciler)
     world.ready = {"i-1": True, "i-2": True, "i-3": True}
@@ -170,8 +174,90 @@ def test_a_new_leader_restores_the_published_state():
 
 
 def test_an_instance_that_ends_by_itself_gets_no_queries():
-    reconciler = Reconciler(BOOT_S)
+    reconciler = Reconciler(BOOT_S, GPU)
     ending = [Member("i-1", "http://i-1", "draining")]
     actions = reconciler.decide(1.0, ending, {}, 1, set())
     assert [one.state for one in actions.listed] == ["draining"]
     assert actions.start == 1
+
+
+def spot_world():
+    """Return a world of two spot instances that serve."""
+    world = World(Reconciler(BOOT_S, SPOT))
+    world.step(2)
+    world.boot()
+    world.step(2)
+    return world
+
+
+def test_a_spot_instance_under_notice_is_leaving_and_counts_as_wanted_until_it_is_gone():
+    world = spot_world()
+    world.ending = {"i-1"}
+    assert world.step(2, 130) == {"i-1": "leaving", "i-2": "serving"}
+    assert (world.started, world.stops, world.interrupted) == (2, 0, 0)
+    assert world.step(3, 2)["i-3"] == "booting"  # a plan that replaces it says so
+    world.boot()
+    del world.ready["i-1"]
+    assert world.step(2, 5) == {"i-2": "serving", "i-3": "serving"}
+    assert (world.started, world.interrupted) == (3, 1)
+
+
+def test_one_that_was_to_be_stopped_is_kept_in_place_of_one_under_notice():
+    world = spot_world()
+    world.busy = {"i-2"}
+    world.step(1, 2)
+    world.ending = {"i-1"}
+    assert world.step(1) == {"i-1": "leaving", "i-2": "serving"}
+
+
+def test_a_spot_instance_that_is_gone_without_notice_is_an_interruption_once_and_replaced():
+    world = spot_world()
+    del world.ready["i-1"]
+    world.step(2, 5)
+    assert (world.started, world.interrupted) == (3, 1)
+
+
+def test_a_spot_instance_that_answers_no_more_is_an_interruption_once():
+    world = spot_world()
+    world.ready["i-1"] = False
+    world.step(2, 20)
+    assert world.interrupted == 1
+    assert "i-1" not in world.ready
+
+
+def test_a_spot_instance_that_was_stopped_or_never_served_is_not_an_interruption():
+    world = spot_world()
+    world.step(1, 10)
+    world.step(2, 2)
+    del world.ready["i-3"]  # it booted
+    world.step(1, 2)
+    world.step(0, 10)
+    assert world.ready == {}
+    assert world.interrupted == 0
+
+
+def test_instances_on_demand_are_never_interrupted():
+    world = World()
+    world.step(1)
+    world.boot()
+    world.step(1)
+    world.ending = {"i-1"}
+    assert world.step(1, 2)["i-1"] == "draining"
+    assert world.started == 2
+    world.ready.clear()
+    world.step(1, 5)
+    assert world.interrupted == 0
+
+
+def test_a_new_leader_counts_what_was_lost_meanwhile_once():
+    published = [
+        FleetMember("i-1", "http://i-1", "leaving", *SPOT_FIELDS),
+        FleetMember("i-2", "http://i-2", "serving", *SPOT_FIELDS),
+        FleetMember("i-3", "http://i-3", "draining", *SPOT_FIELDS),
+        FleetMember("i-4", "http://i-4", "booting", *SPOT_FIELDS),
+    ]
+    reconciler = Reconciler(BOOT_S, SPOT)
+    reconciler.adopt(published, 0.0)
+    world = World(reconciler)
+    world.step(0, 3)
+    assert world.interrupted == 2

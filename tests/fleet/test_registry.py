@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from serfer.control.policy import Interruption
+from serfer.control.scenario import Market
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.structure import unstructure
 from serfer.fleet import registry as module
@@ -28,7 +30,14 @@ from storage.memory import MemoryStore
 from tests.fleet.fakes import Clock
 
 FLEET = FleetState(
-    "a", (FleetMember("i-1", "http://10.0.0.7:8000", "serving"), FleetMember("i-2", None, "booting")), 2, "12 queries/s"
+    "a",
+    (
+        FleetMember("i-1", "http://10.0.0.7:8000", "serving", "gpu", Market.SPOT),
+        FleetMember("i-2", None, "booting", "a type, with spaces"),
+    ),
+    2,
+    "12 queries/s",
+    (Interruption("gpu", 3),),
 )
 
 
@@ -268,9 +277,30 @@ def test_an_invalid_record_is_replaced(key, value):
         {"members": [{"name": "a", "url": "file:///etc/passwd", "state": "serving"}]},
         {"members": [{"name": "a b", "url": None, "state": "serving"}]},
         {"members": [{"name": "a", "url": None, "state": "serving"}] * 300},
+        {"members": [{"name": "a", "url": None, "state": "flying"}]},
+        {"members": [{"name": "a", "url": None, "state": "serving", "kind": "x" * 65}]},
+        {"members": [{"name": "a", "url": None, "state": "serving", "kind": "a\nb"}]},
+        {"members": [{"name": "a", "url": None, "state": "serving", "kind": "gpu", "market": "stolen"}]},
+        {"interruptions": [{"kind": "gpu", "count": -1}]},
+        {"interruptions": [{"kind": "gpu", "count": 10**13}]},
+        {"interruptions": [{"kind": "gpu", "count": 1}] * 17},
         {"wanted": -1},
         {"reason": "x" * 301},
     ],
 )
 def test_an_invalid_fleet_is_left_out(key, change):
     assert stored(key, Clock(), fleet={**unstructure(FLEET), **change}).look().fleet is None
+
+
+def test_what_an_earlier_version_published_is_of_the_first_type_on_demand(key):
+    member = {"name": "i-1", "url": None, "state": "serving"}
+    fleet = {"leader": "b", "members": [member], "wanted": 1, "reason": ""}
+    assert stored(key, Clock(), fleet=fleet).look().fleet == FleetState(
+        "b", (FleetMember("i-1", None, "serving", "", Market.ON_DEMAND),), 1, ""
+    )
+
+
+def test_fields_of_a_later_version_are_passed_over(key):
+    later = unstructure(FLEET)
+    later["members"][0]["zone"] = later["epoch"] = 7
+    assert stored(key, Clock(), fleet=later).look().fleet == FLEET

@@ -29,6 +29,7 @@ FETCHING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet"
 IN_IMAGES = ("function", "valkey", "push")
 IN_DRIVER = ("function", "s3", "push")
 POOL = GpuPool("g6.xlarge", 4, 2)
+SPOT_POOL = GpuPool("g6.xlarge", 4, 2, spot=True)
 POOLED = ("fleet", "s3", "push")
 KEEPING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "redis", "poll"))  # results
 PINGED = ("function", "s3express", "push")
@@ -80,6 +81,7 @@ def every_template():
     yield from ((chosen, _template(*chosen)) for chosen in COMBINATIONS)
     yield POOLED, _template(*POOLED, gpu=POOL)
     yield from ((chosen, _template(*chosen, places=FETCHED)) for chosen in FETCHING)
+    yield POOLED, _template(*POOLED, gpu=SPOT_POOL)
     yield POOLED, _template(*POOLED, gpu=POOL, places=FETCHED)
     yield IN_IMAGES, _template(*IN_IMAGES, places=("image",))
     yield IN_DRIVER, _in_driver()

@@ -31,6 +31,9 @@ def test_a_record_is_read_as_it_was_written():
 def test_a_record_with_a_pool_and_one_from_before_there_were_any_are_read():
     pooled = deployment(small_plan(), options(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, 1)))
     assert parse_deployment(dump_deployment(pooled)) == pooled
+    assert "spot" not in json.loads(dump_deployment(pooled))["options"]["gpu"]  # earlier versions read it, too
+    spot = deployment(small_plan(), options(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, 1, spot=True)))
+    assert parse_deployment(dump_deployment(spot)) == spot
     document = json.loads(dump_deployment(FOUND))
     del document["options"]["gpu"]
     assert parse_deployment(json.dumps(document)) == FOUND

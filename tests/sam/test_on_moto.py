@@ -18,7 +18,7 @@ from moto import mock_aws
 
 from sam.options import digest12
 from serfer.fleet.provisioner_url import open_provisioner
-from tests.sam.offered import POOL, POOLED, plans, template, translated
+from tests.sam.offered import POOL, POOLED, SPOT_POOL, plans, template, translated
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse .* not supported by moto:UserWarning")
 STACK = "shop"
@@ -161,6 +161,28 @@ def test_a_pool_starts_empty_and_drivers_start_and_stop_its_instances():
             await pool.stop(one.name)
         assert await pool.members() == []
         await pool.close()
+
+    asyncio.run(started_and_stopped())
+
+
+def test_a_pool_with_spot_instances_has_a_group_for_each_market():
+    stack = Stack(*POOLED, gpu=SPOT_POOL)
+    assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
+    digest = digest12(plans()[0])
+    variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", user_data(), re.DOTALL)[1]
+    environ = dict(line.split("=", 1) for line in variables.splitlines())
+    assert environ["SERFER_ROUTE"] == "mark-spot"
+    groups = [f"{STACK}-gpu-{digest}", f"{STACK}-gpu-{digest}-spot"]
+    assert environ["SERFER_INSTANCES"] == f"g6.xlarge=ec2:{groups[0]},g6.xlarge/spot=ec2:{groups[1]}"
+
+    async def started_and_stopped():
+        for group in groups:
+            pool = open_provisioner(f"ec2:{group}")
+            await pool.start(1)
+            (one,) = await pool.members()
+            assert await pool.stop(one.name)
+            assert await pool.members() == []
+            await pool.close()
 
     asyncio.run(started_and_stopped())
 

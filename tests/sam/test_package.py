@@ -340,6 +340,17 @@ def test_the_pool_of_the_plan_before_stays_as_it_was_packaged(packed, plans, tmp
     assert {f"GpuGroup{old}", f"GpuGroup{new}"} <= load_template(build)["Resources"].keys()
 
 
+def test_spot_instances_are_those_of_plans_whose_scenario_has_their_price(packed, plans, tmp_path):
+    packed(plans[0], POOLED, profile=PROFILE)
+    spot = replace(POOLED, gpu=GpuPool("g6.xlarge", 3, spot=True))
+    packed(plans[1], spot, profile=replace(PROFILE, instance=replace(PROFILE.instance, spot_usd_per_hour=0.3)))
+    build, (old, new) = tmp_path / "build", digests(plans[:2])
+    resources = load_template(build)["Resources"]
+    assert {f"GpuGroup{old}", f"GpuGroup{new}", f"GpuGroup{new}Spot"} <= resources.keys()
+    assert f"GpuGroup{old}Spot" not in resources
+    assert load_deployment(build).options == spot
+
+
 def test_a_plan_before_that_had_no_pool_gets_none(packed, plans, tmp_path):
     packed(plans[0], replace(POOLED, gpu=None))
     packed(plans[1], POOLED, profile=PROFILE)
@@ -370,7 +381,15 @@ def test_the_command_packages_a_pool(plans, tmp_path):
     assert load_deployment(build).options.gpu == GpuPool("g6.xlarge", 3, 1)
     (digest,) = digests(plans[:1])
     assert scenario(build, digest).instance.usd_per_hour == shipped_aws().instances["g6.xlarge"]
-    for wrong in (given, ["--gpu-max", "3"], given[:-2], given[:-4] + given[-2:], given[-4:]):
+    for wrong in (
+        given,
+        ["--gpu-max", "3"],
+        ["--gpu-spot"],
+        [*given, "--gpu-spot"],
+        given[:-2],
+        given[:-4] + given[-2:],
+        given[-4:],
+    ):
         refused = CliRunner().invoke(app, [*words, *(["--drivers", "fleet"] if wrong != given else []), *wrong])
         assert refused.exception.exit_code == 2, wrong
         assert "--gpu" in str(refused.exception)

@@ -102,7 +102,7 @@ NAMED = (
     r"\$\{WeightsBucket\.Arn\}/weights/\*",  # the objects of the bucket of weights
     r"arn:.*:execution:\$\{Machine[0-9a-f]{12}\.Name\}:\*",  # executions of one state machine
     # One group, in whose ARN Auto Scaling puts an id of its own.
-    r"arn:.*:autoScalingGroup:\*:autoScalingGroupName/\$\{AWS::StackName\}-gpu-[0-9a-f]{12}",
+    r"arn:.*:autoScalingGroup:\*:autoScalingGroupName/\$\{AWS::StackName\}-gpu-[0-9a-f]{12}(-spot)?",
 )
 # What names nothing, with the reason; a role's, then other policies'.
 WIDE = {

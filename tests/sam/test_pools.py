@@ -7,17 +7,20 @@ import pytest
 
 from sam.cost.bill import bill, compare_build, deployed, price_build
 from sam.cost.fixed import fixed_costs, unpriced
+from sam.cost.scenario import Profile, make_scenario
 from sam.deployer import unlisted
 from sam.options import GpuPool, digest12, pool_name
 from sam.quotas import check_deployable
 from sam.template.template import make_template
 from sam.weights import fetched, uploaded_id
+from serfer.control.scenario import InstanceType
 from serfer.core.costs.aws import shipped_aws
+from serfer.fleet.open_pool import choose_routing
 from serfer.fleet.registry import REQUESTS_PER_S
 from tests.core.plans import small_plan
 from tests.sam.builds import build
 from tests.sam.builds import options as small_options
-from tests.sam.offered import FETCHED, POOL, POOLED, lint, of_type, options, plans, plans_in, template
+from tests.sam.offered import FETCHED, POOL, POOLED, SPOT_POOL, lint, of_type, options, plans, plans_in, template
 from tests.sam.test_template import environment
 
 FACTS = shipped_aws()
@@ -133,6 +136,70 @@ def test_a_warm_pool_is_stopped_and_as_large_as_was_chosen(source):
     assert not of_type(template(*POOLED, gpu=GpuPool("g6.xlarge", 4)), "AWS::AutoScaling::WarmPool")
 
 
+@pytest.fixture
+def spot():
+    return template(*POOLED, gpu=SPOT_POOL)
+
+
+@pytest.mark.deploy
+def test_cfn_lint_finds_nothing_in_a_pool_with_spot_instances(spot):
+    assert lint(spot) == []
+
+
+def test_spot_instances_are_a_group_of_their_own_that_rebalances_and_drains(spot, source):
+    for digest in (CURRENT, PREVIOUS):
+        group = spot["Resources"][f"GpuGroup{digest}Spot"]["Properties"]
+        assert group["AutoScalingGroupName"] == {"Fn::Sub": pool_name(digest, spot=True)}
+        assert group["CapacityRebalance"] is True
+        assert {
+            hook["LifecycleTransition"]: hook["DefaultResult"] for hook in group["LifecycleHookSpecificationList"]
+        } == {
+            "autoscaling:EC2_INSTANCE_LAUNCHING": "ABANDON",
+            "autoscaling:EC2_INSTANCE_TERMINATING": "CONTINUE",
+        }
+        assert group["LaunchTemplate"]["LaunchTemplateId"] == {"Ref": f"GpuTemplate{digest}Spot"}
+        launched = spot["Resources"][f"GpuTemplate{digest}Spot"]["Properties"]["LaunchTemplateData"]
+        assert launched["InstanceMarketOptions"] == {"MarketType": "spot"}
+        text = launched["UserData"]["Fn::Base64"]["Fn::Sub"][0]
+        assert f"--auto-scaling-group-name '${{AWS::StackName}}-gpu-{digest}-spot'" in text
+        assert f"--plan plans/{digest} " in text
+        for name in (f"GpuGroup{digest}", f"GpuTemplate{digest}", f"GpuWarmPool{digest}"):
+            assert spot["Resources"][name] == source["Resources"][name]
+        assert f"GpuWarmPool{digest}Spot" not in spot["Resources"]  # AWS has none for spot instances
+
+
+def test_drivers_buy_both_markets_from_the_groups_of_their_plan(spot):
+    for digest in (CURRENT, PREVIOUS):
+        variables, _ = environment(spot, digest if digest == PREVIOUS else "current")
+        assert variables["SERFER_ROUTE"] == "mark-spot"
+        on_demand, spot_group = pool_name(digest), pool_name(digest, spot=True)
+        assert variables["SERFER_INSTANCES"] == {
+            "Fn::Sub": f"g6.xlarge=ec2:{on_demand},g6.xlarge/spot=ec2:{spot_group}"
+        }
+
+
+def test_what_drivers_get_is_a_route_with_the_scenario_that_is_packaged(spot, tmp_path):
+    variables, _ = environment(spot, "current")
+    priced = InstanceType("g6.xlarge", 0.8, 0.3, 180.0, 60.0, 100.0, ((1, 5.0), (8, 30.0)))
+    chosen = small_options(drivers="fleet", gpu=SPOT_POOL)
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text(make_scenario(small_plan(), chosen, FACTS, Profile(priced, 200.0)))
+    instances = variables["SERFER_INSTANCES"]["Fn::Sub"].replace("${AWS::StackName}", "shop")
+    routing = choose_routing(variables["SERFER_ROUTE"], instances, scenario, None)
+    assert [str(bought) for bought in routing.specs] == ["g6.xlarge", "g6.xlarge/spot"]
+
+
+def test_a_plan_before_whose_scenario_has_no_spot_price_keeps_its_pool_without_spot_instances():
+    source = make_template(options(*POOLED, gpu=SPOT_POOL), plans(), spot={CURRENT})
+    assert f"GpuGroup{PREVIOUS}" in source["Resources"]
+    assert f"GpuGroup{PREVIOUS}Spot" not in source["Resources"]
+    variables, _ = environment(source, PREVIOUS)
+    assert (variables["SERFER_ROUTE"], variables["SERFER_INSTANCES"]) == (
+        "auto",
+        {"Fn::Sub": f"ec2:{pool_name(PREVIOUS)}"},
+    )
+
+
 def test_every_resource_type_has_a_cost_and_a_permission(source):
     assert unpriced(source) == []
     assert unlisted(resource["Type"] for resource in source["Resources"].values()) == []
@@ -157,6 +224,11 @@ def test_a_bill_notes_the_hourly_cost_of_an_instance(tmp_path):
     assert priced.as_dict()["gpu_usd_per_hour"] == 0.8048
     assert any("g6.xlarge, costs $0.8048 an hour while it is on" in note for note in priced.assumed)
     assert any("at most 4 are, $3.22 an hour" in note for note in priced.assumed)
+    with_spot = small_options(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, spot=True))
+    source = make_template(with_spot, [small_plan()])
+    assert any(
+        "at most 4 spot" in note for note in bill(deployed(small_plan(), with_spot, FACTS, source), source).assumed
+    )
     place = build(tmp_path / "b", drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
     assert price_build(place, FACTS, burst=1).as_dict()["options"]["gpu"]["instance_type"] == "g6.xlarge"
     assert len(compare_build(place, FACTS, [1000])) == 32

@@ -70,6 +70,14 @@ def test_an_instance_has_its_measured_speed_and_listed_price(profile):
     assert profile(TUNED.replace("# usd", "usd_per_hour = 1 # "), facts=dear).instance.usd_per_hour == 9.0
 
 
+def test_spot_instances_want_the_price_that_the_profile_has(profile):
+    spot = replace(POOLED, gpu=GpuPool("g6.xlarge", 4, spot=True))
+    with pytest.raises(UsageError, match=r"--gpu-spot: --gpu-profile .* has no spot price"):
+        profile(chosen=spot)
+    priced = TUNED.replace("spot_usd_per_hour = 0", "spot_usd_per_hour = 0.31")
+    assert made(profile(priced, chosen=spot), chosen=spot).instance.spot_usd_per_hour == 0.31
+
+
 def test_reserved_concurrency_bounds_the_functions_queries(profile):
     assert made(profile(), chosen=replace(POOLED, reserved_concurrency=9)).serverless.concurrency == 4
     assert made(profile(), chosen=replace(POOLED, reserved_concurrency=1)).serverless.concurrency == 1

@@ -5,28 +5,33 @@ hopeless, so no slow hash and no salt is needed, as they would be for passwords.
 looked up: the digest of a password that was written into the file by hand is of no use.
 
     {"keys": [{"name": "phone", "sha256": "9f86...", "requests_per_minute": 60, "burst": 10,
+               "scopes": ["classify", "register"], "applications": {"faces": 30, "pets": null},
                "created": "2026-01-31T12:00:00Z"}]}
 
 `requests_per_minute` and `burst` may be left out: then there is no quota, or the burst is a minute's requests. A quota
-is counted in each driver by itself.
+is counted in each driver by itself. A key without `scopes` may classify, and nothing else; one without `applications`
+may do so for all of them and for models, one with them for these alone, each with requests a minute of its own or null
+(serfer/api/auth/clients.py).
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import logging
 import re
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from math import ceil
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 
+from serfer.api.auth.clients import Client, Meters, Quota, Scope, rounded_up
 from serfer.api.http.problems import Problem
 from serfer.core.errors import InputError, UsageError
 from serfer.files import write_whole
@@ -38,8 +43,10 @@ _KEY_BYTES = 32
 _MOST_BYTES = 1024 * 1024
 _MOST_KEYS = 1000
 _LOOK_S = 1.0  # between two looks at the file
-_ROUNDING_S = 1e-6  # rounding must not refuse a request that waited as long as Retry-After requires
 _PRIVATE = 0o600
+_MOST_APPLICATIONS = 200
+_PerMinute = Annotated[int, Field(gt=0, le=1_000_000)]
+_Application = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Entry(BaseModel):
@@ -51,6 +58,10 @@ class Entry(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     requests_per_minute: int | None = Field(default=None, gt=0, le=1_000_000)
     burst: int | None = Field(default=None, gt=0, le=1_000_000)
+    scopes: tuple[Scope, ...] | None = Field(default=None, min_length=1, max_length=len(Scope))
+    applications: dict[_Application, _PerMinute | None] | None = Field(
+        default=None, min_length=1, max_length=_MOST_APPLICATIONS
+    )
     created: datetime | None = None
 
 
@@ -65,36 +76,6 @@ class _File(BaseModel):
             if len(set(values)) < len(values):
                 raise ValueError("two keys have one name or one digest")
         return self
-
-
-@dataclass
-class Quota:
-    """A bucket of `burst` requests that fills steadily: one every `interval_s` seconds.
-
-    `full_at` is when it will be full again if nothing is taken out; times are in seconds of any clock.
-    """
-
-    interval_s: float
-    burst: int
-    full_at: float = float("-inf")
-
-    def take(self, now: float) -> float:
-        """Take one request out and return 0.0, or take none and return the seconds until there will be one."""
-        full_at = max(self.full_at, now) + self.interval_s
-        wait = full_at - now - self.burst * self.interval_s
-        if wait > _ROUNDING_S:
-            return wait
-        self.full_at = full_at
-        return 0.0
-
-
-@dataclass(frozen=True)
-class Client:
-    """The client of a request's key."""
-
-    name: str
-    requests_per_minute: int | None = None
-    burst: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +117,7 @@ class KeyRing:
                 429,
                 f"the API key's quota of {known.client.requests_per_minute} requests a minute is used up",
                 slug="quota",
-                headers={"Retry-After": str(ceil(wait - _ROUNDING_S))},
+                headers={"Retry-After": str(rounded_up(wait))},
             )
         return known.client
 
@@ -162,14 +143,17 @@ class KeyRing:
             _log.warning("%s; the keys read before still hold", error)
 
     def _take(self, entries: list[Entry]) -> None:
-        """Use other keys from now on; a client whose quota has not changed keeps what it has used of it."""
-        quotas = {(known.digest, known.client): known.quota for known in self._known}
+        """Use other keys from now on; a client whose quotas have not changed keeps what it has used of them."""
+        before = {(known.digest, known.client): known for known in self._known}
         known = []
         for entry in entries:
-            client = Client(entry.name, entry.requests_per_minute, entry.burst)
-            digest = bytes.fromhex(entry.sha256)
-            known.append(_Known(client, digest, quotas.get((digest, client)) or _quota(client)))
+            client, digest = _client(entry), bytes.fromhex(entry.sha256)
+            known.append(before.get((digest, client)) or self._new(client, digest))
         self._known = tuple(known)
+
+    def _new(self, client: Client, digest: bytes) -> _Known:
+        quotas = {name: Quota(60 / rate, rate) for name, rate in client.applications or () if rate}
+        return _Known(replace(client, meters=Meters(self._clock, quotas)), digest, _quota(client))
 
 
 def authorise(request: Request, ring: KeyRing) -> Client:
@@ -201,11 +185,19 @@ def read_keys(path: Path) -> list[Entry]:
 
 
 def add_key(
-    path: Path, name: str, requests_per_minute: int | None, *, burst: int | None = None, now: datetime | None = None
+    path: Path,
+    name: str,
+    requests_per_minute: int | None,
+    *,
+    burst: int | None = None,
+    scopes: Sequence[Scope] = (),
+    applications: Mapping[str, int | None] | None = None,
+    now: datetime | None = None,
 ) -> str:
     """Make a key, keep its digest in the file, which is created where there is none, and return the key.
 
-    Raises UsageError for a name that is taken, InputError for a name that cannot be one or a file that cannot be used.
+    Without `scopes` it may classify, without `applications` for all of them. Raises UsageError for a name that is
+    taken, InputError for a name that cannot be one or a file that cannot be used.
     """
     entries = read_keys(path) if path.exists() else []
     if name in [entry.name for entry in entries]:
@@ -217,6 +209,8 @@ def add_key(
             sha256=sha256(key.encode()).hexdigest(),
             requests_per_minute=requests_per_minute,
             burst=burst,
+            scopes=tuple(dict.fromkeys(scopes)) or None,
+            applications=dict(applications) if applications else None,
             created=(now or datetime.now(UTC)).replace(microsecond=0),
         )
     except ValidationError as error:
@@ -237,8 +231,17 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _write(path: Path, entries: list[Entry]) -> None:
-    text = _File(keys=entries).model_dump_json(indent=2, exclude_none=True)
-    write_whole(path, text.encode() + b"\n", mode=_PRIVATE)
+    fields = _File(keys=entries).model_dump(mode="json")
+    for key in fields["keys"]:
+        for name in [name for name, value in key.items() if value is None]:  # an application without a quota stays
+            del key[name]
+    write_whole(path, json.dumps(fields, indent=2).encode() + b"\n", mode=_PRIVATE)
+
+
+def _client(entry: Entry) -> Client:
+    applications = tuple(sorted(entry.applications.items())) if entry.applications else None
+    scopes = frozenset(entry.scopes or (Scope.CLASSIFY,))
+    return Client(entry.name, entry.requests_per_minute, entry.burst, scopes, applications)
 
 
 def _first(error: ValidationError) -> str:

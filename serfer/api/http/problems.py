@@ -37,6 +37,7 @@ PROBLEM_TYPES = {
         "no room before the request's deadline, for running or for decoding, or no environment at Lambda",
     ),
     "quota": (429, "the API key's quota is used up"),
+    "scope": (403, "the API key lacks the scope that the request needs, or is for other applications"),
     "ceiling": (429, "the dollars that an hour may cost are spent"),
     "unavailable": (503, "the store or the functions do not answer, or a function failed again and again"),
     "host": (403, "without API keys: the request is for another host, or from another site's page"),

@@ -13,7 +13,7 @@ from serfer.control.router import Reason
 from serfer.fleet.beside.shadows import Course
 from serfer.fleet.open_pool import RunningPool
 
-_CHANGES = ("started", "stopped")
+_CHANGES = ("started", "stopped", "interrupted")
 _TROUBLES = ("store", "provisioner", "controller", "functions", "state")
 
 
@@ -34,6 +34,7 @@ class PoolMetrics(Collector):
             "state",
             states,
         )
+        yield from self._by_type()
         yield GaugeMetricFamily("serfer_pool_leading", "1 while this driver leads.", float(status.leads))
         usd = {"serverless": status.serverless_usd, "gpu": status.instances_usd}
         yield _gauges("serfer_pool_hour_usd", "Dollars spent in the last hour by all drivers.", "target", usd)
@@ -44,12 +45,36 @@ class PoolMetrics(Collector):
             "serfer_instance_faults", "Queries that an instance did not answer, by kind of fault.", "kind", faults
         )
         changes = {name: self._controller.changes[name] for name in _CHANGES}
-        yield _counters("serfer_pool_changes", "Instances that this driver started and stopped.", "change", changes)
+        yield _counters(
+            "serfer_pool_changes",
+            "Instances that this driver started and stopped, and spot instances that were lost while it led.",
+            "change",
+            changes,
+        )
         counted = Counter(self._controller.troubles) + Counter(self._controller.decider.troubles)
         troubles = {name: counted[name] for name in _TROUBLES}
         yield _counters(
             "serfer_pool_troubles", "Errors that the pool's loop survived, by their source.", "of", troubles
         )
+
+    def _by_type(self) -> Iterator[Metric]:
+        """Yield instances and dollars by type and market."""
+        instances = GaugeMetricFamily(
+            "serfer_pool_type_instances",
+            "Instances of a type and market that are wanted, that are on, and that serve this driver.",
+            labels=["type", "market", "state"],
+        )
+        usd = GaugeMetricFamily(
+            "serfer_pool_type_hour_usd",
+            "Dollars spent in the last hour on instances of a type and market.",
+            labels=["type", "market"],
+        )
+        serving = self._pool.serving_by_type
+        for bought, one in self._controller.status.types.items():
+            for state, count in (("wanted", one.wanted), ("on", one.on), ("serving", serving[bought])):
+                instances.add_metric([bought.kind, bought.market, state], float(count))
+            usd.add_metric([bought.kind, bought.market], one.hour_usd)
+        yield from (instances, usd)
 
 
 class ShadowMetrics(Collector):

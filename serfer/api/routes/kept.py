@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from serfer.api.auth.clients import Scope, require_scope
 from serfer.api.auth.keys import KeyRing, authorise
 from serfer.api.http.inference_models import InferenceResponse, ListedParts
 from serfer.api.http.problems import Problem
@@ -140,6 +141,7 @@ def outputs_guard(keys: KeyRing | None, kept: KeptResults | None) -> Any:  # noq
             request.state.grant = kept.signer.check(request.query_params, path["result_id"], path["name"])
         elif keys is not None:
             request.state.client = authorise(request, keys)
+            require_scope(request.state.client, Scope.CLASSIFY)
 
     return guard
 

@@ -60,7 +60,7 @@ InstancesOption = Annotated[
     typer.Option(
         metavar="SPEC",
         help="The pool of instances: local (processes here), static:URL,URL (servers of yours), ec2:GROUP (an Auto "
-        "Scaling group).",
+        "Scaling group); of several types, one for each: TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP,TYPE=static:URL|URL.",
     ),
 ]
 ScenarioOption = Annotated[

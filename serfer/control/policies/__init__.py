@@ -34,7 +34,7 @@ _FORECASTING: Final[dict[str, type[Mark]]] = {"mark": Mark, "mark-spot": MarkSpo
 ALONE: Final = frozenset({"sagemaker"})
 """The policies whose instances serve alone: what they cannot take is late or refused, and never on Lambda."""
 SEVERAL_TYPES: Final = frozenset({"mark-spot"})
-"""The policies that buy several types and spot instances by themselves; drivers start the first type alone."""
+"""The policies that buy several types and spot instances by themselves, where the others buy the first on demand."""
 
 
 def make_policy(name: str, scenario: Scenario) -> Policy:

@@ -23,7 +23,7 @@ from serfer.control.policies.guesses.guess import Guess
 from serfer.control.policies.guesses.value_guess import ValueGuess
 from serfer.control.policies.guesses.windows_guess import WindowsGuess
 from serfer.control.policies.robustness_budget import RobustnessBudget
-from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
+from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
 from serfer.control.values.trainer import Trainer
@@ -76,7 +76,7 @@ class BreakEven:
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Take as many levels for on and serving as there are instances."""
-        instances = paid_for(fleet)
+        instances = on_demand_in(fleet, self._scenario.instance)
         self._grow(instances)
         self._budget.resume(instances)
         self._rules.resume(instances)

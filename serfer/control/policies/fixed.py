@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
+from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.saved.fields import MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import S_PER_HOUR, Scenario
 
@@ -54,7 +54,7 @@ class Instances:
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Keep them for an hour."""
-        if instances := paid_for(fleet):
+        if instances := on_demand_in(fleet, self._kind):
             self._note(instances * self._kind.qps)
 
     def snapshot(self) -> Snapshot:

@@ -7,7 +7,7 @@ from typing import Final
 
 from serfer.control.policies.capacity_levels import MAX_LEVELS, levels_of
 from serfer.control.policies.work_function import WorkFunction
-from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
+from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
 
@@ -40,7 +40,7 @@ class SkiRental:
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Take so many levels for started just now."""
-        self._work_function.resume(paid_for(fleet))
+        self._work_function.resume(on_demand_in(fleet, self._scenario.instance))
 
     def snapshot(self) -> Snapshot:
         """Return the gaps of all levels, in dollars, as plain JSON values."""

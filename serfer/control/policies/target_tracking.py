@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
+from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.saved.fields import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import Scenario
 
@@ -57,7 +57,7 @@ class TargetTracking:
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Go on from what is there."""
-        self._wanted = max(1, paid_for(fleet))
+        self._wanted = max(1, on_demand_in(fleet, self._kind))
 
     def snapshot(self) -> Snapshot:
         """Return what is wanted, the minute that has begun, and how the alarms stand, as plain JSON values."""

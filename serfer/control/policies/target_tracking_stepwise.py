@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
+from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.saved.fields import MOST_COUNTED, SavedFields, Snapshot
 from serfer.control.scenario import Scenario
 
@@ -44,7 +44,7 @@ class StepwiseTargetTracking:
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Go on from what is there."""
-        self._on = max(1, paid_for(fleet))
+        self._on = max(1, on_demand_in(fleet, self._kind))
 
     def snapshot(self) -> Snapshot:
         """Return what there should be, the last minute, and the cooldown, as plain JSON values."""

@@ -27,6 +27,7 @@ from serfer.core.variants.application import (
     Validation,
 )
 from serfer.core.variants.objectives import Objectives, Selection, SelectionReason, VariantState
+from serfer.core.variants.soundness import check_application, check_variant
 from serfer.core.variants.variant import PRECISIONS, Accuracy, Figure, Place, Source, Variant
 
 __all__ = [
@@ -51,4 +52,6 @@ __all__ = [
     "Validation",
     "Variant",
     "VariantState",
+    "check_application",
+    "check_variant",
 ]

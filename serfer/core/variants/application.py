@@ -39,6 +39,7 @@ class NetworkVersion:
     """A network as it was registered, and its variants; `source` is the digest of the ONNX graph and its weights.
 
     Times are ISO 8601, UTC. `retired` versions answer no queries, and their artefacts go when no other refers to them.
+    `registration` is the id of the registration that made it, by which one that is finished twice adds one version.
     """
 
     network: str
@@ -50,6 +51,7 @@ class NetworkVersion:
     variants: tuple[Variant, ...]
     remarks: tuple[str, ...] = ()
     retired: bool = False
+    registration: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,20 @@ class Application:
         left = tuple(replace(each, retired=True, variants=()) if each is version else each for each in self.networks)
         return replace(self, networks=left)
 
+    def forgotten(self, network: str, number: int) -> Application:
+        """Return the record without a retired version and without the releases that had it, which makes room.
+
+        The newest version of a network stays, so that no number is given twice. Raises UsageError for a version that is
+        not retired, or the newest.
+        """
+        if not self.version(network, number).retired:
+            raise UsageError(f"{network}@{number} is not retired: retire it first")
+        if number == max(each.version for each in self.versions(network)):
+            raise UsageError(f"{network}@{number} is the newest version of {network}, whose number is not given again")
+        networks = tuple(each for each in self.networks if (each.network, each.version) != (network, number))
+        releases = tuple(each for each in self.releases if each.networks.get(network) != number)
+        return replace(self, networks=networks, releases=releases)
+
     @property
     def artefacts(self) -> frozenset[str]:
         """The digests of all artefacts that the record refers to."""
@@ -225,9 +241,17 @@ class Application:
 
 def _check_room(application: Application, added: NetworkVersion) -> None:
     if len(application.networks) >= MAX_NETWORKS:
-        raise InputError(f"application {application.name} has {MAX_NETWORKS} network versions: delete retired ones")
+        raise InputError(
+            f"application {application.name} has {MAX_NETWORKS} network versions: retire some, and "
+            "forget those (serfer retire --forget)"
+        )
     if not 0 < len(added.variants) <= MAX_VARIANTS:
         raise InputError(f"a network version has 1 to {MAX_VARIANTS} variants, not {len(added.variants)}")
+    for variant in added.variants:
+        if (variant.network, variant.version) != (added.network, added.version):
+            raise InputError(
+                f"variant {variant.name} is of {variant.network}@{variant.version}, not of {added.network}"
+            )
     taken = {variant.name for each in application.networks for variant in each.variants}
     names = [variant.name for variant in added.variants]
     if len(set(names)) < len(names) or taken.intersection(names):

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.files import write_whole
+from serfer.files import lies_inside, write_whole
 from serfer.fleet.log_events import log_event
 
 _SCHEME: Final = "s3://"
@@ -138,19 +138,10 @@ def open_place(where: str, model: str, policy: str) -> StateFile | StateObject:
 
 def check_apart(where: str, store: str) -> None:
     """Raise UsageError for a place inside the store of activations, where everything expires."""
-    inside, outside = _parts(where), _parts(store)
-    if inside[: len(outside)] == outside:
+    if lies_inside(where, store):
         raise UsageError(
             f"--policy-state {where[:80]} is inside the store of activations, where all expires: give another"
         )
-
-
-def _parts(url: str) -> list[str]:
-    """Return bucket or root and path of a directory or a URL, with the scheme."""
-    if "://" not in url:
-        url = f"file://{Path(url).expanduser().absolute()}"
-    split = urlsplit(url)
-    return [split.scheme, split.netloc, *(part for part in split.path.split("/") if part)]
 
 
 def _file_name(name: str) -> str:

@@ -4,6 +4,11 @@
     an instance that gets no more requests ends itself the same way (release_this_instance)
     stop of one that AWS has not delivered yet: only the capacity goes down, never below the instances there are
 
+    an instance that AWS ends, a spot instance that is taken away above all, drains as soon as the group says so: it is
+    unhealthy or Terminating, with a termination hook or capacity rebalancing some minutes before its end
+    while there are more than the desired capacity the group replaces some by itself (it rebalances): those on their way
+    beyond it are not members yet, and none is ended, which would take the replacement's place from the group
+
 Machines of a warm pool are not members: they are stopped, and Auto Scaling takes them first when the capacity goes up.
 """
 
@@ -11,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -66,15 +71,17 @@ class AutoScalingProvisioner:
 
     def _members(self) -> list[Member]:
         group = self._described()
-        there = {each["InstanceId"]: each["LifecycleState"] for each in _instances(group)}
+        there = {each["InstanceId"]: _state(each) for each in _instances(group)}
+        booting = sorted(name for name, state in there.items() if state == "booting")
+        for name in booting[max(0, len(booting) - _replacing(group)) :]:
+            del there[name]
         addresses = self._known_addresses(there)
         members = [self._member(name, state, addresses.get(name)) for name, state in there.items()]
         coming = group["DesiredCapacity"] - _staying(group)
         return members + [Member(f"{_REQUESTED}{number}", None, "booting") for number in range(1, coming + 1)]
 
-    def _member(self, name: str, state: str, address: str | None) -> Member:
-        url = f"http://{address}:{self._port}" if address else None
-        return Member(name, url, _state(state))
+    def _member(self, name: str, state: State, address: str | None) -> Member:
+        return Member(name, f"http://{address}:{self._port}" if address else None, state)
 
     def _start(self, count: int) -> None:
         with self._capacity:
@@ -103,8 +110,8 @@ class AutoScalingProvisioner:
         """End an instance if it is one of this group's, for AWS would end any other group's as well."""
         with self._capacity:
             group = self._described()
-            states = {each["InstanceId"]: each["LifecycleState"] for each in _instances(group)}
-            if name not in states or states[name].startswith(("Terminating", "Detaching")):
+            found = next((each for each in _instances(group) if each["InstanceId"] == name), None)
+            if found is None or _is_ending(found) or _replacing(group):
                 return False
             if self._at_min_size(group, name):
                 return False
@@ -136,7 +143,7 @@ class AutoScalingProvisioner:
             )
         return groups[0]
 
-    def _known_addresses(self, names: Mapping[str, str]) -> Mapping[str, str]:
+    def _known_addresses(self, names: Collection[str]) -> Mapping[str, str]:
         """Return the private addresses of these instances as far as they have one; an instance keeps its own."""
         unknown = [name for name in names if name not in self._addresses]
         for start in range(0, len(unknown), _MAX_IDS):
@@ -192,13 +199,33 @@ def release_this_instance() -> bool:
     return True
 
 
-def _state(lifecycle: str) -> State:
-    return _STATES.get(lifecycle.partition(":")[0], "draining")
+def _state(instance: Mapping[str, Any]) -> State:
+    """Return the state of an instance of a group; one that the group has found unhealthy is about to end."""
+    return "draining" if _is_unhealthy(instance) else _STATES.get(_lifecycle(instance), "draining")
+
+
+def _is_ending(instance: Mapping[str, Any]) -> bool:
+    return _is_unhealthy(instance) or _lifecycle(instance) in {"Terminating", "Detaching"}
+
+
+def _is_unhealthy(instance: Mapping[str, Any]) -> bool:
+    return instance.get("HealthStatus") == "Unhealthy"
+
+
+def _lifecycle(instance: Mapping[str, Any]) -> str:
+    """Return the state before its step: Terminating of Terminating:Wait."""
+    state: str = instance["LifecycleState"]
+    return state.partition(":")[0]
 
 
 def _staying(group: Mapping[str, Any]) -> int:
     """Return how many of a group's instances are there and are not about to end."""
-    return sum(_state(each["LifecycleState"]) != "draining" for each in _instances(group))
+    return sum(_state(each) != "draining" for each in _instances(group))
+
+
+def _replacing(group: Mapping[str, Any]) -> int:
+    """Return how many more instances there are than were asked for: the group will end as many."""
+    return max(0, _staying(group) - int(group["DesiredCapacity"]))
 
 
 def _instances(group: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -49,8 +49,9 @@ class LocalProvisioner:
 
     The command's first word is an absolute path. It prints a line of JSON with its "url" once it serves, at a port that
     it chooses itself, and ends by itself when it gets no more requests: nothing else would end it if every controller
-    died for good. `registry` is a directory that no other pool uses; UnavailableError where it can't be written.
-    There are never more than `most` processes, by default two for each processor: more would only be slower.
+    died for good. `registry` is a directory that no other pool uses; UnavailableError where it can't be written. It is
+    shared by the provisioners of a pool's types, whose members are those with their `label`; all of them together start
+    `most` processes, by default two for each processor: more would only be slower.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class LocalProvisioner:
         command: Sequence[str],
         registry: Path,
         *,
+        label: str = "local",
         boot_delay_s: float = 0.0,
         end_s: float = END_S,
         most: int | None = None,
@@ -67,6 +69,7 @@ class LocalProvisioner:
             waiting = (sys.executable, "-I", "-S", boot_delay.__file__, str(boot_delay_s))
             self._command = (*waiting, *self._command)
         self._registry = registry
+        self._label = label
         self._end_s = end_s
         self._most = max(_FEWEST, 2 * len(os.sched_getaffinity(0))) if most is None else most
         self._logged = ""
@@ -74,6 +77,10 @@ class LocalProvisioner:
 
     async def members(self) -> list[Member]:
         """Return the processes that run; those that take too long to end are killed on this occasion."""
+        return [member for member in self.everyone() if self._is_ours(member.name)]
+
+    def everyone(self) -> list[Member]:
+        """Return the processes of every label."""
         members = []
         for path in sorted(self._registry.glob("*.json")):
             record = self._read(path)
@@ -91,12 +98,12 @@ class LocalProvisioner:
 
     async def start(self, count: int) -> None:
         """Start `count` more processes, to `most` at most; beyond that a line is logged."""
-        room = max(0, self._most - len(await self.members()))
+        room = max(0, self._most - len(self.everyone()))
         self._warn_beyond(count, room)
         try:
             self._registry.mkdir(mode=0o700, parents=True, exist_ok=True)
             for _ in range(min(count, room)):
-                path = self._registry / f"local-{secrets.token_hex(6)}.json"
+                path = self._registry / f"{self._label}-{secrets.token_hex(6)}.json"
                 process = launch(self._command, path.with_suffix(".out"), path.with_suffix(".err"))
                 # A driver that dies before the next line leaves a process without a record; without requests it ends.
                 _write(path, _Record(process))
@@ -107,7 +114,7 @@ class LocalProvisioner:
     async def stop(self, name: str) -> bool:
         """Ask a process to end."""
         path = self._registry / f"{name}.json"
-        record = self._read(path) if path.parent == self._registry else None
+        record = self._read(path) if path.parent == self._registry and self._is_ours(name) else None
         if record is None or record.ends is not None:
             return False
         _write(path, replace(record, ends=_now()))
@@ -116,6 +123,9 @@ class LocalProvisioner:
 
     async def close(self) -> None:
         """Do nothing: what is known of the processes lies in the registry."""
+
+    def _is_ours(self, name: str) -> bool:
+        return name.rpartition("-")[0] == self._label
 
     def _warn_beyond(self, count: int, room: int) -> None:
         """Log once, and not each second, that fewer instances are allowed than wanted."""

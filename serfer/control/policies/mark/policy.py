@@ -79,6 +79,12 @@ class Mark:
         self._launched_s = -chosen.unit_s  # when the monitor launched backups last
         self._cool_down = CoolDown(chosen.cooldown_s)
 
+    @property
+    def purchases(self) -> list[Key]:
+        """The types and markets that plans may have."""
+        stand_ins = [(self._stand_in.name, Market.ON_DEMAND)] if self._stand_in else []
+        return [*(one.key for one in self._candidates), *stand_ins]
+
     def observe(self, seen: Observation) -> ProvisioningPlan:
         """Plan where a unit is over, launch backups where queries are late, and keep what was planned for a while."""
         self._now += seen.elapsed_s

@@ -1,0 +1,75 @@
+"""`serfer registry`: its history and its garbage."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from serfer.cli.registry.options import ApplicationArgument, RegistryOption, opened
+from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.options import JsonOption, print_json
+from serfer.cli.shared.terminal import out
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Look after the registry of applications."
+)
+_DAY_H = 24.0
+_HOUR_S = 3600.0
+
+
+@app.command()
+def gc(
+    registry: RegistryOption = None,
+    older_than_h: Annotated[
+        float, typer.Option(min=1.0, help="Hours for which what was put lately stays: a registration may be at it.")
+    ] = _DAY_H,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the files that no application and no registration refers to, and registrations that have ended."""
+    from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
+
+    collected = opened(registry).collect_garbage(older_than_h * _HOUR_S)
+    if as_json:
+        print_json(unstructure(collected))
+        return
+    out.print(
+        f"deleted {collected.artefacts:,} files of {byte_size(collected.bytes)} and {collected.registrations:,} "
+        f"registrations; {collected.kept_artefacts:,} files of {byte_size(collected.kept_bytes)} are kept",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def history(application: ApplicationArgument, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+    """Print the versions of an application's record that are kept, the newest first."""
+    from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
+
+    table = columns("written", "version", "release", "canary", "why", "by")
+    for each in opened(registry).history(application):
+        live = each.application.live_release if each.application else None
+        when = datetime.fromtimestamp(each.written, UTC).isoformat(timespec="seconds")
+        if as_json:
+            print_json({"version": each.version, "written": when, "application": unstructure(each.application)})
+        elif live:
+            tried = each.application.canary if each.application else None
+            canary = ", ".join(f"{name}@{number}" for name, number in tried.networks.items()) if tried else ""
+            row = (each.version, f"{live.number}", canary, live.why, live.by)
+            table.add_row(when, *map(plain, row))
+        else:
+            table.add_row(when, plain(each.version), "none" if each.application else "cannot be read")
+    if not as_json:
+        out.print(table)
+
+
+@app.command()
+def restore(
+    application: ApplicationArgument,
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="One of serfer registry history.")],
+    registry: RegistryOption = None,
+) -> None:
+    """Put an earlier version of an application's record in place of the last one, a damaged or deleted one too."""
+    record = opened(registry).restore(application, version)
+    live = record.live_release
+    out.print(f"{record.name}: release {live.number} is live" if live else f"{record.name}: no release is live")

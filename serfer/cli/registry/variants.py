@@ -1,0 +1,146 @@
+"""`serfer variants`: what an application has to choose from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serfer.cli.registry.options import RegistryOption, opened
+from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.options import JsonOption, print_json
+from serfer.cli.shared.terminal import out
+from serfer.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from serfer.core.variants import Application, Figure, NetworkVersion, Variant
+
+_MILLION = 1e6
+_PREDICTED = "~"
+
+
+def variants(
+    application: Annotated[str | None, typer.Argument(metavar="APP", help="The application; by default all.")] = None,
+    registry: RegistryOption = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw accuracy against latency and dollars, as .png, .svg or .pdf; needs APP."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the variants of applications, with accuracy, latency, loading, dollars, and whether they answer queries."""
+    if picture is not None and application is None:
+        raise UsageError("--picture draws one application: name it")
+    source = opened(registry)
+    for name in [application] if application else source.applications():
+        record = source.known(name)
+        if as_json:
+            print_json(application_object(record))
+        else:
+            _print(record)
+        if picture is not None:
+            from serfer.cli.registry.picture import draw_variants  # noqa: PLC0415 - only pictures need it
+
+            draw_variants(record, picture)
+
+
+def state_of(application: Application, version: NetworkVersion) -> str:
+    """Return what a network version does: "live", "canary", "shadow", "retired", or "other"."""
+    if version.retired:
+        return "retired"
+    live, canary = application.live_release, application.canary
+    if live and live.networks.get(version.network) == version.version:
+        return "live"
+    if canary and canary.networks.get(version.network) == version.version:
+        return "shadow" if canary.shadow else "canary"
+    return "other"
+
+
+def application_object(application: Application) -> dict[str, Any]:
+    """Return what --json says of an application."""
+    from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
+
+    live = application.live_release
+    return {
+        "application": application.name,
+        "classes": application.classes,
+        "live": unstructure(live),
+        "canary": unstructure(application.canary),
+        "networks": [
+            {
+                "network": each.network,
+                "version": each.version,
+                "state": state_of(application, each),
+                "created": each.created,
+                "by": each.by,
+                "remarks": [*each.remarks],
+                "variants": [_variant_object(variant) for variant in each.variants],
+            }
+            for each in application.networks
+        ],
+    }
+
+
+def _variant_object(variant: Variant) -> dict[str, Any]:
+    from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
+
+    fields: dict[str, Any] = unstructure(variant)
+    if variant.accuracy:
+        low, high = variant.accuracy.interval
+        fields["accuracy"] |= {"share": variant.accuracy.share, "low": low, "high": high}
+    return fields
+
+
+def _print(application: Application) -> None:
+    live, canary = application.live_release, application.canary
+    parts = [f"{application.name}: {application.classes} classes"]
+    parts += [f"release {live.number} is live ({_networks(live.networks)})" if live else "no release is live"]
+    if canary:
+        what = "answers in the shadow of" if canary.shadow else "answers"
+        parts.append(f"{_networks(canary.networks)} {what} {canary.share:.3g} of the queries")
+    out.print(plain("; ".join(parts)), soft_wrap=True)
+    table = columns("variant", "state", "place", "accuracy", "95% interval", "ms", "load ms", "MB", "$ a million")
+    for each in application.networks:
+        state = state_of(application, each)
+        if each.retired:
+            table.add_row(plain(f"{each.network}@{each.version}"), state)
+        for variant in each.variants:
+            table.add_row(plain(variant.name), state, *_figures(variant))
+    out.print(table)
+    if any(_figure(of) for each in application.networks for variant in each.variants for of in _predicted(variant)):
+        out.print(f"{_PREDICTED} predicted; all other figures were measured")
+
+
+def _predicted(variant: Variant) -> list[Figure]:
+    figures = (variant.latency_ms, variant.load_ms, variant.peak_mb, variant.usd)
+    return [each for each in figures if _figure(each).startswith(_PREDICTED)]
+
+
+def _figures(variant: Variant) -> list[str]:
+    share, interval = "unknown", ""
+    if variant.accuracy:
+        low, high = variant.accuracy.interval
+        share, interval = f"{variant.accuracy.share:.4f}", f"{low:.4f} to {high:.4f}"
+    place = f"{variant.place} {variant.kind} x{variant.batch}" if variant.kind else f"{variant.place}"
+    return [
+        plain(place),
+        share,
+        interval,
+        _figure(variant.latency_ms),
+        _figure(variant.load_ms),
+        _figure(variant.peak_mb),
+        _figure(variant.usd, _MILLION),
+    ]
+
+
+def _figure(figure: Figure, scale: float = 1.0) -> str:
+    sign = _PREDICTED if figure.source == "predicted" else ""
+    value = figure.value * scale
+    return f"{sign}{value:,.1f}" if value >= 1 or value == 0 else f"{sign}{value:.3g}"
+
+
+def _networks(networks: dict[str, int]) -> str:
+    return ", ".join(f"{network}@{number}" for network, number in networks.items())

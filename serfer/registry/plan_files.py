@@ -1,0 +1,167 @@
+"""Plan directories as artefacts: each file by its digest, and a manifest of them, whose digest names the directory.
+
+{"format": 1, "kind": "serfer plan directory", "files": [{"path": "plan.json", "digest": HEX, "bytes": N}, ...]}
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from serfer.core.errors import InputError, PlanError, UnavailableError
+from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE, is_part
+from serfer.core.structure import Bounds
+from serfer.plan_directory import load_cold_plan, load_plan
+from serfer.registry.records import decode_record, encode_record
+from serfer.registry.store import MAX_DOCUMENT_BYTES, RegistryStore, check_digest
+
+FORMAT: Final = 1
+KIND: Final = "serfer plan directory"
+MAX_FILES: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A file of a plan directory: its relative path, SHA-256 and size."""
+
+    path: str
+    digest: str
+    bytes: Annotated[int, Bounds(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of a plan directory, by path; a plan directory of the same files has the same manifest."""
+
+    files: tuple[PlanFile, ...]
+    kind: str = KIND
+    format: int = FORMAT
+
+
+def put_directory(store: RegistryStore, path: Path) -> str:
+    """Keep the files that a plan directory's plans name, and return the digest of their manifest.
+
+    Raises PlanError for a directory that is not whole, holds links, or was altered; InputError for one that is too
+    large.
+    """
+    if path.is_symlink():
+        raise PlanError(f"{path} is a link: give the plan directory itself")
+    files = tuple(PlanFile(name, _put(store, path, name, digest), size) for name, digest, size in _named(path))
+    data = encode_record("a plan directory's manifest", Manifest(files))
+    with tempfile.TemporaryDirectory(prefix="serfer-") as folder:
+        manifest = Path(folder) / "manifest.json"
+        manifest.write_bytes(data)
+        return store.put_artefact(manifest)
+
+
+def read_manifest(store: RegistryStore, digest: str) -> Manifest | None:
+    """Return a manifest, None for an artefact that is something else; raises MissingKeyError for none at all."""
+    with tempfile.TemporaryDirectory(prefix="serfer-") as folder:
+        path = Path(folder) / "manifest.json"
+        store.fetch_artefact(digest, path)
+        with path.open("rb") as file:
+            data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES or KIND.encode() not in data:
+        return None
+    manifest = decode_record(f"artefact {digest}", data, Manifest, FORMAT)
+    _check(manifest, digest)
+    return manifest
+
+
+def fetch_directory(store: RegistryStore, digest: str, cache: Path) -> Path:
+    """Return the plan directory of a digest in a cache, where it is fetched to once, by one process at a time.
+
+    Raises MissingKeyError for a digest that is not kept, InputError for one of something else, AlteredPieceError.
+    """
+    place = cache / check_digest(digest)
+    if place.is_dir():
+        return place
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _alone(cache / f".{digest}.lock"):
+            if not place.is_dir():
+                _fetch(store, digest, place)
+    except OSError as error:
+        raise UnavailableError(f"the cache {cache} cannot be written: {error.strerror}") from error
+    return place
+
+
+def _fetch(store: RegistryStore, digest: str, place: Path) -> None:
+    manifest = read_manifest(store, digest)
+    if manifest is None:
+        raise InputError(f"artefact {digest} of the registry is not a plan directory")
+    for left in place.parent.glob(f".{digest}.*.part"):  # of a process that was killed: the lock is ours
+        shutil.rmtree(left, ignore_errors=True)
+    part = place.with_name(f".{digest}.{secrets.token_hex(4)}.part")
+    try:
+        for file in manifest.files:
+            (part / file.path).parent.mkdir(parents=True, exist_ok=True)
+            store.fetch_artefact(file.digest, part / file.path)
+        load_plan(part)
+        part.rename(place)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _named(path: Path) -> list[tuple[str, str | None, int]]:
+    """Return path, digest and size of the files that the plans of a directory name, sorted; None for plan.json's."""
+    plan = load_plan(path)
+    found: dict[str, tuple[str | None, int]] = {}
+    plans = {"": plan}
+    if cold := load_cold_plan(path, plan):
+        plans[f"{COLD_DIRECTORY}/"] = cold
+    for prefix, each in plans.items():
+        found[prefix + PLAN_FILE] = None, _size(path / prefix / PLAN_FILE)
+        found |= {prefix + file.path: (file.sha256, file.bytes) for file in each.artefacts}
+    if len(found) > MAX_FILES:
+        raise InputError(f"{path} names {len(found):,} files: a registry keeps {MAX_FILES:,} of a plan directory")
+    return [(name, *found[name]) for name in sorted(found)]
+
+
+def _put(store: RegistryStore, directory: Path, name: str, digest: str | None) -> str:
+    """Keep a file of a plan directory and return its digest."""
+    path = directory / name
+    if any((directory / part).is_symlink() for part in (name, *map(str, Path(name).parents[:-1]))):
+        raise PlanError(f"{path} lies behind a link: copy the file itself into the plan, or split the model again")
+    try:
+        found = store.put_artefact(path)
+    except InputError as error:
+        raise PlanError(f"{error}; split the model again") from error
+    if digest is not None and found != digest:
+        raise PlanError(f"{path} was altered: its digest does not match plan.json; split the model again")
+    return found
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def _check(manifest: Manifest, digest: str) -> None:
+    """Raise InputError for a manifest that would be written outside of its directory, or is not whole."""
+    paths = [file.path for file in manifest.files]
+    if manifest.kind != KIND or len(paths) > MAX_FILES or len(set(paths)) < len(paths) or PLAN_FILE not in paths:
+        raise InputError(f"artefact {digest} of the registry is not a plan directory's manifest")
+    for file in manifest.files:
+        if not is_part(file.path) or not Path(file.path).suffix:  # folders have none
+            raise InputError(f"artefact {digest} of the registry names {file.path!r:.100}, which is not part of a plan")
+        check_digest(file.digest)

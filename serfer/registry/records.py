@@ -1,0 +1,67 @@
+"""Records as documents: JSON with a format number, bounded before it is decoded and checked before it is used."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Protocol, TypeVar
+
+from serfer.core.errors import InputError, UsageError
+from serfer.core.structure import structure, unstructure
+from serfer.core.variants import FORMAT, NAME, Application, check_application
+from serfer.registry.store import check_size
+
+APPLICATIONS: Final = "applications/"
+
+
+class Record(Protocol):
+    """A dataclass with a number of its format."""
+
+    @property
+    def format(self) -> int:
+        """The number of its format."""
+        ...
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+def document_name(application: str) -> str:
+    """Return the name of an application's document; raises UsageError for what cannot be an application's name."""
+    if not NAME.fullmatch(application):
+        raise UsageError(f"{application!r:.100} cannot name an application: 1 to 64 letters, digits and ._-")
+    return f"{APPLICATIONS}{application}.json"
+
+
+def encode_record(name: str, record: Record) -> bytes:
+    """Return a record's document; raises InputError for one that is too large."""
+    return check_size(name, json.dumps(unstructure(record), separators=(",", ":"), allow_nan=False).encode())
+
+
+def decode_record(name: str, data: bytes, kind: type[_R], newest: int) -> _R:
+    """Read a document; raises InputError that names it where it is torn, foreign, or of a newer format."""
+    try:
+        fields: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        raise InputError(f"{name} of the registry is torn or not JSON: restore an earlier version of it") from None
+    number = fields.get("format") if isinstance(fields, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise InputError(f"{name} of the registry was not written by SerFer: it has no format; restore it")
+    if number > newest:
+        raise InputError(f"{name} of the registry has the newer format {number}, this SerFer reads {newest}: update it")
+    try:
+        return structure(kind, fields, name, error=InputError)
+    except RecursionError:
+        raise InputError(f"{name} of the registry is nested too deeply") from None
+
+
+def decode_application(application: str, data: bytes) -> Application:
+    """Read the document of an application and check that the record is sound; raises InputError that names it."""
+    name = document_name(application)
+    record = decode_record(name, data, Application, FORMAT)
+    if record.name != application:
+        raise InputError(f"{name} of the registry is about the application {record.name!r:.100}")
+    try:
+        check_application(record)
+    except InputError as error:
+        raise InputError(f"{name} of the registry: {error}") from error
+    return record

@@ -1,0 +1,177 @@
+"""The registry as its users see it: applications' records, and the plan directories of their variants."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from serfer.core.backoff import Backoff
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.variants import Application
+from serfer.registry import garbage
+from serfer.registry.garbage import Collected
+from serfer.registry.plan_files import fetch_directory, put_directory
+from serfer.registry.records import APPLICATIONS, decode_application, document_name, encode_record
+from serfer.registry.store import RegistryStore
+
+_BACKOFF: Final = Backoff(0.02, 1.0)
+_TRIES: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationVersion:
+    """A version of an application's record that is kept: its token, when it was written (Unix seconds), the record.
+
+    `application` is None for a version that cannot be read.
+    """
+
+    version: str
+    written: float
+    application: Application | None
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """An application's record as it was read, and the token of its version."""
+
+    version: str
+    application: Application
+
+
+class Registry:
+    """The records and artefacts of a backend; methods block, and may be called by several threads at once.
+
+    All raise UnavailableError where the backend cannot be reached, and InputError for a record that is torn, foreign or
+    of a newer format, by its name.
+    """
+
+    def __init__(self, store: RegistryStore, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.store = store
+        self._sleep = sleep
+
+    def __str__(self) -> str:
+        return str(self.store)
+
+    def applications(self) -> list[str]:
+        """Return the names of the applications, sorted."""
+        names = self.store.names(APPLICATIONS)
+        return [name.removeprefix(APPLICATIONS).removesuffix(".json") for name in names if name.endswith(".json")]
+
+    def application(self, name: str) -> Application | None:
+        """Return the record of an application; None where there is none."""
+        latest = self.latest(name)
+        return latest.application if latest else None
+
+    def latest(self, name: str, known: Latest | None = None) -> Latest | None:
+        """Return the record of an application with its version; `known` itself where that is it still.
+
+        What looks every few seconds pays for reading the bytes alone: decoding takes tens of times as long.
+        """
+        document = self.store.read(document_name(name))
+        if document is None:
+            return None
+        if known is not None and known.version == document.version:
+            return known
+        return Latest(document.version, decode_application(name, document.data))
+
+    def known(self, name: str) -> Application:
+        """Return the record of an application; raises UsageError that names those that there are."""
+        return self.application(name) or self._unknown(name)
+
+    def update(self, name: str, step: Callable[[Application | None], Application | None]) -> Application:
+        """Replace the record of an application by what `step` makes of it, and return the new one.
+
+        `step` is called again where another writer came first, so it has to be a pure function; it gets None where
+        there is no such application. Where it returns None or what it got, nothing is written. Raises what `step`
+        raises; UsageError where there is no application in the end.
+        """
+        document = document_name(name)
+        for failures in range(1, _TRIES + 1):
+            read = self.store.read(document)
+            before = decode_application(name, read.data) if read else None
+            after = step(before)
+            if after is None or after == before:
+                return before or self._unknown(name)
+            if after.name != name:
+                raise UsageError(f"the record of {name} cannot become that of {after.name!r:.100}")
+            data = encode_record(document, after)
+            decode_application(name, data)  # what cannot be read again is not written
+            if self.store.compare_and_set(document, read.version if read else None, data) is not None:
+                return after
+            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
+        raise self._busy(name)
+
+    def delete(self, name: str) -> None:
+        """Delete an application's record; its artefacts go when garbage is collected. Raises UsageError for none."""
+        document = document_name(name)
+        for failures in range(1, _TRIES + 1):
+            read = self.store.read(document)
+            if read is None:
+                self._unknown(name)
+            elif self.store.delete(document, read.version):
+                return
+            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
+        raise self._busy(name)
+
+    def history(self, name: str) -> Iterator[ApplicationVersion]:
+        """Yield the versions of an application's record that are kept, a deleted one's too, the newest first."""
+        document = document_name(name)
+        for each in self.store.versions(document):
+            data = self.store.read_version(document, each.version)
+            if data is not None:
+                with suppress(InputError):
+                    yield ApplicationVersion(each.version, each.written, decode_application(name, data))
+                    continue
+                yield ApplicationVersion(each.version, each.written, None)
+
+    def restore(self, name: str, version: str) -> Application:
+        """Write a version of an application's record that is kept in place of the last one, whatever that is.
+
+        Raises UsageError for a version that is not kept; InputError for one that cannot be read. Where garbage was
+        collected since, its variants may be without their files.
+        """
+        document = document_name(name)
+        data = self.store.read_version(document, version)
+        if data is None:
+            raise UsageError(f"the registry {self} keeps no version {version!r:.100} of {name}")
+        restored = decode_application(name, data)
+        for failures in range(1, _TRIES + 1):
+            current = self.store.read(document)
+            if self.store.compare_and_set(document, current.version if current else None, data) is not None:
+                return restored
+            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
+        raise self._busy(name)
+
+    def put_directory(self, path: Path) -> str:
+        """Keep the files that a plan directory names, those that are there already not sent again; returns its digest.
+
+        Raises PlanError for a directory that is not whole, holds links, or was altered.
+        """
+        return put_directory(self.store, path)
+
+    def directory(self, digest: str, cache: Path) -> Path:
+        """Return a plan directory by its digest, below `cache`, where it is fetched to once and verified.
+
+        Raises MissingKeyError where it is not kept, AlteredPieceError where it was altered.
+        """
+        return fetch_directory(self.store, digest, cache)
+
+    def collect_garbage(self, older_than_s: float) -> Collected:
+        """Delete the artefacts that no application and no registration refers to; returns what was deleted.
+
+        Those that were put within `older_than_s` stay: a registration that is running may be about to refer to them.
+        Registrations that have not changed for that long are deleted too.
+        """
+        return garbage.collect(self.store, older_than_s)
+
+    def _busy(self, name: str) -> UnavailableError:
+        return UnavailableError(f"the registry {self.store}: others change {name} all the time; try again")
+
+    def _unknown(self, name: str) -> Application:
+        known = ", ".join(self.applications()) or "none"
+        raise UsageError(f"the registry {self.store} has no application {name}: it has {known}")

@@ -1,0 +1,215 @@
+"""The steps of an application's record: what holds after any sequence of them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from serfer.core.errors import InputError, UsageError
+from serfer.core.structure import structure, unstructure
+from serfer.core.variants import MAX_NETWORKS, MAX_RELEASES, Accuracy, Application, Canary, check_application
+from tests.registry.records import CREATED, DIGEST, application, network, variant
+
+NETWORKS = ("a", "b", "c")
+WHO = {"created": CREATED, "by": "test", "why": "test"}
+
+
+def canary(networks, share=0.1):
+    return Canary(networks, share, CREATED, "test")
+
+
+class Steps(RuleBasedStateMachine):
+    """Random steps; a step that is refused leaves the record as it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.record = Application("faces", 10, DIGEST)
+
+    def step(self, change):
+        before = unstructure(self.record)
+        try:
+            self.record = change(self.record)
+        except UsageError:
+            assert unstructure(self.record) == before
+            return False
+        return True
+
+    def version(self, draw):
+        return draw.draw(st.sampled_from([(each.network, each.version) for each in self.record.networks] or [("a", 1)]))
+
+    @rule(name=st.sampled_from(NETWORKS))
+    def register(self, name):
+        number = 1 + max((each.version for each in self.record.versions(name)), default=0)
+        live = self.record.live_release
+        assert self.step(lambda record: record.with_version(network(name, number)))
+        answering = {**(live.networks if live else {}), **({name: 1} if number == 1 else {})}
+        assert self.record.live_release.networks == answering
+
+    @rule(draw=st.data(), more=st.data())
+    def promote(self, draw, more):
+        networks = dict([self.version(draw), self.version(more)])
+        if self.step(lambda record: record.promoted(networks, **WHO)):
+            assert self.record.live_release.networks == networks
+            assert self.record.canary is None
+
+    @rule(draw=st.data(), share=st.floats(0.01, 1.0))
+    def try_out(self, draw, share):
+        live = self.record.live_release
+        networks = {**(live.networks if live else {}), **dict([self.version(draw)])}
+        self.step(lambda record: record.with_canary(canary(networks, share)))
+
+    @rule()
+    def roll_back(self):
+        before = self.record
+        if not self.step(lambda record: record.rolled_back(**WHO)):
+            assert before.canary is None
+            return
+        if before.canary:
+            assert self.record.live == before.live
+            return
+        assert self.record.live_release.networks != before.live_release.networks
+        assert self.record.rolled_back(**WHO).live_release.networks == before.live_release.networks
+
+    @rule(draw=st.data())
+    def retire(self, draw):
+        name, number = self.version(draw)
+        if self.step(lambda record: record.retired(name, number)):
+            assert self.record.version(name, number).retired
+            with pytest.raises(UsageError, match="retired"):
+                self.record.promoted({name: number}, **WHO)
+
+    @rule(draw=st.data())
+    def forget(self, draw):
+        name, number = self.version(draw)
+        self.step(lambda record: record.forgotten(name, number))
+
+    @invariant()
+    def the_record_is_sound(self):
+        check_application(self.record)
+        for each in (self.record.live_release, self.record.canary):
+            if each:
+                assert each.networks
+                assert all(self.record.variants(each.networks))
+                assert not any(self.record.version(*item).retired for item in each.networks.items())
+
+    @invariant()
+    def it_comes_back_from_json(self):
+        assert structure(Application, unstructure(self.record), "record", error=InputError) == self.record
+
+
+TestSteps = Steps.TestCase
+TestSteps.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def two_releases():
+    return application("faces", network("a"), network("a", 2)).promoted({"a": 2}, **WHO)
+
+
+def test_the_live_release_is_remembered_however_many_follow_and_the_oldest_are_forgotten():
+    record = two_releases()
+    for number in range(3 * MAX_RELEASES):
+        record = record.promoted({"a": 1 + number % 2}, **WHO)
+    assert len(record.releases) == MAX_RELEASES
+    assert record.live_release is record.releases[-1]
+
+
+def test_a_rollback_goes_to_the_release_before_and_again_to_where_it_began():
+    record = two_releases()
+    back = record.rolled_back(**WHO)
+    assert (back.live, back.live_release.networks) == (3, {"a": 1})
+    assert back.rolled_back(**WHO).live_release.networks == {"a": 2}
+
+
+def test_a_rollback_passes_over_releases_of_retired_versions():
+    record = application("faces", network("a"), network("a", 2), network("a", 3))
+    record = record.promoted({"a": 2}, **WHO).promoted({"a": 3}, **WHO).retired("a", 2)
+    assert record.rolled_back(**WHO).live_release.networks == {"a": 1}
+    with pytest.raises(UsageError, match="no earlier release"):
+        record.retired("a", 1).rolled_back(**WHO)
+
+
+def test_a_rollback_takes_the_canary_back_first():
+    record = two_releases().with_canary(canary({"a": 1}))
+    back = record.rolled_back(**WHO)
+    assert (back.canary, back.live) == (None, record.live)
+
+
+def test_a_first_version_joins_the_live_release_and_the_canary():
+    record = two_releases().with_canary(canary({"a": 1})).with_version(network("b"))
+    assert record.live_release.networks == {"a": 2, "b": 1}
+    assert record.canary.networks == {"a": 1, "b": 1}
+
+
+def test_a_version_that_answers_is_not_retired():
+    record = two_releases().with_canary(canary({"a": 1}))
+    for number in (1, 2):
+        with pytest.raises(UsageError, match="answers queries"):
+            record.retired("a", number)
+    assert record.without_canary().retired("a", 1).version("a", 1).variants == ()
+
+
+def test_a_retired_version_can_be_forgotten_and_its_number_is_not_given_again():
+    record = two_releases()
+    with pytest.raises(UsageError, match="not retired"):
+        record.forgotten("a", 1)
+    left = record.retired("a", 1).forgotten("a", 1)
+    assert [each.version for each in left.networks] == [2]
+    assert all(release.networks != {"a": 1} for release in left.releases)
+    newest = application("faces", network("a"), network("a", 2)).retired("a", 2)
+    with pytest.raises(UsageError, match="the newest"):
+        newest.forgotten("a", 2)
+
+
+def test_a_full_record_has_room_again_when_a_retired_version_is_forgotten():
+    record = application("faces", network("a"))
+    for number in range(2, MAX_NETWORKS + 1):
+        record = record.with_version(network("a", number)).retired("a", number)
+    with pytest.raises(InputError, match="200 network versions"):
+        record.with_version(network("b"))
+    assert record.forgotten("a", 2).with_version(network("b")).version("b", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda record: record.with_version(network("a", 4)), UsageError, "the next version of a is 3, not 4"),
+        (
+            lambda record: record.with_version(network("b", variants=[variant("a-v1-fp32", "b")])),
+            InputError,
+            "two variants of application faces have one name",
+        ),
+        (lambda record: record.promoted({}, **WHO), UsageError, "needs a network"),
+        (lambda record: record.promoted({"a": 9}, **WHO), UsageError, "has no a@9: it has a@1, a@2"),
+        (lambda record: record.with_canary(canary({"a": 2})), UsageError, "what the live release has"),
+        (lambda record: record.with_canary(canary({})), UsageError, "needs a network"),
+        (lambda record: record.with_canary(canary({"a": 1})).with_canary(canary({"a": 1})), UsageError, "has a canary"),
+        (lambda _: Application("new", 10, DIGEST).with_canary(canary({"a": 1})), UsageError, "no live release"),
+        (lambda _: Application("new", 10, DIGEST).rolled_back(**WHO), UsageError, "no earlier release"),
+        (lambda record: record.release(77), UsageError, "no release 77"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(change, error, words):
+    with pytest.raises(error, match=words):
+        change(two_releases())
+
+
+def test_a_variant_of_another_network_is_refused_when_it_is_added():
+    with pytest.raises(InputError, match="x is of net@1"):
+        two_releases().with_version(network("b", variants=[variant("x")]))
+
+
+@given(images=st.integers(1, 10_000), data=st.data())
+def test_the_interval_of_an_accuracy_holds_its_share(images, data):
+    accuracy = Accuracy(data.draw(st.integers(0, images)), images)
+    low, high = accuracy.interval
+    assert 0.0 <= low <= accuracy.share + 1e-12
+    assert accuracy.share - 1e-12 <= high <= 1.0
+    assert low == accuracy.low
+    more = Accuracy(accuracy.correct * 4, images * 4).interval
+    assert more[1] - more[0] <= high - low + 1e-12
+
+
+def test_a_variant_without_an_accuracy_has_none_for_sure():
+    assert replace(variant(), accuracy=None).least_accuracy == 0.0

@@ -1,0 +1,85 @@
+"""A pool of two Auto Scaling groups, one of them spot instances that AWS takes away, against moto's server."""
+
+import asyncio
+
+import pytest
+
+from serfer.control.policy import InstanceGroup, InstanceState, Interruption
+from serfer.control.scenario import Market
+from serfer.fleet.provisioner_url import open_provisioner, specs_by_purchase
+from tests.fleet.test_several_types import CPU, SCENARIO, SPOT, World
+from tests.moto_server import ACCESS, MotoServer
+
+GROUPS = {SPOT: "shop-spot", CPU: "shop-cpu"}
+
+
+@pytest.fixture
+def moto(monkeypatch):
+    with MotoServer() as server:
+        for name, value in {**ACCESS, "AWS_ENDPOINT_URL": server.url}.items():
+            monkeypatch.setenv(name, value)
+        with server.client("ec2") as ec2:
+            subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+            ec2.create_launch_template(
+                LaunchTemplateName="gpu", LaunchTemplateData={"ImageId": "ami-12c6146b", "InstanceType": "g6.xlarge"}
+            )
+        with server.client("autoscaling") as client:
+            for name in GROUPS.values():
+                client.create_auto_scaling_group(
+                    AutoScalingGroupName=name,
+                    MinSize=0,
+                    MaxSize=4,
+                    VPCZoneIdentifier=subnet,
+                    LaunchTemplate={"LaunchTemplateName": "gpu"},
+                )
+        yield server
+
+
+class Everywhere:
+    """Addresses that are all up."""
+
+    def __contains__(self, _url):
+        return True
+
+
+def ids(moto, bought):
+    with moto.client("autoscaling") as client:
+        [group] = client.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUPS[bought]])["AutoScalingGroups"]
+    return [each["InstanceId"] for each in group["Instances"]]
+
+
+def test_two_groups_are_one_pool_and_a_spot_instance_that_aws_takes_is_an_interruption(moto):
+    async def scene():
+        world = World(bought=[])
+        specs = specs_by_purchase("gpu/spot=ec2:shop-spot,cpu=ec2:shop-cpu", SCENARIO)
+        world.provisioners.update({one: open_provisioner(spec) for one, spec in specs.items()})
+        world.net.up = Everywhere()
+        one, policy = world.add()
+        policy.counts = {SPOT: 2, CPU: 1}
+        await world.step(6)
+        assert one.troubles == {}
+        assert (len(ids(moto, SPOT)), len(ids(moto, CPU))) == (2, 1)
+        assert one.pool.serving_by_type == {SPOT: 2, CPU: 1}
+
+        noticed, taken = ids(moto, SPOT)
+        with moto.client("autoscaling") as client:  # as where EC2's checks say so
+            client.set_instance_health(InstanceId=noticed, HealthStatus="Unhealthy")
+        await world.step(2)
+        assert one.pool.serving_by_type == {SPOT: 1, CPU: 1}
+        leaving = InstanceGroup("gpu", Market.SPOT, InstanceState.LEAVING, 1)
+        assert leaving in policy.seen[-1].fleet
+        assert policy.interruptions == []
+
+        with moto.client("ec2") as ec2:
+            ec2.terminate_instances(InstanceIds=[noticed, taken])  # the group replaces them
+        await world.step(6)
+        assert policy.interruptions == [Interruption("gpu", 2)]
+        assert not {noticed, taken} & {*ids(moto, SPOT)}
+        assert one.pool.serving_by_type == {SPOT: 2, CPU: 1}
+
+        policy.counts = {}
+        await world.step(8)
+        assert ids(moto, SPOT) == ids(moto, CPU) == []
+        await one.close()
+
+    asyncio.run(scene())

@@ -1,0 +1,382 @@
+"""Pools of several types and markets: each has its provisioner, its price, and its place in what policies see."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from serfer.control.policies import POLICIES, SEVERAL_TYPES, make_policy
+from serfer.control.policy import (
+    InstanceCount,
+    InstanceGroup,
+    InstanceState,
+    Interruption,
+    Observation,
+    ProvisioningPlan,
+)
+from serfer.control.router import Router
+from serfer.control.saved.recording import Decided, read_recording
+from serfer.control.saved.replay import replay
+from serfer.control.scenario import Market, parse_scenario
+from serfer.core.errors import UnavailableError
+from serfer.fleet.beside.decider import Decider
+from serfer.fleet.beside.recorder import Recorder
+from serfer.fleet.controller import Controller, Timing
+from serfer.fleet.pool import Pool
+from serfer.fleet.purchase import Purchase
+from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry
+from storage.memory import MemoryStore
+from tests.fleet.fakes import GPU, TWO_TYPES, Clock, FakeProvisioner, Net
+
+ONE = np.zeros((1, 4, 4, 3), np.uint8)
+CPU, SPOT = Purchase("cpu"), Purchase("gpu", Market.SPOT)
+SCENARIO = parse_scenario(TWO_TYPES)
+
+
+class Wants:
+    """A policy that wants what a test says, and keeps what it sees."""
+
+    name = "wants"
+
+    def __init__(self):
+        self.counts = {}
+        self.seen = []
+        self.resumed = []
+
+    def observe(self, seen):
+        self.seen.append(seen)
+        groups = tuple(InstanceCount(one.kind, one.market, count) for one, count in self.counts.items())
+        return ProvisioningPlan(groups, "the test says so")
+
+    def resume(self, fleet):
+        self.resumed.append(fleet)
+
+    @property
+    def interruptions(self):
+        return [one for seen in self.seen for one in seen.interruptions]
+
+
+class World:
+    """Drivers over one store, and a provisioner for each type and market."""
+
+    def __init__(self, scenario=SCENARIO, bought=(GPU, SPOT, CPU)):
+        self.scenario, self.clock, self.net = scenario, Clock(), Net()
+        self.store = MemoryStore(self.clock)
+        self.provisioners = {
+            one: FakeProvisioner(self.net, self.clock, scenario.kind(one.kind).boot_s, str(one).replace("/", "-"))
+            for one in bought
+        }
+        self.running = {}
+
+    def add(self, name="a", policy=None, recorder=None, ends=(), **more):
+        policy = policy or Wants()
+        router = Router(self.scenario, policy, **more)
+        pool = Pool(router, self.net.connect, self.clock)
+        self.running[name] = Controller(
+            pool,
+            PoolRegistry(self.store.coordination(), "p", name, self.clock),
+            self.provisioners,
+            self.net.connect,
+            ends=ends,
+            timing=Timing(self.clock, asyncio.sleep),
+            decider=Decider(router, recorder),
+        )
+        self.running[name].pool = pool
+        return self.running[name], policy
+
+    async def step(self, seconds=1, each=None):
+        for _ in range(seconds):
+            self.clock.now += 1
+            for controller in list(self.running.values()):
+                await controller.tick()
+                if controller.work is not None:
+                    await controller.work
+            if each is not None:
+                await each()
+
+    def there(self):
+        return {one: len(made.there) for one, made in self.provisioners.items() if made.there}
+
+
+def run(scene):
+    return asyncio.run(scene())
+
+
+def test_each_type_and_market_is_started_by_its_own_provisioner_and_stopped_again():
+    async def scene():
+        world = World()
+        one, policy = world.add()
+        policy.counts = {GPU: 1, SPOT: 2, CPU: 1}
+        await world.step(20)
+        assert world.there() == {GPU: 1, SPOT: 2, CPU: 1}
+        assert one.pool.serving_by_type == {GPU: 1, SPOT: 2, CPU: 1}
+        policy.counts = {SPOT: 1}
+        await world.step(15)
+        assert world.there() == {SPOT: 1}
+        assert one.changes == {"started": 4, "stopped": 3}
+
+    run(scene)
+
+
+def test_each_type_boots_for_as_long_as_it_takes():
+    async def scene():
+        world = World()
+        one, policy = world.add()
+        policy.counts = {GPU: 1, CPU: 1}
+        await world.step(8)
+        assert one.pool.serving_by_type == {CPU: 1}
+
+    run(scene)
+
+
+def test_policies_see_the_fleet_by_type_market_and_state():
+    async def scene():
+        world = World()
+        _, policy = world.add()
+        policy.counts = {SPOT: 2, CPU: 1}
+        await world.step(8)
+        assert policy.seen[-1].fleet == (
+            InstanceGroup("cpu", Market.ON_DEMAND, InstanceState.SERVING, 1),
+            InstanceGroup("gpu", Market.SPOT, InstanceState.BOOTING, 2),
+        )
+
+    run(scene)
+
+
+def test_dollars_are_those_of_each_type_and_market():
+    async def scene():
+        world = World()
+        one, policy = world.add()
+        policy.counts = {GPU: 1, SPOT: 2, CPU: 3}
+        await world.step(61)
+        usd = {bought: each.hour_usd for bought, each in one.status.types.items()}
+        prices = {GPU: 3.6, SPOT: 2 * 1.2, CPU: 3 * 0.36}
+        seconds = usd[GPU] / 3.6 * 3600
+        assert 50 < seconds <= 60
+        assert usd == {bought: pytest.approx(price * seconds / 3600) for bought, price in prices.items()}
+        assert one.status.instances_usd == pytest.approx(sum(usd.values()))
+
+    run(scene)
+
+
+def test_the_ceiling_counts_each_type_at_its_own_price():
+    async def scene():
+        world = World()
+        one, policy = world.add(max_usd_per_hour=2.0)
+        policy.counts = {SPOT: 1, GPU: 1, CPU: 1}  # $1.20, $3.60, $0.36 an hour
+        await world.step(5)
+        assert world.there() == {SPOT: 1, CPU: 1}
+        assert one.status.wanted == 2
+
+    run(scene)
+
+
+def test_a_type_without_a_provisioner_is_not_started_and_the_reason_says_so(caplog):
+    async def scene():
+        world = World(bought=[GPU])
+        one, policy = world.add()
+        policy.counts = {GPU: 1, SPOT: 2, CPU: 1}
+        await world.step(3)
+        assert world.there() == {GPU: 1}
+        assert one.status.wanted == 1
+
+    with caplog.at_level("INFO", "serfer.fleet"):
+        run(scene)
+    (start,) = [record.serfer for record in caplog.records if record.msg == "pool starts instances"]
+    assert start == {
+        "count": 1,
+        "type": "gpu",
+        "wanted": 1,
+        "reason": "the test says so; --instances has nothing for 2 gpu/spot, 1 cpu",
+    }
+
+
+def test_a_provisioner_that_fails_holds_up_no_other_type():
+    async def scene():
+        world = World()
+        one, policy = world.add()
+        policy.counts = {GPU: 1, CPU: 1}
+        await world.step(15)
+        world.provisioners[GPU].broken = UnavailableError("ec2 refuses")
+        policy.counts = {GPU: 2, CPU: 2}
+        await world.step(10)
+        assert one.pool.serving_by_type == {GPU: 1, CPU: 2}  # the one that served goes on
+        assert one.troubles["provisioner"] == 10
+        world.provisioners[GPU].broken = None
+        await world.step(12)
+        assert one.pool.serving_by_type == {GPU: 2, CPU: 2}
+
+    run(scene)
+
+
+def test_an_interruption_reaches_the_policy_of_every_driver_once():
+    async def scene():
+        world = World()
+        (_, first), (_, second) = world.add("a"), world.add("b")
+        first.counts = second.counts = {SPOT: 2}
+        await world.step(15)
+        lost, _ = world.provisioners[SPOT].there
+        world.provisioners[SPOT].lose(lost)
+        await world.step(20)
+        assert first.interruptions == second.interruptions == [Interruption("gpu", 1)]
+        assert world.there() == {SPOT: 2}
+        late, _ = world.add("c")
+        await world.step(3)
+        assert late.pool.serving == 2
+        assert world.running["c"].decider._router.policy.interruptions == []  # it was before its time
+        assert sum(each.changes["interrupted"] for each in world.running.values()) == 1
+
+    run(scene)
+
+
+def test_interruptions_count_on_when_another_driver_leads():
+    async def scene():
+        world = World()
+        (_, first), (_, second) = world.add("a"), world.add("b")
+        first.counts = second.counts = {SPOT: 1}
+        for number in range(2):
+            await world.step(15)
+            world.provisioners[SPOT].lose(next(iter(world.provisioners[SPOT].there)))
+            await world.step(3)
+            if not number:
+                leader = next(name for name, each in world.running.items() if each.status.leads)
+                del world.running[leader]
+        left = {"a": first, "b": second}[next(iter(world.running))]
+        assert left.interruptions == [Interruption("gpu", 1)] * 2
+
+    run(scene)
+
+
+def test_an_instance_under_notice_gets_no_more_queries_and_is_reported_as_leaving():
+    async def scene():
+        world = World()
+        one, policy = world.add()
+        policy.counts = {SPOT: 1}
+        await world.step(15)
+        (name,) = world.provisioners[SPOT].there
+        world.provisioners[SPOT].ending = {name}
+        await world.step(2)
+        assert one.pool.serving == 0
+        assert policy.seen[-1].fleet == (InstanceGroup("gpu", Market.SPOT, InstanceState.LEAVING, 1),)
+        assert policy.interruptions == []
+        world.provisioners[SPOT].lose(name)
+        await world.step(2)
+        assert policy.interruptions == [Interruption("gpu", 1)]
+
+    run(scene)
+
+
+def test_instances_of_a_dead_fleet_are_adopted_by_type():
+    async def scene():
+        world = World()
+        await world.provisioners[SPOT].start(1)
+        await world.provisioners[CPU].start(2)
+        world.clock.now += 100
+        one, policy = world.add()
+        await world.step(2)
+        policy.counts = {SPOT: 1, CPU: 2}
+        await world.step(2)
+        assert {(group.kind, group.market, group.count) for group in policy.resumed[0]} == {
+            ("gpu", Market.SPOT, 1),
+            ("cpu", Market.ON_DEMAND, 2),
+        }
+        assert one.pool.serving == 3
+        assert one.changes["started"] == 0
+
+    run(scene)
+
+
+def test_the_last_driver_stops_the_types_that_end_with_it_and_no_others():
+    async def scene():
+        world = World()
+        one, policy = world.add(ends=[CPU])
+        policy.counts = {GPU: 1, CPU: 2}
+        await world.step(15)
+        await one.close()
+        assert world.there() == {GPU: 1}
+        assert [made.closed for made in world.provisioners.values()] == [1, 1, 1]
+
+    run(scene)
+
+
+def test_a_fleet_that_an_earlier_version_published_is_used_as_the_first_type_and_foreign_types_are_not():
+    async def scene():
+        world = World()
+        one, policy = world.add()
+        other = PoolRegistry(world.store.coordination(), "p", "old", world.clock)
+        other.exchange(DriverLoad("old"))
+        members = (
+            FleetMember("i-1", "http://i-1", "serving"),
+            FleetMember("i-2", "http://i-2", "serving", "tpu"),
+        )
+        assert other.publish(FleetState("old", members, 2, "", (Interruption("tpu", 1),)))
+        await one.tick()
+        assert one.pool.serving_by_type == {GPU: 1}
+        assert policy.seen[-1].fleet == (InstanceGroup("gpu", Market.ON_DEMAND, InstanceState.SERVING, 1),)
+        assert one.troubles == {}
+
+    run(scene)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in SEVERAL_TYPES | {"mark"}])
+def test_a_policy_of_one_type_goes_on_from_instances_of_that_type_alone(name):
+    """Others, started for another policy before, are not to be replaced by its own."""
+    serving = InstanceState.SERVING
+    foreign = [InstanceGroup("gpu", Market.SPOT, serving, 3), InstanceGroup("cpu", Market.ON_DEMAND, serving, 2)]
+    own = [InstanceGroup("gpu", Market.ON_DEMAND, serving, 1)]
+    plans = []
+    for fleet in ([*foreign, *own], own, foreign, []):
+        policy = make_policy(name, SCENARIO)
+        policy.resume(fleet)
+        plans.append(policy.observe(Observation(1.0, 1.0, 5.0, tuple(fleet))).instances)
+    assert plans[0] == plans[1]
+    assert plans[2] == plans[3]
+
+
+def spot_scenario():
+    """Return the two types, where spot pays, with one that stands in."""
+    stand_in = {**TWO_TYPES["instance"][1], "name": "t3", "qps": 20, "burstable": True}
+    return parse_scenario({**TWO_TYPES, "instance": [*TWO_TYPES["instance"], stand_in]})
+
+
+def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_away(tmp_path):
+    stand_in = Purchase("t3")
+
+    async def scene():
+        known = spot_scenario()
+        world = World(known, [GPU, SPOT, CPU, stand_in])
+        one, _ = world.add(policy=make_policy("mark-spot", known), recorder=Recorder(tmp_path / "r.jsonl"))
+
+        async def ask():
+            for _ in range(150):
+                await one.pool.run(ONE, 30)
+
+        await world.step(150, ask)
+        served = one.pool.serving_by_type
+        assert served[SPOT] > 0
+        assert stand_in not in world.there()
+        name = next(iter(world.provisioners[SPOT].there))
+        world.provisioners[SPOT].ending = {name}
+        await world.step(10, ask)
+        assert world.there()[stand_in] == 5  # 100 queries/s of one spot instance, by 20 each
+        world.provisioners[SPOT].lose(name)
+        world.provisioners[SPOT].ending = set()
+        await world.step(90, ask)
+        assert one.pool.serving_by_type[SPOT] == served[SPOT]
+        assert stand_in not in world.there()
+        await one.close()
+
+    run(scene)
+    header, events = read_recording(tmp_path / "r.jsonl")
+    events = [*events]
+    decided = [event for event in events if isinstance(event, Decided)]
+    assert len({(group.kind, group.market) for event in decided for group in event.seen.fleet}) >= 2
+    assert [one for event in decided for one in event.seen.interruptions] == [Interruption("gpu", 1)]
+    report = replay(header, events, spot_scenario(), make_policy("mark-spot", spot_scenario()))
+    assert report.decisions == report.same == 250
+    changed = [
+        replace(event, seen=replace(event.seen, fleet=(), interruptions=())) if isinstance(event, Decided) else event
+        for event in events
+    ]
+    assert replay(header, changed, spot_scenario(), make_policy("mark-spot", spot_scenario())).same < 250

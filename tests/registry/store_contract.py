@@ -1,0 +1,187 @@
+"""What every backend of a registry has to do; subclasses give it as a fixture, `open_store`, which opens it anew."""
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError
+from serfer.registry.store import MAX_DOCUMENT_BYTES
+
+NAME = "applications/faces.json"
+NO_DIGEST = "0" * 64
+
+
+class RegistryStoreContract:
+    @pytest.fixture
+    def store(self, open_store):
+        return open_store()
+
+    def damage(self, digest, data):
+        """Overwrite an artefact behind the store's back."""
+        raise NotImplementedError
+
+    def test_what_was_written_is_read_with_its_version(self, store, open_store):
+        assert store.read(NAME) is None
+        version = store.compare_and_set(NAME, None, b"one")
+        for each in (store, open_store()):
+            document = each.read(NAME)
+            assert (document.data, document.version) == (b"one", version)
+
+    def test_a_write_in_place_of_another_version_writes_nothing(self, store):
+        first = store.compare_and_set(NAME, None, b"one")
+        assert store.compare_and_set(NAME, None, b"other") is None
+        second = store.compare_and_set(NAME, first, b"two")
+        assert store.compare_and_set(NAME, first, b"three") is None
+        assert store.compare_and_set("applications/none.json", first, b"x") is None
+        document = store.read(NAME)
+        assert (document.data, document.version) == (b"two", second)
+
+    def test_equal_content_has_another_version_each_time(self, store):
+        first = store.compare_and_set(NAME, None, b"one")
+        second = store.compare_and_set(NAME, first, b"two")
+        third = store.compare_and_set(NAME, second, b"one")
+        assert len({first, second, third}) == 3
+        assert store.compare_and_set(NAME, first, b"lost") is None
+
+    def test_a_deleted_document_is_gone_and_its_versions_are_kept(self, store):
+        first = store.compare_and_set(NAME, None, b"one")
+        second = store.compare_and_set(NAME, first, b"two")
+        assert not store.delete(NAME, first)
+        assert store.delete(NAME, second)
+        assert not store.delete(NAME, second)
+        assert store.read(NAME) is None
+        assert store.names("") == []
+        assert store.compare_and_set(NAME, second, b"x") is None
+        assert [store.read_version(NAME, each.version) for each in store.versions(NAME)] == [b"two", b"one"]
+        third = store.compare_and_set(NAME, None, b"three")
+        assert third not in {first, second}
+        assert store.read(NAME).data == b"three"
+
+    def test_versions_are_listed_the_newest_first_with_size_and_time(self, store):
+        assert store.versions(NAME) == []
+        version, written = None, []
+        for length in range(1, 6):
+            version = store.compare_and_set(NAME, version, b"x" * length)
+            written.append(version)
+        versions = store.versions(NAME)
+        assert [each.version for each in versions] == written[::-1]
+        assert [each.bytes for each in versions] == [5, 4, 3, 2, 1]
+        assert versions[0].written >= versions[-1].written > 1e9
+        assert store.read_version(NAME, written[1]) == b"xx"
+        assert store.read_version(NAME, "no-such-version") is None
+
+    def test_names_are_listed_by_folder(self, store):
+        for name in ("applications/b.json", "applications/a.json", "registrations/c.json", "applications-2/d.json"):
+            assert store.compare_and_set(name, None, b"{}")
+        assert store.names("applications/") == ["applications/a.json", "applications/b.json"]
+        assert store.names("none/") == []
+        assert len(store.names("")) == 4
+
+    @pytest.mark.parametrize(
+        "name", ["", "..", "a/../b", "/a", "a/", "a//b", "a\\b", "a\n", "-a", ".a", "a b", "a" * 81, "a/b/c/d/e", "ä"]
+    )
+    def test_a_name_that_cannot_be_one_is_refused(self, store, name):
+        for call in (
+            lambda: store.read(name),
+            lambda: store.compare_and_set(name, None, b""),
+            lambda: store.delete(name, "1"),
+            lambda: store.versions(name),
+            lambda: store.read_version(name, "1"),
+        ):
+            with pytest.raises(InputError, match="not a name"):
+                call()
+
+    @pytest.mark.parametrize("prefix", ["..", "../", "a", "/", "a/b", "a/../"])
+    def test_a_folder_that_cannot_be_one_is_refused(self, store, prefix):
+        with pytest.raises(InputError, match="not a folder"):
+            store.names(prefix)
+
+    def test_a_document_is_bounded_when_it_is_written_and_read(self, store):
+        with pytest.raises(InputError, match="4,194,304"):
+            store.compare_and_set(NAME, None, b"x" * (MAX_DOCUMENT_BYTES + 1))
+        version = store.compare_and_set(NAME, None, b"x" * 1000)
+        assert len(store.read(NAME, 1000).data) == 1000
+        for read in (lambda: store.read(NAME, 999), lambda: store.read_version(NAME, version, 999)):
+            with pytest.raises(InputError, match="more than 999 bytes"):
+                read()
+
+    def test_of_writers_at_once_exactly_one_wins_each_version(self, store, open_store):
+        writers, rounds = 4, 5
+        start = threading.Barrier(writers)
+
+        def write(writer):
+            own, won = open_store(), 0
+            start.wait(60)
+            while won < rounds:
+                document = own.read(NAME)
+                number = int(document.data) if document else 0
+                won += own.compare_and_set(NAME, document and document.version, b"%d" % (number + 1)) is not None
+            return writer
+
+        with ThreadPoolExecutor(writers) as threads:
+            assert list(threads.map(write, range(writers))) == list(range(writers))
+        assert store.read(NAME).data == b"%d" % (writers * rounds)
+
+    @pytest.mark.parametrize("size", [0, 1, 3_000_000])
+    def test_an_artefact_comes_back_by_its_digest(self, store, tmp_path, size):
+        data = bytes(index % 251 for index in range(size))
+        (tmp_path / "weights").write_bytes(data)
+        digest = store.put_artefact(tmp_path / "weights")
+        assert digest == hashlib.sha256(data).hexdigest()
+        assert store.has_artefact(digest)
+        store.fetch_artefact(digest, tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == data
+        (entry,) = store.artefacts()
+        assert (entry.digest, entry.bytes) == (digest, size)
+        assert -5 < entry.age_s < 600
+
+    def test_an_artefact_that_is_there_is_not_sent_again(self, store, tmp_path):
+        (tmp_path / "a").write_bytes(b"a")
+        digest = store.put_artefact(tmp_path / "a")
+        (tmp_path / "a").rename(tmp_path / "b")
+        assert store.put_artefact(tmp_path / "b") == digest
+        assert len(list(store.artefacts())) == 1
+
+    def test_a_missing_artefact_leaves_no_file(self, store, tmp_path):
+        assert not store.has_artefact(NO_DIGEST)
+        with pytest.raises(MissingKeyError, match=NO_DIGEST):
+            store.fetch_artefact(NO_DIGEST, tmp_path / "back")
+        assert list(tmp_path.glob("*back*")) == []
+
+    def test_an_altered_artefact_is_refused_and_leaves_no_file(self, store, tmp_path):
+        (tmp_path / "a").write_bytes(b"a" * 1000)
+        digest = store.put_artefact(tmp_path / "a")
+        self.damage(digest, b"a" * 999 + b"b")
+        with pytest.raises(AlteredPieceError, match=digest):
+            store.fetch_artefact(digest, tmp_path / "back")
+        assert list(tmp_path.glob("*back*")) == []
+
+    @pytest.mark.parametrize("digest", ["", "0" * 63, "0" * 63 + "G", "../" + "0" * 61])
+    def test_a_digest_that_cannot_be_one_is_refused(self, store, tmp_path, digest):
+        for call in (lambda: store.has_artefact(digest), lambda: store.fetch_artefact(digest, tmp_path / "x")):
+            with pytest.raises(InputError, match="not a digest"):
+                call()
+
+    def test_only_regular_files_become_artefacts(self, store, tmp_path):
+        (tmp_path / "a").write_bytes(b"a")
+        (tmp_path / "link").symlink_to(tmp_path / "a")
+        for path in (tmp_path / "link", tmp_path, tmp_path / "none"):
+            with pytest.raises(InputError, match="cannot be kept"):
+                store.put_artefact(path)
+
+    def test_an_artefact_that_was_put_again_is_not_deleted_by_what_was_seen_before(self, store, tmp_path):
+        (tmp_path / "a").write_bytes(b"a")
+        store.put_artefact(tmp_path / "a")
+        (before,) = store.artefacts()
+        digest = store.put_artefact(tmp_path / "a")
+        (after,) = store.artefacts()
+        assert not store.delete_artefact(before)
+        assert store.has_artefact(digest)
+        assert store.delete_artefact(after)
+        assert not store.delete_artefact(after)
+        assert not store.has_artefact(digest)
+        assert list(store.artefacts()) == []
+        assert store.put_artefact(tmp_path / "a") == digest
+        store.fetch_artefact(digest, tmp_path / "back")

@@ -63,7 +63,8 @@ class ServiceLoad:
             raise UsageError(f"--yield-to {self.name}: it wants another API key: set SERFER_YIELD_KEY")
         if reply.status == HTTPStatus.FORBIDDEN:
             raise UsageError(
-                f"--yield-to {self.name}: it answers under other names: start it with --allow-host or --keys"
+                f"--yield-to {self.name} refuses: a service with keys wants one of the scope classify "
+                "(SERFER_YIELD_KEY), one without keys the host's name (--allow-host)"
             )
         if reply.status == HTTPStatus.TOO_MANY_REQUESTS or reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise UnavailableError(f"--yield-to {self.name} answers with {reply.status}")

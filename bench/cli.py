@@ -17,6 +17,7 @@ COMMANDS = {
     "autoscaling": ("bench.selection.scaling:command", "INFaaS' greedy scaling against its integer programme."),
     "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
+    "offline": ("bench.serving.offline:command", "Online queries beside a map that yields, and one that does not."),
     "overhead": ("bench.pipeline.overhead:command", "Processor time of the pipeline against the unsplit pass."),
     "service": ("bench.serving.service:command", "Price HTTP and the balancer, and overload the service."),
     "flood": ("bench.serving.flood:command", "Flood the service with clients that never wait."),

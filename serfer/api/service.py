@@ -19,6 +19,7 @@ from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
+from serfer.api.online_load import LoadMonitor
 from serfer.core.errors import (
     DeadlineError,
     LambdaThrottledError,
@@ -142,6 +143,7 @@ class Service:
     ) -> None:
         self.pipelines = dict(pipelines)
         self.admission = admission
+        self.load = LoadMonitor(self.pipelines, admission.in_flight)
         self.decoders = decoders or Decoders()
         self.draining = False
         self._observer = observer
@@ -230,6 +232,7 @@ class Service:
             self._doubtful = self._doubtful or (isinstance(error, _UNSOUND) and not throttled)
             raise
         self._doubtful = False
+        self.load.answered(query.model, answered.result)
         self._observer.answered(query.model, answered)
         return answered
 
@@ -290,8 +293,9 @@ class Service:
                 except DeadlineError:  # of the time that was left, which no client knows
                     raise query.late("it waited for its turn") from None
             admitted = time.monotonic() - busy_s
-            async with query.in_time("it was running"):
-                result = await self._begun(query, begin)
+            with self.load.running():
+                async with query.in_time("it was running"):
+                    result = await self._begun(query, begin)
         return ServiceResult(result, admitted, queued_s + waited_s)
 
     async def _begun(self, query: ServiceQuery, begin: Callable[[float], Future[Result]]) -> Result:

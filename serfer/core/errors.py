@@ -20,8 +20,6 @@
     │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
     │   ├── NetworkLoadError                   an instance could not load a network
-
-
     │   ├── RegistrationLostError              another worker has taken the registration over
     │   ├── GangStalledError                   a member of a gang waited in vain for another's borders
     │   ├── LambdaUnavailableError

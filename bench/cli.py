@@ -8,11 +8,16 @@ from serfer.cli.shared.lazy import lazy_group
 
 COMMANDS = {
     "instance": ("bench.serving.instance:command", "Load an instance over HTTP, with batching and without."),
+    "turns": ("bench.serving.turns:command", "Several networks on one device: in turns, against threads of their own."),
     "policies": ("bench.policies.policies:command", "Run routing policies on all loads, against the optimum."),
     "halves": ("bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
     "mark": ("bench.policies.mark_evaluation:command", "MArk's evaluation redone, beside its published factors."),
+    "select": ("bench.selection.select:command", "Time the selection of a variant among 200, beside INFaaS' figures."),
+    "infaas": ("bench.selection.figure6:command", "INFaaS' figure 6 redone, beside its published factors."),
+    "autoscaling": ("bench.selection.scaling:command", "INFaaS' greedy scaling against its integer programme."),
     "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
+    "offline": ("bench.serving.offline:command", "Online queries beside a map that yields, and one that does not."),
     "overhead": ("bench.pipeline.overhead:command", "Processor time of the pipeline against the unsplit pass."),
     "service": ("bench.serving.service:command", "Price HTTP and the balancer, and overload the service."),
     "flood": ("bench.serving.flood:command", "Flood the service with clients that never wait."),

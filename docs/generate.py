@@ -24,13 +24,14 @@ from pydantic_settings import BaseSettings
 
 import serfer
 from drivers.instance.client import FaultKind
-from serfer.api.entrypoints.instance import EngineMetrics
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
+from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
 from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
+from serfer.core.served import EngineSignals, InstanceState, ModelState
 from serfer.fleet.beside.shadows import Course
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.status import Status, TypeStatus
@@ -147,7 +148,9 @@ def metrics() -> Iterator[str]:
     )
     service: Any = SimpleNamespace(admission=admission, draining=False, decoders=decoders)
     running: Any = SimpleNamespace(pool=pool, controller=controller)
-    engine: Any = SimpleNamespace(counts=SimpleNamespace(batches=0, images=0, refused=0), waiting=0)
+    load = EngineSignals(0, 0, 0, 0, 0.0, 1.0, 1, 0.0, 0.0)
+    state = ModelState("loaded", 0, 0, None, 0, 0, 0.0, "", load)
+    repository: Any = SimpleNamespace(states=lambda: {"": state}, state=lambda: InstanceState("", 0, 0, 0.0))
     course = Course("", 0, 0.0, 0.0, 0)
     made = Metrics({"": ""})
     sources = (
@@ -156,7 +159,7 @@ def metrics() -> Iterator[str]:
             ServiceMetrics(made, service),
             PoolMetrics(running),
             ShadowMetrics(lambda: [course]),
-            EngineMetrics(engine),
+            InstanceMetrics(repository),
         ),
     )
     rows = []

@@ -73,7 +73,8 @@ class _Signer(SigV4Auth):
 class LambdaInvoker:
     """Invokes functions of the Lambda service at `endpoint`, at most `connections` at once.
 
-    Those that have other names there, perhaps with a qualifier (NAME:ALIAS), have them in `names`.
+    Those that have other names there, perhaps with a qualifier (NAME:ALIAS), have them in `names`. `throttled` counts
+    the invocations for which the service had no room.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LambdaInvoker:
         connections: int,
         names: Mapping[str, str] | None = None,
     ) -> None:
+        self.throttled = 0
         self._endpoint = endpoint.rstrip("/")
         self._signer = _Signer(credentials, region)
         self._headers = {"Host": URL(self._endpoint).authority}
@@ -149,6 +151,7 @@ class LambdaInvoker:
                 self._http.post(url, data=data, headers=dict(request.headers)) as response,
             ):
                 answer = await response.read()
+                self.throttled += response.status == _THROTTLED
                 return _result(function, response.status, response.headers, answer, decode)
         except TimeoutError:
             return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} did not answer within {timeout_s:g} s")

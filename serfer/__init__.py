@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from serfer.core.errors import MissingExtraError as MissingExtraError
     from serfer.core.errors import MissingKeyError as MissingKeyError
     from serfer.core.errors import ModelError as ModelError
+    from serfer.core.errors import NetworkLoadError as NetworkLoadError
     from serfer.core.errors import NotFiniteError as NotFiniteError
     from serfer.core.errors import OverloadedError as OverloadedError
     from serfer.core.errors import PlanError as PlanError
@@ -109,6 +110,7 @@ __all__ = [
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
+    "NetworkLoadError",
     "NotFiniteError",
     "OverloadedError",
     "Pipeline",

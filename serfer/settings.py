@@ -19,6 +19,7 @@ from serfer.core.plan import ImageLimits
 from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.files import read_text
+from serfer.offline.notify.signature import signing_key
 
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -119,6 +120,10 @@ class Settings(BaseSettings):
     """Where what the pool's policy has learnt is kept: a directory, or `s3://BUCKET/PREFIX` (`--policy-state`)."""
     instance_key: SecretStr = SecretStr("")
     """The API key that a pool's instances are asked with."""
+    yield_key: SecretStr = SecretStr("")
+    """The API key that the services of `--yield-to` are asked with."""
+    webhook_secret: SecretStr = SecretStr("")
+    """The secret that webhooks of `--notify` are signed with, `whsec_` and 24 to 64 bytes in base64."""
     prewarm: Literal["auto", "never"] = "auto"
     """Whether a driver's first query, and one after a time without any, warms the functions of later stages."""
     weights: str = ""
@@ -166,6 +171,20 @@ class Settings(BaseSettings):
         if not re.fullmatch(r"|[\x21-\x7e]{32,1024}", key.get_secret_value()):
             raise ValueError("give at least 32 visible characters, such as those of `openssl rand -hex 32`")
         return key
+
+    @field_validator("yield_key")
+    @classmethod
+    def _sendable(cls, key: SecretStr) -> SecretStr:
+        if not re.fullmatch(r"[\x21-\x7e]{0,1024}", key.get_secret_value()):
+            raise ValueError("an API key is visible ASCII characters, at most 1,024 of them")
+        return key
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _signs(cls, secret: SecretStr) -> SecretStr:
+        if secret.get_secret_value():
+            signing_key(secret.get_secret_value())
+        return secret
 
     @field_validator("local_access")
     @classmethod

@@ -9,7 +9,10 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.control.policies import make_policy
+from serfer.control.selection import Catalogue, make_selector
+from serfer.core.variants import Objectives
 from splitter.tiling.operators import _RULES
+from tests.control.selection.worlds import ACTIVE, INACTIVE, states, variant
 from tests.control.worlds import LARGE, scenario, seen
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -54,3 +57,17 @@ def test_the_forecaster_that_is_shown_is_marks(tmp_path, monkeypatch):
     Path("my_mark.py").write_text(code, encoding="utf-8")
     policy = make_policy("my_mark.py:MyMark", scenario(qps=10.0))
     assert [policy.observe(seen(60.0, rate)).total for rate in (30.0, 50.0, 0.0)] == [3, 5, 5]
+
+
+def test_the_selector_that_is_shown_takes_the_slowest_active_variant(tmp_path, monkeypatch):
+    page = (DOCS / "how-to" / "add-a-policy.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(# patient\.py\n.*?)```", page, re.DOTALL)
+    Path("patient.py").write_text(code, encoding="utf-8")
+    selector = make_selector("patient.py:Patient")
+    catalogue = Catalogue([variant("slow", qps=5.0), variant("fast", qps=50.0), variant("cold", qps=1.0)])
+    active = {"fast": [(ACTIVE, 0.5)], "cold": [(INACTIVE, 0.0)]}
+    for more, name in (({"slow": [(ACTIVE, 0.9)]}, "slow"), ({}, "fast")):
+        chosen = selector.get_variant(Objectives(), catalogue, states(**active, **more), 0.0)
+        assert (chosen.variant, chosen.place) == (name, "p0")
+    assert selector.get_variant(Objectives(), catalogue, states(cold=[(INACTIVE, 0.0)]), 0.0).variant == "cold"

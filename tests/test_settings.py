@@ -63,7 +63,9 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "scenario_file": tmp_path / "scenario.toml",
         "policy_state": str(tmp_path / "state"),
         "max_usd_per_hour": 12.5,
-        "instance_key": "secret",
+        "instance_key": "sf_instances",
+        "yield_key": "sf_service",
+        "webhook_secret": "whsec_secretsecretsecretsecretsecret12",
         "local_concurrency": 3,
         "local_url": "http://127.0.0.1:9001",
         "local_access": "LOCAL:a-secret-of-the-test",
@@ -79,10 +81,11 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         monkeypatch.setenv(f"SERFER_{name.upper()}", text)
     settings = load_settings()
-    assert "secret" not in repr(settings)
-    for name in ("instance_key", "local_access", "results_link_key"):
+    secrets = ("instance_key", "local_access", "results_link_key", "yield_key", "webhook_secret")
+    assert not [name for name in secrets if values[name] in repr(settings)]
+    for name in secrets:
         assert getattr(settings, name).get_secret_value() == values.pop(name)
-    assert settings.model_dump(exclude={"instance_key", "local_access", "results_link_key"}) == values
+    assert settings.model_dump(exclude={*secrets}) == values
     assert settings.signing_access() == Access("LOCAL", "a-secret-of-the-test")
 
 
@@ -97,6 +100,9 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("LOCAL_URL", "https://elsewhere/with/a/path"),
         ("LOCAL_ACCESS", "an-id-alone"),
         ("LOCAL_ACCESS", "LOCAL:short"),
+        ("YIELD_KEY", "two words"),
+        ("WEBHOOK_SECRET", "a-secret-without-its-prefix"),
+        ("WEBHOOK_SECRET", "whsec_c2hvcnQ="),
         ("API_IN_FLIGHT", "0"),
         ("API_QUEUE", "-1"),
         ("API_MAX_IMAGES", "1025"),

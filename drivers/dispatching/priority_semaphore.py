@@ -9,16 +9,36 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import time
+from collections.abc import Callable
+
+from serfer.control.offline.occupancy import Occupancy
 
 
 class PrioritySemaphore:
-    """A semaphore whose waiters are served by their `priority`, the lowest first, and in order of arrival within it."""
+    """A semaphore whose waiters are served by their `priority`, the lowest first, and in order of arrival within it.
 
-    def __init__(self, limit: int) -> None:
+    `clock`, in seconds, is what its mean use is measured by.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
         self._free = limit
+        self._clock = clock
+        self._occupancy = Occupancy()
         self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
         self._ages = itertools.count()
+
+    @property
+    def used(self) -> int:
+        """The number of slots that are in use now."""
+        return self.limit - self._free
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the slots in use, as a mean over the last seconds; any thread may read it."""
+        return self._occupancy.mean(self._clock()) / self.limit
 
     def next_age(self) -> int:
         """Return the priority of a query that arrives now: after all that have come before it."""
@@ -30,7 +50,7 @@ class PrioritySemaphore:
         Nobody passes a waiter of higher priority that needs more slots than are free: it would wait for ever.
         """
         if self._free >= slots and not self._waiting:
-            self._free -= slots
+            self._use(slots)
             return
         turn = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._arrivals), slots, turn))
@@ -45,17 +65,24 @@ class PrioritySemaphore:
     def try_acquire(self) -> bool:
         """Take a slot if one is free that no one waits for; return whether it was."""
         free = self._free > 0 and not self._waiting
-        self._free -= free
+        if free:
+            self._use(1)
         return free
 
     def release(self, slots: int = 1) -> None:
         """Release slots to the first waiters, if any."""
-        self._free += slots
+        self._use(-slots)
         while self._waiting:
             _, _, needed, turn = self._waiting[0]
             if not turn.done():
                 if needed > self._free:
                     return
-                self._free -= needed
+                self._use(needed)
                 turn.set_result(None)
             heapq.heappop(self._waiting)
+
+    def _use(self, slots: int) -> None:
+        """Take slots, or give so many back where the number is negative."""
+        if slots:
+            self._free -= slots
+            self._occupancy.change(self._clock(), self.limit - self._free)

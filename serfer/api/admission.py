@@ -90,7 +90,7 @@ class Admission:
     """At most `in_flight` queries run and `queue` wait, first come first served; `clock` is in seconds."""
 
     def __init__(self, in_flight: int, queue: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._in_flight = in_flight
+        self.in_flight = in_flight
         self._queue = queue
         self._clock = clock
         self._waiting: deque[tuple[asyncio.Future[bool], float]] = deque()  # each with its deadline on the clock
@@ -112,7 +112,7 @@ class Admission:
     @property
     def rate(self) -> float | None:
         """Queries a second that depart when as many come as can; None where that was not measured lately."""
-        if len(self._gaps) < self._in_flight or self._clock() - self._learnt > _STALE_S:
+        if len(self._gaps) < self.in_flight or self._clock() - self._learnt > _STALE_S:
             return None
         return len(self._gaps) / max(sum(self._gaps), 1e-6)
 
@@ -124,9 +124,9 @@ class Admission:
     def check(self, deadline_s: float) -> None:
         """Refuse a query that could not be answered within `deadline_s`: Problem 429 that says when to come again."""
         known = self.running + self.waiting + self.reserved
-        rate = self.rate or (self._rate_at_most() if known >= self._in_flight else None)
+        rate = self.rate or (self._rate_at_most() if known >= self.in_flight else None)
         late = rate is not None and (known + 1) / rate * _MARGIN > deadline_s
-        if known >= self._in_flight + self._queue or (late and known):
+        if known >= self.in_flight + self._queue or (late and known):
             self.shed += 1
             self._pressed = True
             raise self._refusal()
@@ -180,7 +180,7 @@ class Admission:
         self._depart()
 
     async def _take(self, deadline_s: float) -> float:
-        if self.running < self._in_flight:
+        if self.running < self.in_flight:
             self.running += 1
             return 0.0
         self._pressed = True
@@ -235,7 +235,7 @@ class Admission:
         """Return the rate if queries take no longer than the last ones did; None where none has ended lately."""
         if not self._took or self._clock() - self._answered > _STALE_S:
             return None
-        return self._in_flight / max(median(self._took), 1e-6)
+        return self.in_flight / max(median(self._took), 1e-6)
 
     def _refusal(self) -> Problem:
         now, rate = self._clock(), self.rate

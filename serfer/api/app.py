@@ -37,8 +37,10 @@ from serfer.api.routes.classify import Classifying, classify_router
 from serfer.api.routes.health import health_router
 from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
 from serfer.api.routes.kept import Keeping, kept_router, outputs_guard, outputs_router
+from serfer.api.routes.load import load_router
 from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
+from serfer.api.routes.repository import Holding, repository_router
 from serfer.api.routes.results import Results
 from serfer.api.service import Service
 from serfer.core.errors import SerferError
@@ -107,8 +109,10 @@ def make_app(
         classify_router(classifying),
         models_router(service),
         inference_router(inferring),
+        repository_router(Holding(service, limits, settings.api_deadline_ms)),
         kept_router(keeping),
         metrics_router(telemetry.metrics, service),
+        load_router(service),
     ):
         app.include_router(router, dependencies=guarded)
     app.include_router(outputs_router(keeping), dependencies=[Depends(outputs_guard(keys, kept))])

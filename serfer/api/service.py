@@ -19,6 +19,7 @@ from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
+from serfer.api.online_load import LoadMonitor
 from serfer.core.errors import (
     DeadlineError,
     LambdaThrottledError,
@@ -27,6 +28,7 @@ from serfer.core.errors import (
     TaskFailedError,
     UsageError,
 )
+from serfer.core.served import InstanceState, ModelState
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.query import check_images
@@ -102,10 +104,31 @@ class Observer(Protocol):
         ...
 
 
+class ModelRepository(Protocol):
+    """Networks that come and go."""
+
+    def states(self) -> Mapping[str, ModelState]:
+        """Return the state of every network, by its model's name."""
+        ...
+
+    def state(self) -> InstanceState:
+        """Return the state of what they share."""
+        ...
+
+    async def load(self, name: str, patience_s: float) -> None:
+        """Load a network; raises OverloadedError where there was no room in time, NetworkLoadError."""
+        ...
+
+    async def unload(self, name: str) -> bool:
+        """Unload a network, unless it has queries to answer, and return whether it is unloaded."""
+        ...
+
+
 class Service:
     """Answers for several models; the first of `pipelines` is the one that is meant where none is named.
 
-    `results` is the store of the results that it keeps, which it closes; None where it keeps none.
+    `results` is the store of the results that it keeps, which it closes; None where it keeps none. `repository` are the
+    networks of an instance, None elsewhere.
     """
 
     def __init__(
@@ -116,13 +139,16 @@ class Service:
         decoders: Decoders | None = None,
         *,
         results: Store | None = None,
+        repository: ModelRepository | None = None,
     ) -> None:
         self.pipelines = dict(pipelines)
         self.admission = admission
+        self.load = LoadMonitor(self.pipelines, admission.in_flight)
         self.decoders = decoders or Decoders()
         self.draining = False
         self._observer = observer
         self.results = results
+        self.repository = repository
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="serfer-query")
         self._health = Health()
         self._looked = float("-inf")
@@ -206,6 +232,7 @@ class Service:
             self._doubtful = self._doubtful or (isinstance(error, _UNSOUND) and not throttled)
             raise
         self._doubtful = False
+        self.load.answered(query.model, answered.result)
         self._observer.answered(query.model, answered)
         return answered
 
@@ -266,8 +293,9 @@ class Service:
                 except DeadlineError:  # of the time that was left, which no client knows
                     raise query.late("it waited for its turn") from None
             admitted = time.monotonic() - busy_s
-            async with query.in_time("it was running"):
-                result = await self._begun(query, begin)
+            with self.load.running():
+                async with query.in_time("it was running"):
+                    result = await self._begun(query, begin)
         return ServiceResult(result, admitted, queued_s + waited_s)
 
     async def _begun(self, query: ServiceQuery, begin: Callable[[float], Future[Result]]) -> Result:
@@ -288,6 +316,10 @@ class Service:
     def drain(self) -> None:
         """Report from now on that the service takes no new queries; those that come all the same are answered."""
         self.draining = True
+
+    async def ready(self) -> bool:
+        """Return whether new queries should be sent here."""
+        return not self.draining and (await self.health()).ready
 
     async def health(self) -> Health:
         """Return whether store and functions are there, as last seen: they are looked at every two seconds at most.

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.offline import (
+    NotifyOption,
+    YieldLatencyOption,
+    YieldToOption,
+    YieldUtilisationOption,
+    new_run,
+    notifying,
+)
 from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
@@ -25,10 +34,17 @@ from serfer.cli.shared.options import (
 )
 from serfer.cli.shared.report import print_report
 from serfer.cli.shared.terminal import complain, err, out
+from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import SerferError, UsageError
 from serfer.core.exactness import difference
+from serfer.images import image_files
+from serfer.offline.gate import OfflineGate
+from serfer.offline.load_source import ServiceLoad, service_loads
+from serfer.offline.notify.event import OfflineJob
+from serfer.offline.notify.targets import parse_targets
 from serfer.pipeline.reference import original
 from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
+from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from serfer.wiring.options import workers_of
 
@@ -36,11 +52,13 @@ if TYPE_CHECKING:
     from serfer.core.exactness import Difference
     from serfer.core.plan import Plan
     from serfer.core.report import QueryReport
+    from serfer.pipeline.pipeline import Pipeline
 
 
 def classify(
     images: Annotated[
-        list[str], typer.Argument(metavar="IMAGE...", help="Image files; - reads one from standard input.")
+        list[str],
+        typer.Argument(metavar="IMAGE...", help="Image files, or folders of them; - reads one from standard input."),
     ],
     model: ModelOption = None,
     plan: PlanOption = None,
@@ -61,39 +79,109 @@ def classify(
         Path | None,
         typer.Option(metavar="FILE", help="Write where time went, for chrome://tracing and ui.perfetto.dev."),
     ] = None,
+    yield_to: YieldToOption = None,
+    yield_utilisation: YieldUtilisationOption = Thresholds.utilisation,
+    yield_latency: YieldLatencyOption = Thresholds.latency,
+    notify: NotifyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images, each as one query through a split network."""
+    settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
+    targets = parse_targets(notify or (), settings.webhook_secret.get_secret_value())
+    sources = service_loads(yield_to or (), settings.yield_key.get_secret_value())
+    names = [*_named(images)]
     if images.count("-") > 1:
         raise UsageError("standard input can be read only once")
     if trace is not None:
         check_trace(trace)
     directory = plan_directory(plan, model, stack)
-    failures, traced = [], []
+    traced: list[TracedQuery] = []
+    failures: list[SerferError] = []
     workers = workers_of(workers, stack, "local")
-    with opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline:
-        whole = original(pipeline.plan, directory) if compare else None
-        for name in images:
-            try:
-                data = standard_input() if name == "-" else Path(name)
-                pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
-                delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
-            except SerferError as error:
-                complain(error)
-                failures.append(error)
+    job = OfflineJob("classify", load_plan(directory).digest if targets else "", images, "", new_run())
+    with notifying(job, targets) as ending:
+        with (
+            opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline,
+            _yielding(pipeline, sources, limits) as turns,
+        ):
+            whole = original(pipeline.plan, directory) if compare else None
+            for number, name in enumerate(names):
+                ending.figures = _figures(names, number, failures, turns)
+                try:
+                    data = standard_input() if name == "-" else Path(name)
+                    with turns.take():
+                        pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
+                    delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
+                except SerferError as error:
+                    complain(error)
+                    failures.append(error)
+                    if as_json:
+                        print_json({"images": [{"name": name, "predictions": []}], "error": str(error)})
+                    continue
                 if as_json:
-                    print_json({"images": [{"name": name, "predictions": []}], "error": str(error)})
-                continue
-            if as_json:
-                print_json(pipeline.last_report.as_dict())
-            else:
-                _print_answer(pipeline.plan, pipeline.last_report, delta)
-            if trace is not None:
-                traced.append(TracedQuery.of(name, pipeline.last))
-    if trace is not None and traced:
-        _write_trace(trace, pipeline.plan, traced)
-    if failures:
-        raise typer.Exit(failures[0].exit_code)
+                    print_json(pipeline.last_report.as_dict())
+                else:
+                    _print_answer(pipeline.plan, pipeline.last_report, delta)
+                if trace is not None:
+                    traced.append(TracedQuery.of(name, pipeline.last))
+            ending.figures = _figures(names, len(names), failures, turns)
+        if trace is not None and traced:
+            _write_trace(trace, pipeline.plan, traced)
+        if failures:
+            ending.error = str(failures[0])
+            raise typer.Exit(failures[0].exit_code)
+
+
+def _named(images: Sequence[str]) -> Iterator[str]:
+    """Yield the images that are meant, those of folders by their paths."""
+    for image in images:
+        if image != "-" and Path(image).is_dir():
+            yield from map(str, image_files(Path(image)))
+        else:
+            yield image
+
+
+def _figures(names: Sequence[str], number: int, failures: Sequence[SerferError], turns: _Turns) -> dict[str, float]:
+    """Return what a notification says once so many of the images have had their turn."""
+    classified, paused_s = number - len(failures), round(turns.paused_s, 3)
+    return {"images": len(names), "classified": classified, "failed": len(failures), "paused_s": paused_s}
+
+
+class _Turns:
+    """The turns of images: at once, or when the online load of other services leaves room."""
+
+    def __init__(self, gate: OfflineGate | None) -> None:
+        self._gate = gate
+
+    @property
+    def paused_s(self) -> float:
+        return self._gate.paused_s if self._gate else 0.0
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        if self._gate is None:
+            yield
+            return
+        if reason := self._gate.reason:
+            complain(f"paused: {reason}")
+        with self._gate.task():
+            yield
+
+
+@contextmanager
+def _yielding(pipeline: Pipeline, sources: Sequence[ServiceLoad], limits: Thresholds) -> Iterator[_Turns]:
+    """Yield to services, if there are any, within the block."""
+    if not sources:
+        yield _Turns(None)
+        return
+
+    def refused() -> int:
+        load = pipeline.function_load()
+        return load.throttled if load else 0
+
+    gate = OfflineGate(sources, limits=limits, refused=refused)
+    with gate.watching():
+        yield _Turns(gate)
 
 
 def _write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:

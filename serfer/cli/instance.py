@@ -19,21 +19,21 @@ from serfer.cli.shared.service_options import (
     AllowHostOption,
     HostOption,
     KeysOption,
+    ModelsOption,
+    PlansOption,
     check_logs,
     served_models,
     with_hosts,
 )
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
+from serfer.core.units import MIB
 from serfer.files import check_place, write_whole
 from serfer.instance.network import Hardware
 from serfer.instance.opening import Instance, InstanceChoices
 from serfer.instance.tuned import Machine, Tuned, measure
 from serfer.settings import load_settings
 
-InstancePlanOption = Annotated[
-    str | None, typer.Option("--plan", metavar="[NAME=]DIR", help="A plan directory, from serfer split.")
-]
 DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]
 PrecisionOption = Annotated[
     str,
@@ -47,8 +47,8 @@ ThreadsOption = Annotated[
 
 
 def instance(
-    model: ModelOption = None,
-    plan: InstancePlanOption = None,
+    model: ModelsOption = None,
+    plan: PlansOption = None,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     device: DeviceOption = "auto",
@@ -62,6 +62,17 @@ def instance(
         typer.Option(help="How long a free engine waits for a full batch; 0: not at all (docs/how-to/instance.md)."),
     ] = 0.0,
     threads: ThreadsOption = None,
+    memory_mb: Annotated[
+        int | None,
+        typer.Option(
+            "--memory-mb",
+            help="Memory of all networks together; those least recently used are unloaded when another needs room.",
+            show_default="60% of the machine's or container's, 90% of a GPU's free memory; one network: no bound",
+        ),
+    ] = None,
+    preload: Annotated[
+        bool, typer.Option("--preload", help="Have all networks in memory at the start, not just the first one.")
+    ] = False,
     exit_when_idle_s: Annotated[
         float | None,
         typer.Option(min=1, help="End after so many seconds without a request of any kind, health included."),
@@ -78,15 +89,15 @@ def instance(
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer queries with the whole network, in batches, over HTTP, until SIGTERM (docs/how-to/instance.md)."""
-    choices = InstanceChoices(Hardware(device, precision, threads), max_batch, window_ms)
+    """Answer queries with whole networks, in batches, over HTTP, until SIGTERM (docs/how-to/instance.md)."""
+    choices = InstanceChoices(Hardware(device, precision, threads), max_batch, window_ms, memory_mb, preload)
     check_logs(log_level, log_format)
     if auto_scaling_release and exit_when_idle_s is None:
         raise UsageError("--auto-scaling-release says what to do before ending idle: give --exit-when-idle-s")
     chosen = {"api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_hosts(settings, allow_host)
-    name, directory = _one_model(model, plan)
+    models = served_models(model, plan)
     idle = None
     if exit_when_idle_s is not None:
         idle = Idle(exit_when_idle_s, _release if auto_scaling_release else lambda: True)
@@ -95,19 +106,11 @@ def instance(
     def started(url: str, ready: Instance) -> None:
         if not settings.keys_file and host not in LOOPBACK:
             err.print("serfer: anyone who reaches this address may send queries: give --keys to require an API key")
-        _print_instance(name, url, ready, window_ms, as_json=as_json)
+        _print_instance(url, ready, window_ms, as_json=as_json)
 
     with status_line() as progress:
         address = Address(host, port)
-        serve_instance(name, directory, choices, address, settings, idle=idle, on_started=started, progress=progress)
-
-
-def _one_model(model: str | None, plan: str | None) -> tuple[str, Path]:
-    """Return a model's name and plan directory; by default the zoo's own default."""
-    if model is not None and plan is not None:
-        raise UsageError("give --plan or --model, not both: an instance serves one network")
-    models = served_models([model] if model else None, [plan] if plan else None)
-    return next(iter(models.items()))
+        serve_instance(models, choices, address, settings, idle=idle, on_started=started, progress=progress)
 
 
 def _release() -> bool:
@@ -116,16 +119,28 @@ def _release() -> bool:
     return release_this_instance()
 
 
-def _print_instance(name: str, url: str, ready: Instance, window_ms: float, *, as_json: bool) -> None:
-    network = ready.network
+def _print_instance(url: str, ready: Instance, window_ms: float, *, as_json: bool) -> None:
+    default, models = ready.default, [ready.residents[name] for name in ready.pipelines]
+    known = default.measured
     if as_json:
-        known = {"url": url, "pid": os.getpid(), "model": name, "device": network.device}
-        batching = {"precision": network.precision, "max_batch": network.max_batch, "window_ms": window_ms}
-        print_json({**known, **batching, "loss": ready.loss})
+        about = {"url": url, "pid": os.getpid(), "model": default.name, "device": known.device}
+        batching = {"precision": known.precision, "max_batch": known.max_batch, "window_ms": window_ms}
+        listed = [
+            {"name": one.name, "status": one.status, "bytes": one.measured.size, "loss": one.measured.loss}
+            for one in models
+        ]
+        memory = {"models": listed, "memory_bytes": ready.residents.bound}
+        print_json({**about, **batching, "loss": known.loss, **memory})
         return
-    how = f"{network.device}, {network.precision}, at most {network.max_batch} images at once"
-    err.print(f"{plain(name)} at {plain(url)} ({how})", soft_wrap=True)
-    err.print(f"its answers differ from fp32 on a processor by {ready.loss:.1e} of the logits' range")
+    names = ", ".join(plain(one.name) for one in models)
+    how = f"{known.device}, {known.precision}, at most {known.max_batch} images at once"
+    err.print(f"{names} at {plain(url)} ({how})", soft_wrap=True)
+    for one in models:
+        where = "" if len(models) == 1 else f" of {plain(one.name)} ({one.measured.size / MIB:,.0f} MB, {one.status})"
+        err.print(
+            f"the answers{where} differ from fp32 on a processor by {one.measured.loss:.1e} of the logits' range",
+            soft_wrap=True,
+        )
 
 
 def tune(

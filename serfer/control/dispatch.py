@@ -65,6 +65,15 @@ class ServiceTimeEstimator:
         self._max_batch = max_batch
         self._scale = 1.0
 
+    @property
+    def slowdown(self) -> float:
+        """Observed over profiled batch time, a moving average: above 1 something interferes (INFaaS, section 4)."""
+        return self._scale
+
+    def profiled_s(self, images: int) -> float:
+        """Return how many seconds so many images took by the profile, whatever was observed since."""
+        return self.seconds(images) / self._scale
+
     def seconds(self, images: int) -> float:
         """Return how many seconds so many images take, in full batches and one for the rest."""
         full, rest = divmod(images, self._max_batch)

@@ -19,6 +19,7 @@
     ├── UnavailableError                4      something we need is not there
     │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
+    │   ├── NetworkLoadError                   an instance could not load a network
     │   ├── RegistrationLostError              another worker has taken the registration over
     │   ├── GangStalledError                   a member of a gang waited in vain for another's borders
     │   ├── LambdaUnavailableError
@@ -137,6 +138,10 @@ class MissingExtraError(UnavailableError, ModuleNotFoundError):
 
 class StoreUnavailableError(UnavailableError):
     """The store does not answer."""
+
+
+class NetworkLoadError(UnavailableError):
+    """An instance could not load a network; a later query tries again."""
 
 
 class RegistrationLostError(UnavailableError):

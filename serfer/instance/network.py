@@ -28,12 +28,15 @@ _INSTALL = "install onnxruntime-gpu in place of onnxruntime, and NVIDIA's driver
 class Hardware:
     """The hardware of a network: a device, numbers of a precision, `threads` of the processors (None: all of them).
 
-    "auto" is "cuda" where this ONNX Runtime can use a GPU, else "cpu". Raises UsageError for another word.
+    "auto" is "cuda" where this ONNX Runtime can use a GPU, else "cpu". Threads that `spin` wait busily for a while
+    after a batch, so that the next one starts sooner; they take the processors of other networks. Raises UsageError for
+    another word.
     """
 
     device: str = "auto"
     precision: str = "fp32"
     threads: int | None = None
+    spin: bool = True
 
     def __post_init__(self) -> None:
         for option, word, known in (
@@ -102,8 +105,8 @@ def open_network(plan: Plan, directory: Path, hardware: Hardware, max_batch: int
     Raises UnavailableError where there is no such device, ModelError for a network that has no fp16 form, or a plan
     that has none in 8 bits, InputError where ONNX Runtime cannot run it.
     """
-    device = _device(hardware.device)
-    session = _session(_model(plan, directory, hardware.precision), device, hardware.threads)
+    device = prepared_device(hardware.device)
+    session = _session(_model(plan, directory, hardware.precision), device, hardware)
     if device == "cuda" and session.get_providers()[0] != _CUDA:  # it falls back without an error
         if hardware.device == "cuda":
             raise UnavailableError(f"--device cuda: ONNX Runtime could not load CUDA's libraries: {_INSTALL}")
@@ -128,6 +131,16 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def prepared_device(chosen: str) -> str:
+    """Return "cuda" with CUDA's libraries loaded, or "cpu"; raises UnavailableError for a GPU that cannot be used."""
+    import onnxruntime as ort  # noqa: PLC0415 - it takes a while to load
+
+    device = _device(chosen)
+    if device == "cuda":
+        ort.preload_dlls()  # finds CUDA and cuDNN where pip has installed them
+    return device
+
+
 def _device(chosen: str) -> str:
     import onnxruntime as ort  # noqa: PLC0415 - it takes a while to load
 
@@ -137,15 +150,16 @@ def _device(chosen: str) -> str:
     return "cuda" if has_cuda and chosen != "cpu" else "cpu"
 
 
-def _session(model: str | bytes, device: str, threads: int | None) -> Any:  # noqa: ANN401 - ONNX Runtime has no types
+def _session(model: str | bytes, device: str, hardware: Hardware) -> Any:  # noqa: ANN401 - ONNX Runtime has no types
     import onnxruntime as ort  # noqa: PLC0415 - it takes a while to load
 
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or processors()
+    options.intra_op_num_threads = hardware.threads or processors()
     options.inter_op_num_threads = 1
+    if not hardware.spin:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if device == "cuda":
         options.log_severity_level = 3
-        ort.preload_dlls()  # finds CUDA and cuDNN where pip has installed them
     try:
         return ort.InferenceSession(model, options, providers=_providers(device))
     except Exception as error:  # its errors have no base of their own

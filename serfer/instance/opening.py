@@ -1,22 +1,24 @@
-"""An instance: a plan's whole network behind an engine, as a pipeline that answers every query with it."""
+"""An instance: whole networks of plans behind engines that share a device, as pipelines that answer with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from drivers.driver import NO_CONTEXT
-from serfer.control.dispatch import Batching, ServiceTimeEstimator
-from serfer.core.errors import SerferError, UsageError
+from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
+from serfer.core.units import MIB, MS_PER_S
 from serfer.core.wire import MAX_BATCH
-from serfer.instance.checking import compare
 from serfer.instance.engine import Engine
-from serfer.instance.network import Hardware, Network, load_whole, open_network
-from serfer.instance.profiling import profile
+from serfer.instance.measuring import Measured, load_again, measure, weight_bytes
+from serfer.instance.memory import default_bound, give_back
+from serfer.instance.network import Hardware, Network, load_whole, open_network, prepared_device
+from serfer.instance.residents import Resident, Residents
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.pipeline import Pipeline
@@ -29,56 +31,141 @@ _MAX_BATCH = {
     "cuda": 64,
 }  # more gains little on a CPU; a GPU's memory may be shared
 _LARGEST_WINDOW_MS = 60_000.0
-_MS_PER_S = 1000.0
-_REPEATS, _BUDGET_S = 3, 4.0  # of the profile that it starts with, each size's best: batches will correct it
+_LARGEST_MEMORY_MB = 1 << 24
 _TRIAL_S = 30.0
 
 
 @dataclass(frozen=True)
 class InstanceChoices:
-    """The options of an instance: its hardware, batch size and batching window.
+    """The options of an instance: its hardware, batch size and batching window, and the memory of its networks.
 
-    `max_batch` of None is what suits the device. Raises UsageError.
+    `max_batch` of None is what suits the device, `memory_mb` of None a share of what there is, or no bound for a single
+    network. With `preload` all networks are in memory at the start, else the first. Raises UsageError.
     """
 
     hardware: Hardware
     max_batch: int | None = None
     window_ms: float = 0.0
+    memory_mb: int | None = None
+    preload: bool = False
 
     def __post_init__(self) -> None:
         if self.max_batch is not None and not 1 <= self.max_batch <= MAX_BATCH:
             raise UsageError(f"--max-batch is 1 to {MAX_BATCH}, not {self.max_batch}")
         if not 0 <= self.window_ms <= _LARGEST_WINDOW_MS:
             raise UsageError(f"--window-ms is 0 to {_LARGEST_WINDOW_MS:g}, not {self.window_ms:g}")
+        if self.memory_mb is not None and not 1 <= self.memory_mb <= _LARGEST_MEMORY_MB:
+            raise UsageError(f"--memory-mb is 1 to {_LARGEST_MEMORY_MB}, not {self.memory_mb}")
 
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance that is ready; `loss` is how far its answers are from fp32's, relative to their range."""
+    """An instance that is ready: a pipeline for each network, the first one the default, and the networks.
 
-    pipeline: Pipeline
-    engine: Engine
-    network: Network
-    loss: float
+    They run on `loop`, which ends with the last pipeline.
+    """
+
+    pipelines: Mapping[str, Pipeline]
+    residents: Residents
+    loop: LoopThread
+
+    @property
+    def default(self) -> Resident:
+        """The network that is meant where none is named."""
+        return self.residents[next(iter(self.pipelines))]
+
+
+class SharedLoop(LoopThread):
+    """The loop of several pipelines, each of which closes it: the last one does."""
+
+    def __init__(self, users: int) -> None:
+        super().__init__()
+        self._users = users
+
+    def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Close it for one user."""
+        self._users -= 1
+        if not self._users:
+            super().close(last)
 
 
 def open_instance(
-    directory: Path, choices: InstanceChoices, settings: Settings, progress: Callable[[str], None] = lambda _: None
+    models: Mapping[str, Path],
+    choices: InstanceChoices,
+    settings: Settings,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Instance:
-    """Load a plan directory's whole network, compare its answers, measure its speed, and make it answer queries.
+    """Measure the whole networks of plan directories, and make those answer queries that are in memory first.
 
-    Raises PlanError for a directory that is not whole, UnavailableError where the device is not there,
-    WrongAnswerError where it computes something else.
+    Each network is loaded once to compare its answers and to measure it. Raises PlanError for a directory that is not
+    whole, UnavailableError where the device is not there or the memory does not suffice, WrongAnswerError where a
+    network computes something else.
     """
-    plan = load_whole(directory)
-    progress(f"loading {plan.model}")
-    network = _loaded(plan, directory, choices)
-    progress(f"comparing {network.device}'s answers with the unsplit network's")
-    loss = compare(plan, directory, network).error
-    measured = profile(plan, network, _REPEATS, budget_s=_BUDGET_S, of=min, progress=progress).tidied()
-    batching = Batching(network.max_batch, choices.window_ms / _MS_PER_S)
-    engine = Engine(plan, network, batching, ServiceTimeEstimator(measured, network.max_batch), name=network.device)
-    return Instance(_pipeline(plan, engine, settings), engine, network, loss)
+    plans = {name: load_whole(directory) for name, directory in models.items()}
+    if len(plans) > 1:  # networks that take turns: see serfer/instance/device.py
+        choices = replace(choices, hardware=replace(choices.hardware, spin=False))
+    bound = _bound(choices, plans)
+    kept = [*plans] if choices.preload else [next(iter(plans))]
+    opened: dict[str, tuple[Network | None, Measured]] = {}
+    for name in sorted(plans, key=lambda one: one in kept):  # each of the others is alone in memory for a time
+        load = partial(_loaded, plans[name], models[name], choices)
+        network, measured = measure(plans[name], models[name], load, choices.hardware, progress)
+        opened[name] = (network if name in kept else None), measured
+        del network
+        give_back()
+        _check_fits(name, measured, bound, [opened[each][1] for each in kept if each in opened and each != name])
+    loop = SharedLoop(len(plans))
+    residents = loop.wait(_residents({name: opened[name] for name in plans}, bound, choices))
+    pipelines = {name: _pipeline(plan, residents[name], settings, loop) for name, plan in plans.items()}
+    return Instance(pipelines, residents, loop)
+
+
+def _bound(choices: InstanceChoices, plans: Mapping[str, Plan]) -> int | None:
+    """Return how many bytes networks may take; refuses those whose weights alone are more."""
+    if choices.memory_mb is None and len(plans) == 1:
+        return None
+    device = prepared_device(choices.hardware.device)
+    bound = default_bound(device) if choices.memory_mb is None else choices.memory_mb * MIB
+    if bound is None:
+        raise UsageError("the GPU's free memory cannot be read: say with --memory-mb how much of it networks may take")
+    for name, plan in plans.items():
+        if (least := weight_bytes(plan)) > bound:
+            raise _too_large(name, least, bound)
+    return bound
+
+
+def _check_fits(name: str, measured: Measured, bound: int | None, others: list[Measured]) -> None:
+    """Refuse a network that does not fit, alone or beside others that are to stay."""
+    if bound is None:
+        return
+    if measured.load_size > bound:
+        raise _too_large(name, measured.load_size, bound)
+    beside = sum(one.size for one in others)
+    if beside + measured.load_size > bound:
+        raise UnavailableError(
+            f"--preload: {name} needs {_mb(measured.load_size)} to be loaded beside {_mb(beside)} of other networks, "
+            f"which is more than the {_mb(bound)} that networks may take: raise --memory-mb, or preload only the first"
+        )
+
+
+def _too_large(name: str, size: int, bound: int) -> UnavailableError:
+    return UnavailableError(
+        f"{name} needs {_mb(size)} to be loaded, more than the {_mb(bound)} that networks may take here: raise "
+        "--memory-mb, or serve it on a larger machine"
+    )
+
+
+def _mb(size: int) -> str:
+    return f"{size / MIB:,.0f} MB"
+
+
+async def _residents(
+    opened: Mapping[str, tuple[Network | None, Measured]], bound: int | None, choices: InstanceChoices
+) -> Residents:
+    residents = Residents(bound, lambda known: load_again(known, choices.hardware))
+    for name, (network, measured) in opened.items():
+        residents.add(name, measured, network, choices.window_ms / MS_PER_S)
+    return residents
 
 
 def _loaded(plan: Plan, directory: Path, choices: InstanceChoices) -> Network:
@@ -89,18 +176,19 @@ def _loaded(plan: Plan, directory: Path, choices: InstanceChoices) -> Network:
     return network
 
 
-def _pipeline(plan: Plan, engine: Engine, settings: Settings) -> Pipeline:
+def _pipeline(plan: Plan, resident: Resident, settings: Settings, loop: LoopThread) -> Pipeline:
     store = open_store("memory://")  # of what requests leave with each other, such as idempotency keys
 
     async def close() -> None:
         store.close()
 
     facts, limits = settings.facts().functions, settings.image_limits()
-    return Pipeline(plan, None, LoopThread(), close, facts, limits, EngineProbe(plan, store, engine), target=engine)
+    probe = EngineProbe(plan, store, resident.engine)
+    return Pipeline(plan, None, loop, close, facts, limits, probe, target=resident)
 
 
 class EngineProbe(Probe):
-    """Says whether an engine computes, beside what a probe says of the store."""
+    """Says whether an engine computes, if it has a network now, beside what a probe says of the store."""
 
     def __init__(self, plan: Plan, store: Store, engine: Engine) -> None:
         super().__init__(plan, store, None)
@@ -110,7 +198,7 @@ class EngineProbe(Probe):
     async def look(self, *, start: bool = False) -> Health:
         """Check the store; with `start`, or where the last batch failed, the engine has to compute a batch."""
         health = await super().look(start=False)
-        if start or self._engine.trouble:
+        if self._engine.network is not None and (start or self._engine.trouble):
             return Health(health.store, await self._try())
         return health
 

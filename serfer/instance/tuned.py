@@ -10,7 +10,7 @@ from typing import Any
 
 from serfer.control.batching import MS_PER_S, Profile, Tuning, check_objective, tune
 from serfer.core.errors import UsageError
-from serfer.instance.checking import compare
+from serfer.instance.checking import compare, expected
 from serfer.instance.network import Hardware, load_whole, open_network
 from serfer.instance.profiling import profile
 
@@ -117,6 +117,6 @@ def measure(
     plan = load_whole(directory)
     progress(f"loading {plan.model}")
     network = open_network(plan, directory, hardware, most)
-    loss = compare(plan, directory, network).error
+    loss = compare(plan, network, expected(plan, directory)).error
     measured = profile(plan, network, repeats, budget_s=_BUDGET_S, progress=progress)
     return Tuned(plan.model, network.device, network.precision, slo_ms, measured, tune(measured, slo_ms), loss)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Any
 
 from drivers.driver import RequestContext
-from serfer.core.errors import ImageError, PlanError, SerferError, UnavailableError, UsageError
+from serfer.core.errors import (
+    ImageError,
+    LambdaThrottledError,
+    PlanError,
+    SerferError,
+    UnavailableError,
+    UsageError,
+)
 from serfer.core.plan.windows import ImageWindow, ImageWindows
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.input import WindowInput
@@ -18,6 +26,7 @@ from serfer.mapping.no_data import missing_pixels
 from serfer.mapping.output import ResultForm
 from serfer.mapping.report import WindowFailure
 from serfer.mapping.spending import Spending
+from serfer.offline.gate import OfflineGate
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.result import Result
 from serfer.raster import RasterSource, ResultParts
@@ -41,6 +50,7 @@ class MapTask:
     parts: ResultParts
     prices: WindowPrices
     spending: Spending
+    gate: OfflineGate
     concurrency: int
 
 
@@ -58,8 +68,9 @@ class Outcome:
 class Engine:
     """Computes windows of an image, `concurrency` at once, each in a thread that waits for its query.
 
-    So as many windows are in memory as are in flight. A window that fails is noted and the others go on, but many
-    failures in a row, and errors that no other window would escape, end the work.
+    So as many windows are in memory as are in flight, and fewer where the gate lets fewer pass. A window that fails is
+    noted and the others go on, but many failures in a row, and errors that no other window would escape, end the work.
+    One for which Lambda has no room is tried again later.
     """
 
     def __init__(self, task: MapTask, watch: Callable[[Outcome], None]) -> None:
@@ -68,13 +79,14 @@ class Engine:
         self._guard = Lock()
         self._stop = Event()
         self._queries: set[Future[Result]] = set()
-        self._numbers: Iterator[int] = iter(())
+        self._numbers: deque[int] = deque()
         self._error: BaseException | None = None
         self._in_a_row = 0
 
     def run(self, numbers: Sequence[int]) -> Outcome:
         """Compute windows; raises the error that ended the work, after what was in flight has ended."""
-        self._numbers = iter(numbers)
+        self._numbers = deque(numbers)
+        self._task.gate.resize(self._task.concurrency)
         count = min(self._task.concurrency, len(numbers))
         if not count:
             return self.outcome
@@ -92,22 +104,35 @@ class Engine:
         return self.outcome
 
     def _work(self) -> None:
-        """Compute one window after the other."""
-        while (taken := self._next()) is not None:
-            number, window, usd = taken
+        """Compute one window after the other, each when the gate lets it pass."""
+        while self._may_start():
             try:
-                self._compute(number, window, usd)
+                if (taken := self._next()) is None:
+                    return
+                self._compute(*taken)
             except CancelledError:
                 return
             except BaseException as error:  # noqa: BLE001 - of a thread: the caller raises it
                 self._end(error)
                 return
+            finally:
+                self._task.gate.leave()
+
+    def _may_start(self) -> bool:
+        """Wait until the gate lets a window pass; return whether it does before there is none left."""
+        gate = self._task.gate
+        while not gate.try_enter():
+            if self._stop.is_set() or not self._numbers:
+                return False
+            gate.wait(_TICK_S)
+        return True
 
     def _next(self) -> tuple[int, ImageWindow, float] | None:
         """Return the next window and its predicted dollars; None where there is none, or it cannot be paid for."""
         with self._guard:
-            if self._stop.is_set() or (number := next(self._numbers, None)) is None:
+            if self._stop.is_set() or not self._numbers:
                 return None
+            number = self._numbers.popleft()
             window = self._task.windows[number]
             usd = self._task.prices.of(window.tile).usd
             if not self._task.spending.reserve(usd):
@@ -139,6 +164,9 @@ class Engine:
             result = self._query(batch, window.tile, usd)
         except (PlanError, UsageError):
             raise
+        except LambdaThrottledError as error:
+            self._postpone(number, error)
+            return
         except SerferError as error:
             self._failed(number, window, error)
             return
@@ -148,8 +176,8 @@ class Engine:
         self._done(result.report.latency_ms)
 
     def _query(self, batch: Any, tile: int, usd: float) -> Result:  # noqa: ANN401 - an array
-        """Run one window's query, and count its dollars however it ends."""
-        measured = None
+        """Run one window's query, and count its dollars however it ends: none where Lambda had no room for it."""
+        measured, refused = None, False
         try:
             context = RequestContext(window=tile, background=True)
             query = self._task.pipeline.submit(batch, deadline_s=DEADLINE_S, context=context)
@@ -164,9 +192,16 @@ class Engine:
                 with self._guard:
                     self._queries.discard(query)
             measured = result.report.cost_usd
+        except LambdaThrottledError:
+            refused = True
+            raise
+        else:
             return result
         finally:
-            self._task.spending.settle(usd, measured)
+            if refused:
+                self._task.spending.release(usd)
+            else:
+                self._task.spending.settle(usd, measured)
 
     def _done(self, latency_ms: float | None) -> None:
         with self._guard:
@@ -183,9 +218,18 @@ class Engine:
         failure = WindowFailure(number, (rows.start, rows.stop), (cols.start, cols.stop), str(error))
         with self._guard:
             self.outcome.failures.append(failure)
-            self._in_a_row += 1
-            if self._in_a_row >= max(_LEAST_FAILURES, 2 * self._task.concurrency):
-                raise error
+            self._count_failure(error)
+
+    def _postpone(self, number: int, error: LambdaThrottledError) -> None:
+        """Put a window back that Lambda had no room for; raises it as `_failed` does."""
+        with self._guard:
+            self._numbers.append(number)
+            self._count_failure(error)
+
+    def _count_failure(self, error: SerferError) -> None:
+        self._in_a_row += 1
+        if self._in_a_row >= max(_LEAST_FAILURES, 2 * self._task.concurrency):
+            raise error
 
     def _end(self, error: BaseException | None = None) -> None:
         """Start no more windows, and cancel the queries in flight."""

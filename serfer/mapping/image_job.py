@@ -23,6 +23,7 @@ from serfer.mapping.options import MapOptions
 from serfer.mapping.output import ResultForm
 from serfer.mapping.report import MapProgress, MapReport, percentiles
 from serfer.mapping.spending import Spending
+from serfer.offline.gate import OfflineGate
 from serfer.pipeline.pipeline import Pipeline
 from serfer.raster import RasterSource, ResultParts, check_result, check_space, open_raster, write_result
 from serfer.raster.place import S3Place, parse_place
@@ -50,7 +51,8 @@ class MapWatcher(Protocol):
 class Mapper:
     """Maps images by one plan. `pipeline` opens it, or returns the open one; `concurrency` is for windows of a size.
 
-    All images spend from the same `spending`. With `start_below_ceiling`, none starts that is predicted to pass it.
+    All images spend from the same `spending`, and pass the same `gate`. With `start_below_ceiling`, none
+    starts that is predicted to pass it.
     """
 
     plan: Plan
@@ -60,6 +62,7 @@ class Mapper:
     pipeline: Callable[[], Pipeline]
     concurrency: Callable[[int], int]
     watcher: MapWatcher
+    gate: OfflineGate
     start_below_ceiling: bool = True
 
     @property
@@ -133,7 +136,7 @@ class Mapper:
         estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
         self._check_ceiling(estimate, job)
         self.watcher.start(job.source.name, estimate)
-        before = self.spending.spent
+        before, paused_s = self.spending.spent, self.gate.paused_s
 
         def watch(outcome: Outcome) -> None:
             self.watcher.progress(
@@ -145,6 +148,7 @@ class Mapper:
                     failed=len(outcome.failures),
                     usd=self.spending.spent - before,
                     seconds=time.monotonic() - started,
+                    paused=self.gate.reason,
                 )
             )
 
@@ -152,6 +156,7 @@ class Mapper:
         if missing:
             outcome = Engine(self._task(job, parts), watch).run(missing)
         report = job.report(outcome, len(done), time.monotonic() - started, self.spending.spent - before, estimate)
+        report = replace(report, paused_s=self.gate.paused_s - paused_s)
         if not report.result:
             raise IncompleteMapError(_what_is_left(report, job), report)
         job.source.check_unchanged()
@@ -176,6 +181,7 @@ class Mapper:
             parts=parts,
             prices=self.prices,
             spending=self.spending,
+            gate=self.gate,
             concurrency=job.concurrency,
         )
 

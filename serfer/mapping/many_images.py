@@ -23,13 +23,17 @@ _UNAVAILABLE_IN_A_ROW = 3
 
 @dataclass
 class ManyReport:
-    """What became of many images: `skipped` had their results already, `untried` came after the dollars were spent."""
+    """What became of many images: `skipped` had their results already, `untried` came after what ended the map.
+
+    With `at_ceiling` that was that the dollars were spent.
+    """
 
     done: list[MapReport] = field(default_factory=list)
     skipped: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     untried: list[str] = field(default_factory=list)
     cost_usd: float = 0.0
+    at_ceiling: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class ManyImages:
                 except IncompleteMapError as error:
                     self._failed(item, manifest, report, error)
                     if error.report.stopped:
+                        report.at_ceiling = True
                         report.untried += [each.image for each in items[number + 1 :]]
                         break
                 except SerferError as error:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from serfer.control.offline.throttle import Thresholds
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.mapping.estimate import Estimate, WindowPrices
@@ -18,6 +19,8 @@ from serfer.mapping.many_images import ManyImages, ManyReport
 from serfer.mapping.options import MapOptions, NoData
 from serfer.mapping.report import MapProgress, MapReport
 from serfer.mapping.spending import Spending
+from serfer.offline.gate import OfflineGate
+from serfer.offline.load_source import service_loads
 from serfer.pipeline.pipeline import Pipeline
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
@@ -58,6 +61,9 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
     overwrite: bool = False,
     restart: bool = False,
     parts: str | None = None,
+    yield_to: Sequence[str] = (),
+    yield_utilisation: float = _DEFAULT.yield_utilisation,
+    yield_latency: float = _DEFAULT.yield_latency,
     store: str | None = None,
     workers: str | None = None,
     driver: str = "push",
@@ -85,6 +91,9 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         overwrite: replace a result that exists.
         restart: throw away what an earlier run has computed.
         parts: where finished windows are kept until the result is written; by default RESULT.parts.
+        yield_to: URLs of running services: no window starts while one of them has more online load than the next two.
+        yield_utilisation: the share in use, of what answers a service's queries, above which no window starts.
+        yield_latency: the latency of its queries, as a multiple of their profile, above which no window starts.
         store: as `serfer.open`.
         workers: as `serfer.open`.
         driver: as `serfer.open`.
@@ -110,6 +119,9 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         overwrite=overwrite,
         restart=restart,
         parts=parts,
+        yield_to=tuple(yield_to),
+        yield_utilisation=yield_utilisation,
+        yield_latency=yield_latency,
     )
     opening = Opening(Path(plan), store, workers, driver, object_store, stack)
     with open_mapper(opening, options, Silent(), settings) as mapper:
@@ -180,6 +192,11 @@ class Opening:
             )
         return self._pipeline
 
+    def throttled(self) -> int:
+        """Return how many invocations were refused for lack of room so far."""
+        load = self._pipeline.function_load() if self._pipeline is not None else None
+        return load.throttled if load else 0
+
     def close(self) -> None:
         """Close the pipeline, if it was opened."""
         if self._pipeline is not None:
@@ -190,12 +207,19 @@ class Opening:
 def open_mapper(
     opening: Opening, options: MapOptions, watcher: MapWatcher, settings: Settings | None = None
 ) -> Iterator[Mapper]:
-    """Make what maps images by one plan; its pipeline is opened when a window is missing."""
+    """Make what maps images by one plan; its pipeline is opened when a window is missing.
+
+    Raises what the services that are yielded to raise when they are asked for the first time.
+    """
     settings = settings or load_settings()
     facts = settings.facts()
     plan = load_plan(opening.directory)
+    sources = service_loads(options.yield_to, settings.yield_key.get_secret_value())
+    limits = Thresholds(options.yield_utilisation, options.yield_latency)
+    gate = OfflineGate(sources, limits=limits, refused=opening.throttled)
     with ExitStack() as stack:
         stack.callback(opening.close)
+        stack.enter_context(gate.watching())
         yield Mapper(
             plan=plan,
             options=options,
@@ -204,6 +228,7 @@ def open_mapper(
             pipeline=lambda: opening.pipeline(settings),
             concurrency=lambda size: options.concurrency or in_flight(opening.workers, size, settings, facts),
             watcher=watcher,
+            gate=gate,
         )
 
 

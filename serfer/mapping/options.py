@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import UsageError
 
 NoData = float | Literal["auto", "none"]
@@ -28,6 +29,9 @@ class MapOptions:
         overwrite: replace a result that exists.
         restart: throw away what an earlier run has computed.
         parts: where finished windows are kept until the result is written; by default beside it, RESULT.parts.
+        yield_to: URLs of running services: no window starts while one of them has more online load than the next two.
+        yield_utilisation: the share in use, of what answers a service's queries, above which no window starts.
+        yield_latency: the latency of its queries, as a multiple of their profile, above which no window starts.
     """
 
     bands: tuple[int, ...] = ()
@@ -41,8 +45,12 @@ class MapOptions:
     overwrite: bool = False
     restart: bool = False
     parts: str | None = None
+    yield_to: tuple[str, ...] = ()
+    yield_utilisation: float = Thresholds.utilisation
+    yield_latency: float = Thresholds.latency
 
     def __post_init__(self) -> None:
+        Thresholds(self.yield_utilisation, self.yield_latency)
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"at least one window is in flight, not {self.concurrency}")
         if self.max_cost_usd is not None and not self.max_cost_usd > 0:

@@ -23,7 +23,8 @@ class WindowFailure:
 class MapProgress:
     """How far a map is: windows in all, those that were there when it started, those it has done since, and failures.
 
-    `usd` are the dollars spent, `seconds` since it started; `left_s` is None until a window is done.
+    `usd` are the dollars spent, `seconds` since it started; `left_s` is None until a window is done. `paused` says why
+    no window may start now, empty where some may.
     """
 
     image: str
@@ -33,6 +34,7 @@ class MapProgress:
     failed: int
     usd: float
     seconds: float
+    paused: str = ""
 
     @property
     def rate(self) -> float:
@@ -53,7 +55,8 @@ class MapReport:
     Of its windows, `resumed` were there when it started, `computed` are queries, `empty` held no data. `result` is None
     where `failures` or a `stopped` reason left windows out: they are computed when it is run again. `window_ms` are
     percentiles of the queries' latencies, in milliseconds; `notes` say what of the image is not kept. Of a plan that is
-    not `exact`, `difference` is that of its windows from the whole network on a sample.
+    not `exact`, `difference` is that of its windows from the whole network on a sample. In `paused_s` of its `seconds`
+    no window could start, beside online load.
     """
 
     image: str
@@ -76,6 +79,7 @@ class MapReport:
     window_ms: dict[str, float]
     estimate: Estimate
     notes: tuple[str, ...]
+    paused_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

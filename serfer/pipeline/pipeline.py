@@ -25,6 +25,7 @@ from serfer.core.report import ImageAnswer, QueryReport
 from serfer.core.wire import MAX_TTL, Crop
 from serfer.images import Recipe, decode_image, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of
+from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
 from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.keeper import Keeper
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
@@ -46,7 +47,7 @@ class Pipeline:
 
     A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
     Without a driver the target takes all. With `plans`, which has the driver then, queries also run on a second plan.
-    With a `keeper`, answers may be kept as results.
+    With a `keeper`, answers may be kept as results; with a `gauge`, the load of the functions is known.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, by name
@@ -64,6 +65,7 @@ class Pipeline:
         target: Target | None = None,
         plans: OnePlan | TwoPlans | None = None,
         keeper: Keeper | None = None,
+        gauge: FunctionGauge | None = None,
     ) -> None:
         self.plan = plan
         self._last: Result | None = None
@@ -77,6 +79,7 @@ class Pipeline:
         self._warmer = warmer
         self._cache = cache
         self._keeper = keeper
+        self._gauge = gauge
         self._closed = False
 
     @property
@@ -296,6 +299,10 @@ class Pipeline:
         crops = self._cut_now(pixels, self.plan)
         query = Query(pixels, crops, names, top_k, (started, _now()), deadline_s, key, context)
         return self._loop.submit(self._answer(query))
+
+    def function_load(self) -> FunctionLoad | None:
+        """Return how much its functions have to do; None for a pipeline without functions, or with a state machine."""
+        return self._gauge.read() if self._gauge else None
 
     def health(self, *, start: bool = False) -> Future[Health]:
         """Check the store and the functions; with `start`, every function has to start an environment."""

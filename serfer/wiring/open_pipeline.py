@@ -31,6 +31,7 @@ from serfer.core.plan import CACHE, INLINE, Plan
 from serfer.core.run_machine import Retry
 from serfer.fleet.open_pool import Routing, open_pool
 from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.function_load import FunctionGauge
 from serfer.pipeline.health import Probe, probes
 from serfer.pipeline.keeper import Keeper
 from serfer.pipeline.pipeline import Pipeline
@@ -219,7 +220,8 @@ class _Assembly:
         store = await self._store(plan, url)
         results = await self._results()
         workers = await self._workers(url, store, results)
-        plans = await self._plans(workers, store, url, results)
+        slots = PrioritySemaphore(concurrency_of(choices, settings, opening.facts))
+        plans = await self._plans(workers, store, url, results, slots)
         if workers.service is not None:
             # Stopped first: what is in flight ends, and with it what could still write.
             self.parts.push_async_callback(workers.service.stop)
@@ -243,6 +245,9 @@ class _Assembly:
             target=pool,
             plans=plans,
             keeper=Keeper(Results(results), settings.results_ttl_s) if results else None,
+            gauge=None
+            if choices.driver.startswith("stepfunctions")
+            else FunctionGauge(slots, functions, choices.workers == "aws"),
         )
 
     def _default_store(self) -> str:
@@ -284,22 +289,22 @@ class _Assembly:
         )
         return _Workers(local_invoker(running), running, service)
 
-    async def _plans(self, workers: _Workers, store: Store, url: str, results: Store | None) -> OnePlan | TwoPlans:
+    async def _plans(
+        self, workers: _Workers, store: Store, url: str, results: Store | None, slots: PrioritySemaphore
+    ) -> OnePlan | TwoPlans:
         """Return the plan with its driver, or the choice between it and the cold plan; closed before the invoker."""
         opening, invoker = self.opening, workers.invoker
         plan, cold, facts = opening.plan, opening.cold, opening.facts
         if opening.choices.driver.startswith("stepfunctions"):
             self.parts.push_async_callback(invoker.close)
             return OnePlan(plan, self._state_machine(workers.running, store), opening.plan_reason)
-        concurrency = concurrency_of(opening.choices, opening.settings, facts)
-        slots = PrioritySemaphore(concurrency)
         if cold is None or not isinstance(invoker, LambdaInvoker):
             tasks = PollInvoker(invoker, store) if opening.choices.driver == "poll" else invoker
             self.parts.push_async_callback(tasks.close)  # also where the driver refuses the plan
             stores = _Stores(store, url, results)
             return OnePlan(plan, self._driver(plan, tasks, stores, slots), opening.plan_reason)
         self.parts.push_async_callback(invoker.close)
-        policy = PlanPolicy(terms(plan, cold, concurrency, facts))
+        policy = PlanPolicy(terms(plan, cold, slots.limit, facts))
         observed = ObservedInvoker(invoker, policy.environments)
         ways = (
             OnePlan(plan, self._driver(plan, observed, _Stores(store, url, results), slots)),

@@ -57,6 +57,7 @@ def test_every_route_is_described(operations):
         "GET /healthz",
         "GET /readyz",
         "GET /metrics",
+        "GET /v1/load",
     }
 
 

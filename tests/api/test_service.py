@@ -28,7 +28,7 @@ class Pipeline:
         self.may_begin.set()
         self.next_health = Health()
 
-    caches, recipe, plan = False, None, SimpleNamespace(classifies=True)
+    caches, recipe, target, plan = False, None, None, SimpleNamespace(classifies=True)
 
     def submit_pixels(self, _pixels, _names, *, deadline_s, context, **_):
         assert self.may_begin.wait(60)
@@ -36,11 +36,21 @@ class Pipeline:
         self.begun.append((future, deadline_s, context))
         return future
 
+    def function_load(self):
+        return None
+
     def health(self, *, start=False):
         self.health_looks.append(start)
         future = Future()
         future.set_result(self.next_health)
         return future
+
+
+class Served(str):
+    """A result that only has to be told from others."""
+
+    __slots__ = ()
+    report, outputs = SimpleNamespace(target="serverless", plan="p", latency_ms=1.0), {}
 
 
 class NoDecoders:
@@ -120,10 +130,10 @@ class TestQueries:
             first, second = classify(service), classify(service)
             await until(lambda: pipeline.begun)
             await asyncio.sleep(0.05)
-            pipeline.begun[0][0].set_result("first")
+            pipeline.begun[0][0].set_result(Served("first"))
             await until(lambda: len(pipeline.begun) == 2)
             assert pipeline.begun[1][1] <= 60.0 - 0.05
-            pipeline.begun[1][0].set_result("second")
+            pipeline.begun[1][0].set_result(Served("second"))
             assert [(await task).result for task in (first, second)] == ["first", "second"]
             assert (await second).queued_s >= 0.05
 
@@ -136,7 +146,7 @@ class TestQueries:
             with pytest.raises(DeadlineError):
                 await classify(service, deadline_s=0.01)
             assert [type(error) for _, error in observed.failures] == [DeadlineError]
-            pipeline.begun[0][0].set_result(None)
+            pipeline.begun[0][0].set_result(Served())
             await first
 
         asyncio.run(check())
@@ -168,7 +178,7 @@ class TestQueries:
             service.decoders.endless = False
             served = classify(service)
             await until(lambda: pipeline.begun)
-            pipeline.begun[0][0].set_result("served")
+            pipeline.begun[0][0].set_result(Served("served"))
             assert (await served).result == "served"
             for task in hostile:
                 task.cancel()
@@ -184,7 +194,7 @@ class TestQueries:
             assert service.decoders.decoded == 2
             for number in range(2):
                 await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
-                pipeline.begun[number][0].set_result("served")
+                pipeline.begun[number][0].set_result(Served("served"))
             ended = await asyncio.gather(*together, return_exceptions=True)
             assert [isinstance(each, Problem) for each in ended].count(True) == 2
             assert (service.admission.running, service.admission.reserved) == (0, 0)
@@ -205,7 +215,7 @@ class TestQueries:
             task = classify(service)
             await until(lambda: pipeline.begun)
             assert pipeline.begun[0][2].request == "request-1"
-            pipeline.begun[0][0].set_result(None)
+            pipeline.begun[0][0].set_result(Served())
             await task
 
         asyncio.run(check())

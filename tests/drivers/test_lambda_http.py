@@ -98,7 +98,9 @@ def test_every_end_of_a_function_is_a_report_or_one_kind_of_failure(runtime):
 def test_a_full_service_throttles(runtime):
     async def main():
         async with service(runtime, concurrency=1) as calling:
-            return await asyncio.gather(calling.invoke("answer", TASK, 20.0), calling.invoke("answer", TASK, 20.0))
+            both = await asyncio.gather(calling.invoke("answer", TASK, 20.0), calling.invoke("answer", TASK, 20.0))
+            assert calling.throttled == 1
+            return both
 
     results = run(main())
     assert REPORT in results

@@ -118,3 +118,28 @@ def test_who_is_older_than_those_that_wait_takes_free_slots_at_once():
         await younger
 
     run(main())
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_its_utilisation_is_the_share_of_the_slots_in_use_lately():
+    async def main():
+        clock = Clock()
+        slots = PrioritySemaphore(4, clock)
+        await slots.acquire(0, 2)
+        assert slots.try_acquire()
+        assert (slots.used, slots.utilisation) == (3, 0.0)  # but not for long enough to count
+        clock.now = 100.0
+        assert slots.utilisation == 0.75
+        slots.release(3)
+        assert (slots.used, slots.utilisation) == (0, 0.75)
+        clock.now = 200.0
+        assert slots.utilisation < 0.001
+
+    run(main())

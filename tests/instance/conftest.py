@@ -6,6 +6,7 @@ import pytest
 
 from serfer.control.batching import Profile
 from serfer.control.dispatch import Batching, ServiceTimeEstimator
+from serfer.instance.device import MAX_HELD, Device
 from serfer.instance.engine import Engine
 from serfer.instance.opening import EngineProbe
 from serfer.pipeline.event_loop import LoopThread
@@ -80,13 +81,14 @@ def network(whole):
 def engine_of(plan, network):
     """Make an engine over the gated network."""
 
-    def make(*, profile=QUICK, window_s=0.0, **more):
+    def make(*, profile=QUICK, window_s=0.0, most_held=MAX_HELD, **more):
         return Engine(
             plan,
             network,
             Batching(network.max_batch, window_s),
             ServiceTimeEstimator(profile, network.max_batch),
             name="it",
+            device=Device(most_held),
             **more,
         )
 

@@ -6,11 +6,13 @@ import httpx
 import pytest
 
 from bench.core import server_process as child
+from bench.serving import turns
 from bench.serving.instance import Workload, measure, systems
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.service import Service
 from serfer.core.errors import UnavailableError
+from serfer.instance.network import Hardware
 from serfer.settings import Settings
 from tests.api.conftest import Observed, running
 from tests.e2e.small import split_small
@@ -76,3 +78,23 @@ def test_the_command_prints_rows_with_their_stamp(serfer_, serving, directory):
     assert (row["system"], row["load"], row["answered"]) == ("given", "burst of 4", 4)
     assert row["stamp"]["command"].startswith("serfer bench instance")
     assert row["stamp"]["machine"]["processors"] >= 1
+
+
+def test_networks_in_turns_and_at_once_get_the_same_queries_each_of_which_ends_once(directory):
+    models = {"one": directory, "two": directory}
+    rows = turns.measure(models, Hardware("cpu", threads=1, spin=False), 4, [0.3], 0.2, 2)
+    assert [(row.system, row.load, row.model) for row in rows] == [
+        (system, "30%", model) for system in ("in turns", "at once") for model in ("one", "two")
+    ]
+    for row, other in zip(rows[:2], rows[2:], strict=True):
+        assert row.queries == other.queries > 0
+        assert row.failed == other.failed == 0
+    for row in rows:
+        assert row.answered + row.refused + row.late == row.queries
+        assert 0 <= row.p50_ms <= row.p95_ms
+        assert row.interference > 0
+        assert row.shown["model"] == row.model
+
+
+def test_turns_of_one_network_are_refused(serfer_here, directory):
+    serfer_here("bench", "turns", "--plan", directory).complains(2, "two networks or more")

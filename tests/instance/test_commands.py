@@ -67,8 +67,8 @@ def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_e
         assert {answer["target"] for answer in classified} == {"gpu"}
         metrics = http.get("/metrics").text
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
-    assert "serfer_batches_total 2.0" in metrics
-    assert "serfer_batched_images_total 8.0" in metrics
+    assert 'serfer_batches_total{model="small"} 2.0' in metrics
+    assert 'serfer_batched_images_total{model="small"} 8.0' in metrics
     command.interrupt(signal.SIGTERM)
     assert command.end().code == 0
 
@@ -80,7 +80,7 @@ def test_running_queries_are_answered_on_shutdown(launch):
         url = f"{ready['url']}/v2/models/small/infer"
         asking = pool.submit(httpx.post, url, json={"inputs": [given]}, timeout=PATIENCE)
         metrics = ""
-        while "serfer_waiting_images 1.0" not in metrics and not asking.done():
+        while 'serfer_waiting_images{model="small"} 1.0' not in metrics and not asking.done():
             metrics = httpx.get(f"{ready['url']}/metrics", timeout=PATIENCE).text
         command.interrupt(signal.SIGTERM)
         assert asking.result().status_code == 200
@@ -123,6 +123,7 @@ def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
     [
         (("instance", "--device", "cuda"), 4, ("--device cuda", "onnxruntime-gpu")),
         (("instance", "--max-batch", "0"), 2, ("--max-batch is 1 to 1024",)),
+        (("instance", "--memory-mb", "0"), 2, ("--memory-mb is 1 to",)),
         (("instance", "--auto-scaling-release"), 2, ("--exit-when-idle-s",)),
         (("tune", "--slo-ms", "1e-9", "--most", "1"), 3, ("one image takes", "--slo-ms")),
         (("tune", "--slo-ms", "0"), 2, ("--slo-ms is a number",)),
@@ -135,7 +136,6 @@ def test_usage_errors_are_one_line(serfer_here, directory, arguments, code, word
 
 def test_an_invalid_plan_is_reported_in_one_line(serfer_here, tmp_path):
     serfer_here("instance", "--plan", tmp_path).complains(3, "plan.json")
-    serfer_here("instance", "--plan", tmp_path, "--model", "alexnet").complains(2, "--plan or --model")
 
 
 @pytest.mark.parametrize(

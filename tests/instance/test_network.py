@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.exactness import difference
 from serfer.instance import network as module
-from serfer.instance.checking import compare
+from serfer.instance.checking import compare, expected
 from serfer.instance.half import half_precision
 from serfer.instance.network import Hardware, Network, doubled_sizes, load_whole, open_network, padded_sizes
 from serfer.instance.opening import InstanceChoices
@@ -77,13 +77,13 @@ def test_gpu_batches_have_few_shapes_and_padding_is_dropped():
 
 def test_half_precision_is_measured_against_fp32_and_not_assumed(plan, directory, whole):
     network = open_network(plan, directory, HALF, max_batch=8)
-    comparison = compare(plan, directory, network)
+    comparison = compare(plan, network, expected(plan, directory))
     assert 0 < comparison.error < 0.01
     images = batch(5, seed=9)
     own = difference(network.run(images), whole(images))
     assert network.run(images).dtype == np.float32
     assert 0 < own.error < 0.01
-    assert compare(plan, directory, open_network(plan, directory, CPU, max_batch=8)).error < 1e-6
+    assert compare(plan, open_network(plan, directory, CPU, max_batch=8), expected(plan, directory)).error < 1e-6
 
 
 def test_a_network_that_computes_something_else_must_not_serve(plan, directory, whole):
@@ -94,7 +94,7 @@ def test_a_network_that_computes_something_else_must_not_serve(plan, directory, 
             return whole(images) * 1.001
 
     with pytest.raises(WrongAnswerError, match=r"small on cuda differs .* use --device cpu"):
-        compare(plan, directory, Wrong())
+        compare(plan, Wrong(), expected(plan, directory))
 
 
 def test_without_cuda_the_error_names_the_package(plan, directory):
@@ -106,7 +106,7 @@ def test_without_cuda_the_error_names_the_package(plan, directory):
 def test_an_unused_gpu_is_reported(plan, directory, monkeypatch):
     opened = []
 
-    def session(_model, device, _threads):
+    def session(_model, device, _hardware):
         opened.append(device)
         return Session()
 
@@ -143,7 +143,7 @@ def test_an_invalid_network_is_refused_in_both_precisions(tmp_path):
     with pytest.raises(ModelError, match="--precision fp16: this network cannot be converted, use fp32"):
         half_precision(tmp_path / "x.onnx")
     with pytest.raises(InputError, match="ONNX Runtime cannot run the plan's whole network on cpu"):
-        module._session(str(tmp_path / "x.onnx"), "cpu", 1)
+        module._session(str(tmp_path / "x.onnx"), "cpu", CPU)
 
 
 def test_a_directory_that_is_not_whole_is_refused(tmp_path):

@@ -6,13 +6,10 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
@@ -21,10 +18,11 @@ from serfer.api.decoding.decoders import Decoders
 from serfer.api.entrypoints.serving import Address, decode_limits
 from serfer.api.http.idle import IdleWatch
 from serfer.api.http.server import serve
+from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.logs import write
 from serfer.api.observability.telemetry import open_telemetry
+from serfer.api.repository import InstanceRepository
 from serfer.api.service import Service
-from serfer.instance.engine import Engine
 from serfer.instance.network import processors
 from serfer.instance.opening import Instance, InstanceChoices, open_instance
 from serfer.settings import Settings
@@ -43,24 +41,8 @@ class Idle:
     release: Callable[[], bool] = lambda: True
 
 
-class EngineMetrics(Collector):
-    """An engine's metrics for Prometheus, beside those of every service."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield its counters as they are."""
-        counts = self._engine.counts
-        yield CounterMetricFamily("serfer_batches", "Batches computed.", counts.batches)
-        yield CounterMetricFamily("serfer_batched_images", "Images in these batches.", counts.images)
-        yield CounterMetricFamily("serfer_refused", "Queries refused for lack of time or memory.", counts.refused)
-        yield GaugeMetricFamily("serfer_waiting_images", "Images that wait to be computed.", self._engine.waiting)
-
-
 def serve_instance(
-    model: str,
-    directory: Path,
+    models: Mapping[str, Path],
     choices: InstanceChoices,
     address: Address,
     settings: Settings,
@@ -69,18 +51,22 @@ def serve_instance(
     on_started: Callable[[str, Instance], None],
     progress: Callable[[str], None],
 ) -> None:
-    """Serve a plan directory's whole network until SIGTERM, SIGINT or `idle`; `on_started` is called with the URL.
+    """Serve plan directories' whole networks by name until SIGTERM, SIGINT or `idle`; the first one is the default.
 
-    Raises what `open_instance` raises, and UnavailableError for an address that cannot be listened at.
+    `on_started` is called with the URL. Raises what `open_instance` raises, and UnavailableError for an address that
+    cannot be listened at.
     """
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
-    instance = open_instance(directory, choices, settings, progress)
-    with instance.pipeline, ExitStack() as ended:
-        pipelines = {model: instance.pipeline}
-        telemetry = open_telemetry(pipelines)
-        telemetry.metrics.registry.register(EngineMetrics(instance.engine))
+    instance = open_instance(models, choices, settings, progress)
+    with ExitStack() as ended:
+        for pipeline in instance.pipelines.values():
+            ended.enter_context(pipeline)
+        repository = InstanceRepository(instance.residents, instance.loop)
+        telemetry = open_telemetry(instance.pipelines)
+        telemetry.metrics.registry.register(InstanceMetrics(repository))
         bounds = decode_limits(settings, processes=max(settings.api_decoders, processors()), waiting=_NO_BOUND)
-        service = Service(pipelines, Admission(_NO_BOUND, 0), telemetry, Decoders(bounds))
+        admission = Admission(_NO_BOUND, 0)
+        service = Service(instance.pipelines, admission, telemetry, Decoders(bounds), repository=repository)
         service.decoders.launch()
         ended.callback(service.decoders.end)
         app = make_app(service, settings, keys, telemetry, address.answers_to(settings))

@@ -1,10 +1,10 @@
 """One instance of a GPU pool, as its machines run it, until SIGTERM.
 
-    python -m serfer.api.entrypoints.instance_daemon --plan DIR
+    python -m serfer.api.entrypoints.instance_daemon --plan DIR [--plan DIR ...]
 
 It is `serfer instance` without what only the command line needs, so that it runs from the drivers' packed dependencies.
-Beside its plan.json the directory has a scenario.toml, whose largest batch is the largest one here; all that it says is
-JSON, one object a line.
+Beside its plan.json the first directory has a scenario.toml, whose largest batch is the largest one here; all that it
+says is JSON, one object a line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serfer.api.entrypoints.process import log_progress, make_parser, run_logged
 from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import write
 from serfer.control.scenario import parse_scenario
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UsageError
 from serfer.fleet.provisioners.auto_scaling import release_this_instance
 from serfer.instance.network import DEVICES, Hardware
 from serfer.instance.opening import Instance, InstanceChoices
@@ -35,7 +35,15 @@ _MOST_BYTES = 64 * 1024
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve a plan's whole network, and return an exit code."""
     parser = make_parser("serfer.api.entrypoints.instance_daemon", __doc__.partition("\n")[0])
-    parser.add_argument("--plan", type=Path, required=True, metavar="DIR", help="a plan directory, with its weights")
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        required=True,
+        action="append",
+        metavar="DIR",
+        help="a plan directory, with its weights; may be repeated, and the first one is the default",
+    )
+    parser.add_argument("--memory-mb", type=int, help="memory of all networks together")
     parser.add_argument("--device", default="auto", choices=DEVICES, help="what computes")
     parser.add_argument("--exit-when-idle-s", type=float, help="end after so many seconds without a request")
     parser.add_argument("--auto-scaling-release", action="store_true", help="leave the Auto Scaling group before that")
@@ -48,10 +56,12 @@ def _serve(chosen: Namespace) -> None:
     if chosen.exit_when_idle_s is not None:
         release = release_this_instance if chosen.auto_scaling_release else lambda: True
         idle = Idle(chosen.exit_when_idle_s, release)
+    models = {load_plan(directory).model: directory for directory in chosen.plan}
+    if len(models) < len(chosen.plan):
+        raise UsageError("--plan: two plans are of one model, and a name means one network")
     serve_instance(
-        load_plan(chosen.plan).model,
-        chosen.plan,
-        InstanceChoices(Hardware(chosen.device), _largest_batch(chosen.plan)),
+        models,
+        InstanceChoices(Hardware(chosen.device), _largest_batch(chosen.plan[0]), memory_mb=chosen.memory_mb),
         Address(chosen.host, chosen.port),
         load_settings(),
         idle=idle,
@@ -61,8 +71,10 @@ def _serve(chosen: Namespace) -> None:
 
 
 def _listening(url: str, ready: Instance) -> None:
-    network = ready.network
-    write(logging.INFO, "listening", {"url": url, "device": network.device, "max_batch": network.max_batch})
+    known = ready.default.measured
+    models = [*ready.pipelines]
+    about = {"url": url, "device": known.device, "max_batch": known.max_batch, "models": models}
+    write(logging.INFO, "listening", about)
 
 
 def _largest_batch(directory: Path) -> int | None:

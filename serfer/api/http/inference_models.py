@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
 from pydantic.config import JsonDict
@@ -104,6 +104,26 @@ class IndexRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     ready: bool = False
+
+
+class RepositoryParameters(Parameters):
+    """Parameters of loading and unloading; there are no dependent models. A configuration or files are refused."""
+
+    unload_dependents: bool = False
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for name in self.__pydantic_extra__:
+            raise PydanticCustomError("unknown", "{name} is not taken here", {"name": shown(name)})
+        return self
+
+
+class RepositoryRequest(BaseModel):
+    """A model to load or unload, as it was given when the service started."""
+
+    model_config = ConfigDict(strict=True)
+
+    parameters: RepositoryParameters | None = None
 
 
 class AnswerParameters(BaseModel):

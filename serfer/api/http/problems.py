@@ -20,6 +20,7 @@ from serfer.core.errors import (
     ImageTooLargeError,
     InputError,
     LambdaThrottledError,
+    NetworkLoadError,
     NotFiniteError,
     OverloadedError,
     PlanError,
@@ -39,7 +40,10 @@ PROBLEM_TYPES = {
     "quota": (429, "the API key's quota is used up"),
     "scope": (403, "the API key lacks the scope that the request needs, or is for other applications"),
     "ceiling": (429, "the dollars that an hour may cost are spent"),
-    "unavailable": (503, "the store or the functions do not answer, or a function failed again and again"),
+    "unavailable": (
+        503,
+        "the store or the functions do not answer, a function failed again and again, or a network cannot be loaded",
+    ),
     "host": (403, "without API keys: the request is for another host, or from another site's page"),
 }
 """Every problem type: the last part of urn:serfer:problem:TYPE, with its status and meaning."""
@@ -105,9 +109,8 @@ def problem_of(error: Exception) -> Problem:
         if isinstance(error, kind) and not isinstance(error, TaskFailedError):  # whose plan is the service's own
             return Problem(status, str(error))
     if isinstance(error, SerferError):  # a task that failed for good, the store, Lambda: what they say is for our log
-        return Problem(
-            HTTPStatus.SERVICE_UNAVAILABLE, _UNAVAILABLE, slug="unavailable", headers={"Retry-After": _RETRY_S}
-        )
+        detail = str(error) if isinstance(error, NetworkLoadError) else _UNAVAILABLE
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, slug="unavailable", headers={"Retry-After": _RETRY_S})
     return Problem(
         HTTPStatus.INTERNAL_SERVER_ERROR, "a bug of the service's; its log says more under this request's id"
     )

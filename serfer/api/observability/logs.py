@@ -22,7 +22,7 @@ from serfer.core.errors import InputError, SerferError, UsageError
 
 _log = logging.getLogger("serfer.api")
 _encode = json.JSONEncoder(default=str).encode
-_QUIET = ("/healthz", "/readyz", "/metrics")  # requested every second by machines: logged at level debug
+_QUIET = ("/healthz", "/readyz", "/metrics", "/v1/load")  # requested every second or two by machines: level debug
 _NESTED = 4  # causes of an error that a traceback goes back to
 _WORST = logging.CRITICAL + 1
 

@@ -3,7 +3,8 @@
 Every model has one version, "1". It takes exactly one of two tensors: "input", float32 as the network reads it, or,
 where the plan says how an image becomes that, "image", the pixels of images of the network's size. It gives "logits",
 or the outputs that its network has. Triton's extensions for binary data and classification are there. Its statistics,
-settings, traces and shared memory are not: there are no such routes.
+settings, traces and shared memory are not: there are no such routes. Its repository
+is in serfer/api/routes/repository.py.
 """
 
 from __future__ import annotations
@@ -15,14 +16,11 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
-from pydantic import ValidationError
 
 from serfer import __version__
 from serfer.api.http.body import ApiLimits, read_body
 from serfer.api.http.compression import CODINGS, accepted, coding_of, compress, decompress
 from serfer.api.http.inference_models import (
-    IndexEntry,
-    IndexRequest,
     InferenceRequest,
     InferenceResponse,
     ModelMetadata,
@@ -34,7 +32,6 @@ from serfer.api.http.inference_models import (
 )
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import DATATYPES, Inference, Signature, TensorForm, decode_request, encode_answer
-from serfer.api.http.validation import first_fault
 from serfer.api.requests import TimelyResponse, query_of, unless_gone
 from serfer.api.results.document import owner_id, place_of
 from serfer.api.routes.kept import Keeping
@@ -48,7 +45,6 @@ VERSION: Final = "1"
 _HEADER: Final = "Inference-Header-Content-Length"
 _MOST_DIGITS = 18  # of that header
 _LARGE = 256 * 1024  # bytes of JSON that take milliseconds to decode
-_MOST_INDEX_BYTES = 64 * 1024
 _MS_PER_S, _US_PER_S = 1000, 1_000_000
 _NOT_READY: Final = {"description": "Not ready."}
 _INFER: Final = {"requestBody": request_body({"application/json": InferenceRequest, BINARY: FILE})}
@@ -90,7 +86,7 @@ def protocol_health_router(service: Service) -> APIRouter:
     @router.get("/ready", responses={200: {"description": "It is."}, 503: {"model": ServerReady} | _NOT_READY})
     async def ready(response: Response) -> ServerReady:
         """Return whether queries can be answered: 200, or 503."""
-        is_ready = await _ready(service)
+        is_ready = await service.ready()
         response.status_code = _status(ready=is_ready)
         return ServerReady(live=True, ready=is_ready)
 
@@ -106,24 +102,8 @@ def inference_router(routes: Inferring) -> APIRouter:
     async def server() -> ServerMetadata:
         """Return the server's name and version, and its extensions of the protocol."""
         extensions = ["binary_tensor_data", "classification", *(["result_links"] if routes.keeping.kept else [])]
+        extensions += ["model_repository"] if service.repository else []
         return ServerMetadata(name="serfer", version=__version__, extensions=extensions)
-
-    @router.post(
-        "/repository/index",
-        responses={200: {"description": "The models."}, **inference_errors(400, 401, 403, 408, 413)},
-        openapi_extra={"requestBody": request_body({"application/json": IndexRequest}, required=False)},
-    )
-    async def index(request: Request) -> list[IndexEntry]:
-        """List the models; with {"ready": true}, those that are ready."""
-        only = await _only_ready(request, routes.limits)
-        is_ready = await _ready(service)
-        models = service.pipelines if is_ready or not only else ()
-        return [
-            IndexEntry(name=name, version=VERSION, state="READY", reason="")
-            if is_ready
-            else IndexEntry(name=name, version=VERSION, state="UNAVAILABLE", reason="not ready")
-            for name in models
-        ]
 
     async def metadata(request: Request) -> ModelMetadata:
         """Return a model's inputs and outputs: one of its inputs, not all of them, makes a request."""
@@ -140,7 +120,9 @@ def inference_router(routes: Inferring) -> APIRouter:
     async def model_ready(request: Request, response: Response) -> ModelReady:
         """Return whether a model can answer: 200, or 503."""
         name = _model(request, service)
-        is_ready = await _ready(service)
+        is_ready = await service.ready()
+        if service.repository:
+            is_ready = is_ready and not service.repository.states()[name].failure
         response.status_code = _status(ready=is_ready)
         return ModelReady(name=name, ready=is_ready)
 
@@ -194,21 +176,8 @@ def _model(request: Request, service: Service) -> str:
     return name
 
 
-async def _ready(service: Service) -> bool:
-    return not service.draining and (await service.health()).ready
-
-
 def _status(*, ready: bool) -> HTTPStatus:
     return HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-
-
-async def _only_ready(request: Request, limits: ApiLimits) -> bool:
-    """Read the body of a request for the index, which may be empty."""
-    body = await read_body(request, ApiLimits(_MOST_INDEX_BYTES, body_timeout_s=limits.body_timeout_s))
-    try:
-        return IndexRequest.model_validate_json(body or b"{}").ready
-    except ValidationError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, first_fault(error)) from None
 
 
 async def _infer(routes: Inferring, request: Request) -> Response:

@@ -6,7 +6,7 @@ can be drawn over a picture of any size. Whatever is a prediction of the planner
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.core.plan import Operator, Plan
-from serfer.core.served import ModelInput, ModelOutput, ServedModel
+from serfer.core.served import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
 
@@ -108,20 +108,22 @@ class Competitor:
 class ListedModel(ServedModel):
     """A model and its plan in short; `weights` says in words where its numbers come from.
 
-    Where these are `untrained`, answers mean nothing.
+    Where these are `untrained`, answers mean nothing. `state` is that of its network on an instance, null elsewhere.
     """
 
     weights: str
     untrained: bool
     grids: tuple[str, ...]
     tasks: int
+    state: ModelState | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
 class Models:
-    """The models that are served."""
+    """The models that are served; `instance` is what they share on one, null elsewhere."""
 
     models: tuple[ListedModel, ...]
+    instance: InstanceState | None = None
 
 
 @dataclass(frozen=True)
@@ -152,17 +154,21 @@ def models_router(service: Service) -> APIRouter:
     async def list_models(request: Request) -> Models:
         """List the models that are served; the default one is meant where a request names none."""
         check_parameters(request, ())
-        plans = ((name, pipeline.plan) for name, pipeline in service.pipelines.items())
-        return Models(
-            tuple(ListedModel(**_listed(name, plan, default=name == service.default)) for name, plan in plans)
+        repository = service.repository
+        states = repository.states() if repository else {}
+        listed = (
+            ListedModel(**_listed(name, pipeline.plan, default=name == service.default), state=states.get(name))
+            for name, pipeline in service.pipelines.items()
         )
+        return Models(tuple(listed), repository.state() if repository else None)
 
     @router.get("/models/{name}", responses=problems(401, 403, 404, 422, 429))
     async def one_model(request: Request, name: str) -> ModelAnatomy:
         """Return how a model is split, where its tiles lie on the picture, and what was predicted of it."""
         check_parameters(request, ())
         anatomy: ModelAnatomy = described(service.name(name))
-        return anatomy
+        states = service.repository.states() if service.repository else {}
+        return replace(anatomy, state=states.get(anatomy.name))
 
     return router
 

@@ -22,6 +22,7 @@ _WHY: Final = {
     403: "It is for a host, or from a page, that this service without keys does not answer to.",
     404: "There is no such thing here.",
     408: "The body did not arrive in time.",
+    409: "It is in use: try again later.",
     413: "Too large: in bytes, in pixels, or in images.",
     415: "Of a type that is not accepted.",
     422: "A value is not what it should be.",

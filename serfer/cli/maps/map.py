@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from serfer.cli.shared.map_display import MapDisplay, print_estimate, print_many, print_report, watching
+from serfer.cli.shared.offline import (
+    Ending,
+    NotifyOption,
+    YieldLatencyOption,
+    YieldToOption,
+    YieldUtilisationOption,
+    new_run,
+    notifying,
+)
 from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
@@ -19,14 +28,19 @@ from serfer.cli.shared.options import (
     WorkersOption,
 )
 from serfer.cli.shared.terminal import complain, uninterrupted
+from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import IncompleteMapError, SerferError, UsageError
+from serfer.offline.notify.event import OfflineJob
+from serfer.plan_directory import load_plan
+from serfer.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from serfer.mapping.image_job import Mapper
     from serfer.mapping.map import Opening
     from serfer.mapping.options import MapOptions, NoData
+    from serfer.mapping.report import MapReport
 
 
 def map_images(
@@ -100,6 +114,10 @@ def map_images(
     workers: WorkersOption = None,
     stack: StackOption = None,
     driver: DriverOption = "push",
+    yield_to: YieldToOption = None,
+    yield_utilisation: YieldUtilisationOption = Thresholds.utilisation,
+    yield_latency: YieldLatencyOption = Thresholds.latency,
+    notify: NotifyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a network over images that no memory holds, window by window, as if it were run on the whole.
@@ -108,26 +126,49 @@ def map_images(
     good, or --max-cost-usd was reached: what is done is kept.
     """
     from serfer.mapping.image_list import is_many, read_list  # noqa: PLC0415 - the command line starts fast
-    from serfer.mapping.map import Opening, open_mapper  # noqa: PLC0415 - same
+    from serfer.mapping.map import Opening  # noqa: PLC0415 - same
+    from serfer.offline.notify.targets import parse_targets  # noqa: PLC0415 - same
     from serfer.wiring.options import workers_of  # noqa: PLC0415 - same
 
     options = _options(
         bands, full_scale, no_data, dtype, compression, concurrency, max_cost_usd, force, overwrite, restart, parts
     )
+    if not dry_run:
+        options = replace(
+            options, yield_to=tuple(yield_to or ()), yield_utilisation=yield_utilisation, yield_latency=yield_latency
+        )
     named = [*(images or ()), *(read_list(images_from) if images_from else ())]
     if not named:
         raise UsageError("no image was given: name files, folders or s3://BUCKET/KEY")
     opening = Opening(plan, store, workers_of(workers, stack, "local"), driver, object_store, stack)
+    targets = [] if dry_run else parse_targets(notify or (), load_settings().webhook_secret.get_secret_value())
+    job = OfflineJob("map", load_plan(plan).digest, named, result, new_run())
+    with notifying(job, targets) as ending, _mapper(opening, options) as (mapper, watcher):
+        try:
+            if images_from or is_many(named, result):
+                _map_many(mapper, named, result, suffix, ending, dry_run=dry_run, as_json=as_json)
+            elif dry_run:
+                print_estimate(named[0], mapper.estimate(named[0], result), as_json=as_json)
+            else:
+                _map_one(mapper, named[0], result, ending, watcher, as_json=as_json)
+        finally:
+            ending.figures = {
+                **ending.figures,
+                "cost_usd": mapper.spending.spent,
+                "paused_s": round(mapper.gate.paused_s, 3),
+            }
+
+
+@contextmanager
+def _mapper(opening: Opening, options: MapOptions) -> Iterator[tuple[Mapper, MapDisplay]]:
+    """Open a mapper, and show what it does, within the block."""
+    from serfer.mapping.map import open_mapper  # noqa: PLC0415 - the command line starts fast
+
     with ExitStack() as closing:
         watcher = closing.enter_context(watching())
         mapper = closing.enter_context(open_mapper(opening, options, watcher))
         closing.callback(_close, opening, watcher)
-        if images_from or is_many(named, result):
-            _map_many(mapper, named, result, suffix, dry_run=dry_run, as_json=as_json)
-        elif dry_run:
-            print_estimate(named[0], mapper.estimate(named[0], result), as_json=as_json)
-        else:
-            _map_one(mapper, named[0], result, watcher, as_json=as_json)
+        yield mapper, watcher
 
 
 def _close(opening: Opening, watcher: MapDisplay) -> None:
@@ -136,18 +177,40 @@ def _close(opening: Opening, watcher: MapDisplay) -> None:
         opening.close()
 
 
-def _map_one(mapper: Mapper, image: str, result: str, watcher: MapDisplay, *, as_json: bool) -> None:
+def _map_one(mapper: Mapper, image: str, result: str, ending: Ending, watcher: MapDisplay, *, as_json: bool) -> None:
     try:
         report = mapper.map(image, result)
     except IncompleteMapError as error:
         watcher.stop()
+        ending.at_ceiling, ending.figures = bool(error.report.stopped), _figures(error.report)
         print_report(error.report, as_json=as_json)
         raise
     watcher.stop()
+    ending.outputs, ending.figures = (result,), _figures(report)
     print_report(report, as_json=as_json)
 
 
-def _map_many(mapper: Mapper, images: Sequence[str], out: str, suffix: str, *, dry_run: bool, as_json: bool) -> None:
+def _figures(report: MapReport) -> dict[str, int]:
+    """Return what a notification says of one image's windows."""
+    return {
+        "windows": report.windows,
+        "resumed": report.resumed,
+        "computed": report.computed,
+        "empty": report.empty,
+        "failed": len(report.failures),
+    }
+
+
+def _map_many(
+    mapper: Mapper,
+    images: Sequence[str],
+    out: str,
+    suffix: str,
+    ending: Ending,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     from serfer.mapping.image_list import map_items  # noqa: PLC0415 - the command line starts fast
     from serfer.mapping.many_images import ManyImages  # noqa: PLC0415 - same
 
@@ -166,6 +229,14 @@ def _map_many(mapper: Mapper, images: Sequence[str], out: str, suffix: str, *, d
         return
     many.check_dollars(items)
     report = many.run(items)
+    ending.outputs = [done.result for done in report.done if done.result]
+    ending.at_ceiling = report.at_ceiling
+    ending.figures = {
+        "mapped": len(report.done),
+        "skipped": report.skipped,
+        "failed": len(report.failed),
+        "untried": len(report.untried),
+    }
     print_many(report, out, many.retry_path, as_json=as_json)
     if left := len(report.failed) + len(report.untried):
         raise IncompleteMapError(

@@ -39,6 +39,7 @@ class MapDisplay:
         )
         self._task: Any = None
         self._said_at = monotonic()
+        self._paused = False
 
     def note(self, text: str) -> None:
         """Print a warning."""
@@ -58,9 +59,10 @@ class MapDisplay:
     def progress(self, progress: MapProgress) -> None:
         """Show how far an image is."""
         done, said = progress.resumed + progress.done, _said(progress)
+        turned, self._paused = self._paused != bool(progress.paused), bool(progress.paused)
         if self._task is not None:
             self._bar.update(self._task, completed=done, said=said)
-        elif monotonic() - self._said_at > _EVERY_S:
+        elif turned or monotonic() - self._said_at > _EVERY_S:
             self._said_at = monotonic()
             complain(f"{progress.image}: {done:,} of {progress.windows:,} windows, {said}")
 
@@ -83,7 +85,8 @@ def watching() -> Iterator[MapDisplay]:
 def _said(progress: MapProgress) -> str:
     left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
     failed = f", {progress.failed:,} failed" if progress.failed else ""
-    return f"{progress.rate:.2f} a second{left}, ${progress.usd:.6f}{failed}"
+    paused = f", paused: {plain(progress.paused)}" if progress.paused else ""
+    return f"{progress.rate:.2f} a second{left}, ${progress.usd:.6f}{failed}{paused}"
 
 
 def duration(seconds: float) -> str:
@@ -130,6 +133,7 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
     out.print(
         f"{report.computed:,} windows computed{there}{empty} in {duration(report.seconds)}: "
         f"${report.cost_usd:.6f} on Lambda, predicted ${report.estimate.usd:.6f}"
+        + (f"; paused for {duration(report.paused_s)} beside online load" if report.paused_s else "")
     )
     if report.window_ms:
         table = columns("a window's ms", *report.window_ms)

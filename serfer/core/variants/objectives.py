@@ -45,7 +45,7 @@ class SelectionReason(StrEnum):
     ACTIVE = "the cheapest active variant that meets the objectives"
     INACTIVE = "the inactive variant that meets them soonest, loading included"
     NEAREST = "no variant meets the objectives: the nearest one"
-    BUSY = "every variant that meets the objectives is overloaded or interfered: the least loaded one"
+    BUSY = "the variants that meet the objectives are overloaded, interfered or full: the least loaded first"
     NAMED = "named by the query"
 
 
@@ -53,12 +53,15 @@ class SelectionReason(StrEnum):
 class Selection:
     """The variant that answers a query, and why.
 
-    `missed` says by how much it misses each objective, in the objective's unit; empty where it meets all of them.
+    `missed` says by how much it misses each objective, by the objective's name and in its unit; empty where it meets
+    all of them. `place` is where it runs or is to be loaded: an instance, or "functions"; empty for a variant of
+    instances where none is on that could load it.
     """
 
     variant: str
     reason: SelectionReason
     missed: dict[str, float] = field(default_factory=dict)
+    place: str = ""
 
     @property
     def meets(self) -> bool:

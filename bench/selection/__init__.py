@@ -1,0 +1,1 @@
+"""Selection and scaling of variants, beside INFaaS' published figures."""

@@ -1,0 +1,99 @@
+"""The load of online queries, which offline work yields to: `GET /v1/load`, polled every two seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from serfer.control.offline.interference import WINDOW_S, Interference
+from serfer.control.offline.occupancy import Occupancy
+from serfer.pipeline.function_load import FunctionLoad
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.result import Result
+
+_MARK_S = 1.0  # between two notes of how many invocations were refused
+_CACHE = "cache"  # the target of answers that were kept: they say nothing of what computes
+
+
+@dataclass(frozen=True)
+class QueryLoad:
+    """What the queries of a service say of its load; see `serfer.api.routes.load.Load`."""
+
+    utilisation: float
+    of_account: bool
+    throttled: int
+    latency: float | None
+
+
+class LoadMonitor:
+    """Notes the queries of a service as they run and end, on its event loop; `clock` is in seconds.
+
+    The share in use is that of the functions' slots. Where a pipeline has none, it is the share of `most` queries at
+    once, and for an instance, which computes one batch at a time, the share of time with a query.
+    """
+
+    def __init__(
+        self, pipelines: Mapping[str, Pipeline], most: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pipelines = pipelines
+        self._most = most
+        self._clock = clock
+        self._count = 0
+        self._running, self._busy = Occupancy(), Occupancy()
+        self._interference = Interference()
+        self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a query as running within the block."""
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def answered(self, model: str, result: Result) -> None:
+        """Take the latency of an answer."""
+        report = result.report
+        if report.target != _CACHE:
+            kind = (model, report.target, report.plan, len(next(iter(result.outputs.values()), ())))
+            self._interference.add(self._clock(), kind, report.latency_ms)
+
+    def read(self) -> QueryLoad:
+        """Return the load now: of several models the one whose functions have the largest share in use."""
+        now, loads = self._clock(), self._functions()
+        busiest = max(loads, key=lambda load: load.utilisation, default=None)
+        return QueryLoad(
+            utilisation=busiest.utilisation if busiest else self._own(now),
+            of_account=busiest is not None and busiest.of_account,
+            throttled=self._throttled(now, sum(load.throttled for load in loads)),
+            latency=self._interference.ratio(now),
+        )
+
+    def _functions(self) -> list[FunctionLoad]:
+        return [load for pipeline in self._pipelines.values() if (load := pipeline.function_load()) is not None]
+
+    def _own(self, now: float) -> float:
+        """Return the share in use of what takes the queries where no functions' slots are known."""
+        if all(pipeline.target is not None for pipeline in self._pipelines.values()):
+            return self._busy.mean(now)
+        return self._running.mean(now) / self._most
+
+    def _change(self, count: int) -> None:
+        self._count += count
+        now = self._clock()
+        self._running.change(now, self._count)
+        self._busy.change(now, min(1, self._count))
+        self._throttled(now, sum(load.throttled for load in self._functions()))
+
+    def _throttled(self, now: float, total: int) -> int:
+        """Return how many invocations were refused in the last seconds, and note how many have been so far."""
+        marks = self._marks
+        while len(marks) > 1 and marks[1][0] <= now - WINDOW_S:
+            marks.popleft()
+        if now - marks[-1][0] >= _MARK_S:
+            marks.append((now, total))
+        return total - marks[0][1]

@@ -1,0 +1,120 @@
+"""Measurements of a network before its instance serves: answers, speed, bytes, and how long it takes to load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from serfer.control.batching import Profile
+from serfer.core.plan import Plan
+from serfer.instance.checking import compare, expected
+from serfer.instance.half import converter
+from serfer.instance.memory import begin_peak, peak_bytes, used_bytes
+from serfer.instance.network import Hardware, Network, open_network, prepared_device
+from serfer.instance.profiling import profile
+from serfer.plan_directory import check_artefacts
+
+_REPEATS, _BUDGET_S = 3, 4.0  # of the profile that it starts with, each size's best: batches will correct it
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network as it was measured when the instance started.
+
+    `size` are the bytes that it takes when loaded, `load_size` those that loading takes; `load_s` are seconds, `loss`
+    is how far its answers are from fp32's on a processor, relative to their range. `stamps` tell its files' versions.
+    """
+
+    plan: Plan
+    directory: Path
+    device: str
+    precision: str
+    max_batch: int
+    profile: Profile
+    loss: float
+    size: int
+    load_size: int
+    load_s: float
+    stamps: tuple[tuple[int, int, int], ...]
+
+
+def measure(
+    plan: Plan,
+    directory: Path,
+    load: Callable[[], Network],
+    hardware: Hardware,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Network, Measured]:
+    """Load a network, compare its answers, profile it, and measure what it takes, while nothing else grows.
+
+    Its bytes are those of its weights at least, and on a GPU whose memory cannot be read exactly those. Raises what
+    loading raises, WrongAnswerError where it computes something else than the plan.
+    """
+    progress(f"computing what {plan.model} should answer")
+    answer = expected(plan, directory)
+    if hardware.precision == "fp16":
+        converter()  # imported before anything is measured
+    progress(f"loading {plan.model}")
+    before = {device: used_bytes(device) for device in ("cpu", prepared_device(hardware.device))}
+    peaks, began = begin_peak(), time.monotonic()
+    network = load()
+    load_s, peak = time.monotonic() - began, peak_bytes() if peaks else None
+    device = network.device
+    progress(f"comparing {device}'s answers with the unsplit network's")
+    loss = compare(plan, network, answer).error
+    measured = profile(plan, network, _REPEATS, budget_s=_BUDGET_S, of=min, progress=progress).tidied()
+    used, after, least = before[device], used_bytes(device), weight_bytes(plan)
+    size = max(least, after - used if used is not None and after is not None else 0)
+    load_size = size
+    if device == "cpu":  # ONNX Runtime holds what it reads beside its own copy
+        load_size = max(size, peak - used if used is not None and peak is not None else size + least)
+    return network, Measured(
+        plan=plan,
+        directory=directory,
+        device=device,
+        precision=network.precision,
+        max_batch=network.max_batch,
+        profile=measured,
+        loss=loss,
+        size=size,
+        load_size=load_size,
+        load_s=load_s,
+        stamps=_stamps(plan, directory),
+    )
+
+
+def weight_bytes(plan: Plan) -> int:
+    """Return the bytes of the files that a plan's whole network is read from."""
+    files = {function.weights.path: function.weights.bytes for stage in plan.stages for function in stage.functions}
+    return plan.unsplit.bytes + sum(files.values())
+
+
+def load_again(known: Measured, hardware: Hardware) -> Network:
+    """Load a network that was measured before; raises PlanError for one whose files are others now, as `open_network`.
+
+    It computes an image, so that the first query does not wait for what a first batch takes.
+    """
+    plan, shape = known.plan, known.plan.input
+    if _stamps(plan, known.directory) != known.stamps:
+        check_artefacts(plan, known.directory)
+    hardware = replace(hardware, device=known.device)
+    network = open_network(plan, known.directory, hardware, known.max_batch)
+    network.run(np.zeros((1, shape.channels, shape.height, shape.width), np.float32))
+    return network
+
+
+def _stamps(plan: Plan, directory: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return inode, bytes and time of change of every file of a plan; zeros for one that is not there."""
+    stamps = []
+    for artefact in plan.artefacts:
+        try:
+            stat = (directory / artefact.path).stat()
+        except OSError:
+            stamps.append((0, 0, 0))
+        else:
+            stamps.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(stamps)

@@ -1,0 +1,89 @@
+"""The online load of a running service, as its GET /v1/load says it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Annotated, Protocol
+
+from yarl import URL
+
+from serfer.control.offline.throttle import OnlineLoad
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.structure import Bounds, structure
+from serfer.offline.http_exchange import checked_url, exchange
+
+_TIMEOUT_S = 2.0
+_MOST_BYTES = 64 * 1024
+_MOST_SHARE, _MOST_RATIO, _MOST_COUNT = 1e6, 1e9, 1e15
+MOST_SOURCES = 16
+
+
+class LoadSource(Protocol):
+    """A place that says how much online queries it has."""
+
+    def read(self) -> OnlineLoad:
+        """Return its load now; raises SerferError where it does not say it."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """What is read of a service's reply, which may have more fields."""
+
+    utilisation: Annotated[float, Bounds(0.0, _MOST_SHARE)]
+    throttled: Annotated[int, Bounds(0, _MOST_COUNT)]
+    of_account: bool = False
+    latency: Annotated[float, Bounds(0.0, _MOST_RATIO)] | None = None
+
+
+@dataclass(frozen=True)
+class ServiceLoad:
+    """The load of one driver at a URL, which is asked with an API key where there is one."""
+
+    url: URL
+    key: str = field(default="", repr=False)
+
+    @property
+    def name(self) -> str:
+        """The service's host and port."""
+        return self.url.authority
+
+    def read(self) -> OnlineLoad:
+        """Ask the service.
+
+        Raises UsageError for a key that it does not take, InputError for a reply that is not a load, UnavailableError
+        where there is none.
+        """
+        headers = {"Accept": "application/json", "User-Agent": "serfer"} | ({"X-API-Key": self.key} if self.key else {})
+        reply = exchange("GET", self.url / "v1" / "load", headers=headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+        if reply.status == HTTPStatus.UNAUTHORIZED:
+            raise UsageError(f"--yield-to {self.name}: it wants another API key: set SERFER_YIELD_KEY")
+        if reply.status == HTTPStatus.FORBIDDEN:
+            raise UsageError(
+                f"--yield-to {self.name} refuses: a service with keys wants one of the scope classify "
+                "(SERFER_YIELD_KEY), one without keys the host's name (--allow-host)"
+            )
+        if reply.status == HTTPStatus.TOO_MANY_REQUESTS or reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise UnavailableError(f"--yield-to {self.name} answers with {reply.status}")
+        if reply.status != HTTPStatus.OK:
+            raise UsageError(f"--yield-to {self.name} answers GET /v1/load with {reply.status}: is it serfer serve?")
+        return self._load(reply.body)
+
+    def _load(self, body: bytes) -> OnlineLoad:
+        where = f"--yield-to {self.name}: the reply to GET /v1/load"
+        try:
+            fields = json.loads(body)
+        except (ValueError, RecursionError):
+            raise InputError(f"{where} is not JSON of a sensible size") from None
+        read = structure(_Reply, fields, where, lenient=True, error=InputError)
+        return OnlineLoad(self.name, read.utilisation, read.latency, read.throttled, of_account=read.of_account)
+
+
+def service_loads(urls: Sequence[str], key: str) -> list[ServiceLoad]:
+    """Return the services at these URLs; raises UsageError for one that is not a URL, and for too many."""
+    if len(urls) > MOST_SOURCES:
+        raise UsageError(f"--yield-to takes at most {MOST_SOURCES} services, not {len(urls)}")
+    return [ServiceLoad(checked_url(url, "--yield-to", plain_http=True), key) for url in urls]

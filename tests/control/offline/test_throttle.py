@@ -1,0 +1,175 @@
+"""Offline work never starts beside a load above the thresholds, and always comes back when it has fallen."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad, Thresholds
+from serfer.core.errors import UsageError
+
+MOST = 8
+QUIET = OnlineLoad("a", utilisation=0.1, latency=0.9)
+LIMITS = Thresholds()
+shares = st.none() | st.floats(0, 2)
+loads = st.builds(OnlineLoad, st.just("a"), shares, shares, st.integers(0, 2))
+calm = st.builds(OnlineLoad, st.just("a"), st.none() | st.floats(0, 0.4), st.none() | st.floats(0, 1.0))
+seen = st.lists(st.tuples(st.none() | loads, st.integers(0, 3)), max_size=30)
+
+
+class World:
+    """A throttle and its clock, which an observation advances by a period."""
+
+    def __init__(self, **options):
+        self.now = 100.0
+        self.throttle = OfflineThrottle(self.now, MOST, **{"watches": True, **options})
+
+    def see(self, *given, refused=0):
+        self.now += PERIOD_S
+        self.throttle.observe(self.now, given, refused)
+        return self.limit
+
+    @property
+    def limit(self):
+        return self.throttle.limit(self.now)
+
+    @property
+    def reason(self):
+        return self.throttle.reason(self.now)
+
+
+def grown(to=MOST):
+    world = World()
+    while world.limit < to:
+        world.see(QUIET)
+    return world
+
+
+@given(seen)
+def test_nothing_may_start_above_a_threshold_and_never_more_than_the_most(history):
+    world = World()
+    for load, refused in history:
+        before = world.limit
+        limit = world.see(load, refused=refused)
+        assert 0 <= limit <= MOST
+        assert limit <= before + 1
+        if load is not None and load.excess(LIMITS):
+            assert (limit, bool(world.reason)) == (0, True)
+        if refused and load is not None:
+            assert limit <= before / 2
+        assert bool(world.reason) == (limit == 0)
+
+
+@given(seen, st.lists(calm, min_size=5, max_size=5))
+def test_work_resumes_within_five_observations_of_a_load_below_the_thresholds(history, after):
+    world = World()
+    for load, refused in history:
+        world.see(load, refused=refused)
+    for load in after:
+        world.see(load)
+    assert world.limit >= 1
+
+
+@given(seen)
+def test_beside_a_quiet_service_everything_runs_again_soon(history):
+    world = World()
+    for load, refused in history:
+        world.see(load, refused=refused)
+    for _ in range(2 + MOST):
+        world.see(QUIET)
+    assert world.limit == MOST
+
+
+@given(st.floats(0, 0.4), st.floats(0.401, 2), st.integers(2, 10))
+def test_a_load_that_falls_for_one_observation_at_a_time_starts_nothing(below, above, times):
+    world = grown()
+    for _ in range(times):
+        assert world.see(OnlineLoad("a", above)) == 0
+        assert world.see(OnlineLoad("a", below)) == 0
+
+
+def test_a_load_between_quiet_and_the_threshold_changes_nothing():
+    world = grown(3)
+    for _ in range(20):
+        assert world.see(OnlineLoad("a", utilisation=0.36)) == 3
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (OnlineLoad("a", utilisation=0.41), "utilisation 41% of a, above 40%"),
+        (OnlineLoad("a", utilisation=0.1, latency=1.2), "queries of a take 1.20 of their profile"),
+        (OnlineLoad("a", throttled=2), "a was refused 2 invocations"),
+    ],
+)
+def test_each_signal_pauses_at_once_and_is_named(load, words):
+    world = grown()
+    assert world.see(QUIET, load) == 0
+    assert words in world.reason
+    assert world.see(QUIET, QUIET) == 0  # one quiet observation ends no pause
+    assert world.see(QUIET, QUIET) == 1
+
+
+def test_at_the_thresholds_themselves_work_goes_on():
+    assert grown().see(OnlineLoad("a", utilisation=0.40, latency=1.0)) == MOST
+
+
+def test_a_service_that_is_not_heard_starts_nothing_and_after_a_minute_one_at_a_time():
+    world = grown()
+    limits = [world.see(None) for _ in range(40)]
+    assert limits == [MOST] * 3 + [0] * 27 + [1] * 10
+    assert [world.see(QUIET) for _ in range(3)] == [2, 3, 4]
+
+
+def test_without_observations_time_alone_makes_a_signal_stale():
+    world = grown()
+    world.now += LIMITS.stale_s + 0.1
+    assert world.limit == 0
+    assert "nothing was heard" in world.reason
+
+
+def test_one_unheard_service_of_two_stops_growth_but_not_a_pause_by_the_other():
+    world = grown(2)
+    assert world.see(None, QUIET) == 2
+    assert world.see(None, OnlineLoad("b", 0.9)) == 0
+
+
+def test_shares_of_one_account_add_up_and_those_of_drivers_do_not():
+    half = OnlineLoad("a", utilisation=0.25)
+    assert grown().see(half, half) == MOST
+    world = grown()
+    assert world.see(*[replace(half, of_account=True)] * 2) == 0
+    assert "utilisation 50%" in world.reason
+
+
+def test_refusals_of_its_own_halve_what_runs_and_a_quiet_time_brings_it_back():
+    world = World(watches=False)
+    assert world.limit == MOST
+    assert [world.see(refused=3) for _ in range(4)] == [4, 2, 1, 0]
+    assert "3 invocations of its own" in world.reason
+    assert [world.see() for _ in range(9)] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_without_a_service_silence_is_not_unknown():
+    world = World(watches=False)
+    world.now += 1e6
+    assert world.limit == MOST
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_another_bound_keeps_what_was_learnt(first, second):
+    world = World(watches=False)
+    world.throttle.resize(first)
+    assert world.limit == first
+    world.see(refused=1)
+    world.throttle.resize(second)
+    assert world.limit in {min(first // 2, second), *([second] if first == 0 else [])}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"utilisation": 0.0}, {"utilisation": 1.1}, {"latency": 0.0}, {"latency": float("nan")}]
+)
+def test_thresholds_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(UsageError, match="pauses offline work"):
+        Thresholds(**wrong)

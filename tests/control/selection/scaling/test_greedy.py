@@ -1,0 +1,104 @@
+"""The greedy heuristic: headroom, replicate or upgrade by cost, T_v slots before scaling down; beside the programme."""
+
+import random
+
+import pytest
+
+from bench.selection.scaling import random_costs, settle
+from serfer.control.selection.scaling import (
+    GreedyScaler,
+    InstanceCosts,
+    IntegerProgram,
+    LoadObservation,
+    ScalingOptions,
+    capacity,
+    changed,
+)
+
+CPU = InstanceCosts("cpu", "resnet50", 1.0, 5.0, 200.0, 3.0, {"cores": 4.0})
+INF = InstanceCosts("inferentia", "resnet50", 3.0, 100.0, 20.0, 5.0, {"inferentia cores": 1.0})
+GPU = InstanceCosts("gpu", "resnet50", 16.0, 800.0, 15.0, 8.0, {"gpu memory": 2.0})
+OTHER = InstanceCosts("other", "vgg16", 0.1, 1000.0, 15.0, 0.0)
+ALL = (CPU, INF, GPU, OTHER)
+
+
+def observe(rate, running, slo_ms=300.0, available=None, scaler=None):
+    return (scaler or GreedyScaler(ALL)).observe(LoadObservation(rate, slo_ms, running, available or {}))
+
+
+def test_headroom_above_the_slack_threshold_scales_nothing():
+    assert observe(9.5, {"cpu": 2}).changes == {}  # 10 / 9.5 is above 1.05
+    assert observe(9.6, {"cpu": 2}).changes == {"cpu": 1}
+
+
+def test_a_small_lack_is_replicated_and_a_large_one_upgraded():
+    assert observe(12.0, {"cpu": 2}).changes == {"cpu": 1}
+    assert observe(80.0, {"cpu": 2}).changes == {"inferentia": 1}
+    assert observe(800.0, {"inferentia": 1}).changes == {"gpu": 1}
+
+
+def test_only_variants_of_the_same_network_that_meet_the_slo_are_loaded():
+    assert observe(12.0, {"cpu": 2}, slo_ms=50.0).changes == {"inferentia": 1}
+    plan = observe(12.0, {"cpu": 2}, slo_ms=5.0)
+    assert (plan.changes, plan.reason) == ({}, "no variant meets the SLO")
+    assert plan.short_qps > 0
+
+
+def test_what_the_worker_has_no_room_for_is_asked_of_another_only_where_nothing_fits():
+    assert observe(80.0, {"cpu": 2}, available={"inferentia cores": 0.0}).changes == {"cpu": 15}
+    assert observe(80.0, {"cpu": 2}, available={"inferentia cores": 0.0, "cores": 8.0}).changes == {"gpu": 1}
+    plan = observe(80.0, {"cpu": 2}, available={"inferentia cores": 0.0, "gpu memory": 0.0, "cores": 8.0})
+    assert (plan.changes, plan.elsewhere) == ({}, {"inferentia": 1})
+
+
+def test_as_much_as_there_is_room_for_is_loaded_and_the_rest_asked_of_another_worker():
+    room = {"inferentia cores": 3.0, "gpu memory": 1.0, "cores": 16.0}
+    plan = observe(700.0, {"cpu": 2}, available=room)
+    assert (plan.changes, plan.elsewhere) == ({"inferentia": 3}, {"inferentia": 5})
+    assert plan.short_qps == pytest.approx(700.0 * 1.05 - 310.0)
+
+
+def test_an_instance_that_is_not_needed_goes_after_its_loading_time_in_slots():
+    scaler = GreedyScaler(ALL)
+    changes = [observe(4.0, {"cpu": 2}, scaler=scaler).changes for _ in range(5)]
+    assert changes == [{}, {}, {}, {"cpu": -1}, {}]  # T_v is 3 slots
+
+
+def test_a_load_that_returns_in_between_starts_the_wait_again():
+    scaler = GreedyScaler(ALL)
+    loads = [4.0, 4.0, 9.0, 4.0, 4.0, 4.0, 4.0]
+    changes = [observe(load, {"cpu": 2}, scaler=scaler).changes for load in loads]
+    assert changes == [{}] * 6 + [{"cpu": -1}]
+
+
+def test_an_accelerator_is_downgraded_to_cheaper_hardware_that_supports_the_load():
+    scaler = GreedyScaler(ALL, ScalingOptions(unpredictability=0.0))
+    changes = [observe(8.0, {"inferentia": 1}, scaler=scaler).changes for _ in range(6)]
+    assert changes == [{}] * 5 + [{"inferentia": -1, "cpu": 2}]
+    assert observe(8.0, {"inferentia": 1}, slo_ms=50.0, scaler=scaler).changes == {}
+
+
+def test_a_network_that_is_overloaded_wherever_it_runs_gets_another_instance_despite_headroom():
+    seen = {name: LoadObservation(8.0, 300.0, {"cpu": 2}, {}, frozenset(name)) for name in ((), ("cpu",))}
+    assert GreedyScaler(ALL).observe(seen[()]).changes == {}
+    assert GreedyScaler(ALL).observe(seen["cpu",]).changes == {"cpu": 1}
+    mixed = LoadObservation(8.0, 300.0, {"cpu": 2, "inferentia": 1}, {}, frozenset(["cpu"]))
+    assert GreedyScaler(ALL).observe(mixed).changes == {}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_load_that_stays_comes_to_rest_supported_and_never_cheaper_than_the_programme(seed):
+    chance = random.Random(seed)  # noqa: S311 - examples, no secret
+    variants = random_costs(chance)
+    seen = LoadObservation(chance.uniform(1.0, 2000.0), chance.uniform(50.0, 500.0))
+    options = ScalingOptions(unpredictability=0.0)
+    program = IntegerProgram(variants, options).observe(seen)
+    running, rests = settle(GreedyScaler(variants, options), seen)
+    if program.short_qps:
+        assert running == {}
+        return
+    assert rests
+    assert capacity(variants, running) >= seen.rate * options.slack_threshold - 1e-6
+    usd = {each.name: each.usd_per_s for each in variants}
+    least = sum(usd[name] * count for name, count in changed({}, program.changes).items())
+    assert sum(usd[name] * count for name, count in running.items()) >= least - 1e-9

@@ -1,0 +1,40 @@
+"""Drivers that see old states share a load among variants, and do not move together."""
+
+import pytest
+
+from tests.control.selection.herd import Herd
+
+LATE_SHARE = 0.1
+JUMP_S, SETTLED_S, END_S = 20.0, 40.0, 160.0
+
+LOADS = [((100, 150, 400), 180), ((100, 150, 400), 400), ((100, 100, 100), 210), ((50, 1000), 400), ((100,) * 6, 450)]
+
+
+def run(qps, rate, **how):
+    """Return drivers after a load that jumps from what the cheapest variant takes to what overloads it."""
+    return Herd(qps, **how).run(lambda now_s: 40 if now_s < JUMP_S else rate, END_S, SETTLED_S)
+
+
+@pytest.mark.parametrize(("qps", "rate"), LOADS)
+def test_eight_drivers_leave_an_overloaded_variant_without_overloading_or_emptying_another(qps, rate):
+    herd = run(qps, rate)
+    assert herd.swings(SETTLED_S) == 0
+    assert herd.late_share <= LATE_SHARE
+
+
+@pytest.mark.parametrize(("qps", "rate"), LOADS)
+def test_always_taking_the_cheapest_active_variant_breaks_the_same_bounds(qps, rate):
+    herd = run(qps, rate, by_letter=True)
+    assert herd.swings(SETTLED_S) > 5
+    assert herd.late_share > LATE_SHARE
+
+
+def test_the_cheapest_variant_takes_all_again_when_the_load_falls():
+    herd = Herd((100, 100, 100)).run(lambda now_s: 210 if now_s < 60.0 else 40, END_S, SETTLED_S)
+    assert all(load == 0.0 for name in ("v1", "v2") for load in herd.servers[name].windows(100.0))
+
+
+def test_variants_that_are_all_overloaded_share_the_load_by_their_throughput():
+    herd = run((100, 400), 700)
+    shares = [sum(server.windows(SETTLED_S)) for server in herd.servers.values()]
+    assert shares[0] == pytest.approx(shares[1], rel=0.1)

@@ -1,0 +1,183 @@
+"""Case I: selections equal those of an oracle that was written apart, and the rules of section 4.1 one by one."""
+
+import time
+from statistics import median
+
+import pytest
+
+from bench.selection.table8 import ARCHITECTURES, table8
+from serfer.control.selection import Catalogue, InfaasSelector, States, draw_of
+from serfer.core.errors import UsageError
+from serfer.core.variants import Objectives, Place, SelectionReason
+from tests.control.selection import oracle
+from tests.control.selection.worlds import ACTIVE, INACTIVE, INTERFERED, OVERLOADED, Registry, states, variant
+
+NONE = Objectives()
+
+
+def select(variants, seen, asked=NONE, draw=0.0):
+    return InfaasSelector().get_variant(asked, Catalogue(variants), seen, draw)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_selections_equal_the_oracle_s_over_random_registries_and_state_changes(block):
+    reasons = set()
+    for seed in range(block * 400, block * 400 + 400):
+        registry = Registry(seed)
+        catalogue = Catalogue(registry.variants)
+        for _ in range(5):
+            asked, seen = registry.asked(), registry.states
+            parts = oracle.select(registry.variants, registry.places, asked)
+            for draw in (0.0, registry.chance.random(), 1 - 2**-53):
+                chosen = InfaasSelector().get_variant(asked, catalogue, seen, draw)
+                _assert_selects(chosen, [parts[0]] if draw == 0.0 else _around(parts, draw))
+                reasons.add(chosen.reason)
+            registry.change()
+    assert reasons == set(SelectionReason)
+
+
+def _assert_selects(chosen, parts):
+    found = [part for part in parts if part[2:4] == (chosen.variant, chosen.place)]
+    assert found, (chosen, parts)
+    reason, missed, *_ = found[0]
+    assert chosen.reason.name == reason
+    assert chosen.missed == pytest.approx(missed)
+
+
+def _around(parts, draw):
+    """Return the parts on which a draw falls, those beside it included where rounding decides."""
+    found, start = [], 0.0
+    for part in parts:
+        if start - 1e-9 <= draw <= start + part[4] + 1e-9:
+            found.append(part)
+        start += part[4]
+    return found
+
+
+def test_the_cheapest_active_variant_that_meets_answers_at_its_least_loaded_place():
+    variants = [variant("cheap", usd=1e-6, latency=90.0), variant("dear", usd=3e-6), variant("middle", usd=2e-6)]
+    seen = states(cheap=[(ACTIVE, 0.1)], middle=[(ACTIVE, 0.5), (ACTIVE, 0.2)], dear=[(ACTIVE, 0.0)])
+    chosen = select(variants, seen, Objectives(latency_ms=50.0))
+    assert (chosen.variant, chosen.place, chosen.reason) == ("middle", "p1", SelectionReason.ACTIVE)
+    assert chosen.meets
+
+
+def test_an_accuracy_is_met_by_the_interval_s_lower_end():
+    variants = [variant("close", accuracy=0.7001, usd=1e-7), variant("sure", accuracy=0.72)]
+    seen = states(close=[(ACTIVE, 0.0)], sure=[(ACTIVE, 0.0)])
+    assert select(variants, seen, Objectives(min_accuracy=0.7)).variant == "sure"
+
+
+def test_loading_counts_against_the_latency_of_an_inactive_variant():
+    variants = [variant("slow-load", usd=1e-7, load=900.0), variant("fast-load", load=60.0)]
+    seen = states(**{"slow-load": [(INACTIVE, 0.0)], "fast-load": [(INACTIVE, 0.0)]})
+    chosen = select(variants, seen, Objectives(latency_ms=100.0))
+    assert (chosen.variant, chosen.reason) == ("fast-load", SelectionReason.INACTIVE)
+    chosen = select(variants, seen, Objectives(latency_ms=70.0))
+    assert (chosen.variant, chosen.reason) == ("fast-load", SelectionReason.NEAREST)
+    assert chosen.missed == {"latency_ms": pytest.approx(10.0)}
+
+
+@pytest.mark.parametrize("busy", [OVERLOADED, INTERFERED])
+def test_a_busy_variant_is_not_selected_while_another_meets(busy):
+    variants = [variant("busy", usd=1e-7), variant("free")]
+    for other in (ACTIVE, INACTIVE):
+        seen = states(busy=[(busy, 1.5)], free=[(other, 0.9)])
+        assert {select(variants, seen, draw=draw / 100).variant for draw in range(100)} == {"free"}
+
+
+def test_where_all_that_meet_are_busy_the_least_loaded_answers_first_and_the_rest_share():
+    variants = [variant("a", usd=1e-7), variant("b")]
+    seen = states(a=[(OVERLOADED, 3.0)], b=[(INTERFERED, 1.0)])
+    assert select(variants, seen).variant == "b"
+    chosen = [select(variants, seen, draw=draw / 100) for draw in range(100)]
+    assert {each.reason for each in chosen} == {SelectionReason.BUSY}
+    assert [each.variant for each in chosen].count("b") == pytest.approx(60, abs=1)
+
+
+def test_the_nearest_variant_misses_by_the_least_sum_of_relative_misses():
+    variants = [variant("wrong", accuracy=0.5), variant("late", latency=60.0), variant("dear", usd=9e-6)]
+    seen = states(wrong=[(ACTIVE, 0.0)], late=[(ACTIVE, 0.0)], dear=[(ACTIVE, 0.0)])
+    chosen = select(variants, seen, Objectives(latency_ms=30.0, min_accuracy=0.7, max_cost_usd=2e-6))
+    assert (chosen.variant, chosen.reason, set(chosen.missed)) == ("wrong", SelectionReason.NEAREST, {"min_accuracy"})
+
+
+def test_what_is_remembered_of_the_nearest_variant_is_of_the_states_and_objectives_at_hand():
+    variants = [variant("slow", latency=60.0, accuracy=0.9), variant("wrong", accuracy=0.5)]
+    catalogue, selector = Catalogue(variants), InfaasSelector()
+    active, without = states(slow=[(ACTIVE, 0.0)], wrong=[(ACTIVE, 0.0)]), states(wrong=[(ACTIVE, 0.0)])
+    strict, lenient = Objectives(latency_ms=50.0, min_accuracy=0.85), Objectives(latency_ms=20.0, min_accuracy=0.6)
+    for _ in range(2):
+        assert selector.get_variant(strict, catalogue, active, 0.0).variant == "slow"
+        assert selector.get_variant(strict, catalogue, without, 0.0).variant == "wrong"
+        assert selector.get_variant(lenient, catalogue, active, 0.0).variant == "wrong"
+    for at in range(1100):  # more than are remembered
+        selector.get_variant(Objectives(latency_ms=1.0 + at / 1000, min_accuracy=0.85), catalogue, active, 0.0)
+    assert len(catalogue.live(active).nearest) <= 1000
+
+
+def test_a_variant_of_instances_without_an_instance_is_selected_only_where_there_is_nothing_else():
+    gpu, functions = variant("gpu", usd=1e-9), variant("functions", kind="", place=Place.FUNCTIONS)
+    assert select([gpu, functions], States({})).variant == "functions"
+    chosen = select([gpu], States({}))
+    assert (chosen.variant, chosen.place, chosen.reason) == ("gpu", "", SelectionReason.NEAREST)
+
+
+def test_a_variant_or_network_that_is_named_answers_and_one_that_is_unknown_is_named():
+    variants = [variant("a"), variant("b", network="vgg16", usd=5e-6)]
+    seen = states(a=[(ACTIVE, 0.0)], b=[(OVERLOADED, 2.0)])
+    chosen = select(variants, seen, Objectives(variant="b", max_cost_usd=1e-6))
+    assert (chosen.variant, chosen.reason, set(chosen.missed)) == ("b", SelectionReason.NAMED, {"max_cost_usd"})
+    assert select(variants, seen, Objectives(network="vgg16")).variant == "b"
+    with pytest.raises(UsageError, match="no variant 'c': there are a, b"):
+        select(variants, seen, Objectives(variant="c"))
+    with pytest.raises(UsageError, match="no network 'alexnet': there are resnet50, vgg16"):
+        select(variants, seen, Objectives(network="alexnet"))
+
+
+def test_a_catalogue_needs_variants_with_names_of_their_own():
+    with pytest.raises(UsageError, match="register a network"):
+        Catalogue([])
+    with pytest.raises(UsageError, match="one name"):
+        Catalogue([variant("a"), variant("a")])
+
+
+def test_draws_of_query_ids_are_even_and_the_same_at_every_driver():
+    draws = [draw_of(f"query-{at}") for at in range(10_000)]
+    assert draws == [draw_of(f"query-{at}") for at in range(10_000)]
+    tenths = [sum(at / 10 <= draw < (at + 1) / 10 for draw in draws) for at in range(10)]
+    assert max(tenths) < 1150
+    assert min(tenths) > 850
+
+
+def test_the_registry_of_table_8_has_the_paper_s_numbers_and_stays_within_its_ranges():
+    variants = table8()
+    assert (len(variants), len(ARCHITECTURES), len({each.name for each in variants})) == (175, 22, 175)
+    assert all(1.5 <= each.latency_ms.value <= 5700.0 and 590.0 <= each.load_ms.value <= 11_000.0 for each in variants)
+    assert variants == table8() != table8(seed=1)
+    asked = Objectives(min_accuracy=0.72, latency_ms=20.0)  # Table 7's second query
+    seen = States({})
+    every = {each.name: [("p0", "active", 0.1, 1.0)] for each in variants}
+    reason, _, name, *_ = oracle.select(variants, every, asked)[0]
+    seen = states(**{name: [(ACTIVE, 0.1)] for name in every})
+    assert (select(variants, seen, asked).variant, reason) == (name, "ACTIVE")
+
+
+@pytest.mark.parametrize("state", [ACTIVE, INACTIVE, OVERLOADED, INTERFERED])
+def test_a_selection_among_200_variants_takes_a_fraction_of_looking_at_each(state):
+    """INFaaS' Table 7 has 27 to 44 times between its policy and a brute-force search."""
+    variants = table8(more=25)
+    catalogue, asked = Catalogue(variants), Objectives(min_accuracy=0.72, latency_ms=20.0)
+    places = {each.name: [(f"p{at}", state, 0.3 * at, 1.0) for at in range(3)] for each in variants}
+    seen = states(**{name: [(state, 0.3 * at) for at in range(3)] for name in places})
+    ours = _processor_time(lambda: InfaasSelector().get_variant(asked, catalogue, seen, 0.5))
+    assert 5 * ours < _processor_time(lambda: oracle.select(variants, places, asked))
+
+
+def _processor_time(call):
+    def once():
+        started = time.thread_time_ns()
+        call()
+        return time.thread_time_ns() - started
+
+    return median(once() for _ in range(31))

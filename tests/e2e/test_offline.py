@@ -1,0 +1,184 @@
+"""A map beside a service under load: it pauses, it resumes, and no online query is lost."""
+
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import PATIENCE, eventually
+from tests.e2e.test_serve import png
+from tests.mapping.plans import make_map_plan
+from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.offline.services import serving
+from tests.raster.files import pixels, write
+
+WINDOWS, CLIENTS = 20, 4
+SLOW = """
+import time
+from serfer.raster import ResultParts
+put = ResultParts.put
+def slow(self, number, values):
+    put(self, number, values)
+    time.sleep(0.5)
+ResultParts.put = slow
+from serfer.__main__ import main
+main()
+"""
+
+
+class Clients:
+    """Clients that send one query after the other to a service."""
+
+    def __init__(self, url):
+        self._url, self._stop, self.statuses = url, threading.Event(), []
+        self._threads = ThreadPoolExecutor(CLIENTS)
+
+    def __enter__(self):
+        self._running = [self._threads.submit(self._send) for _ in range(CLIENTS)]
+        return self
+
+    def _send(self):
+        with httpx.Client(base_url=self._url, timeout=PATIENCE) as http:
+            while not self._stop.is_set():
+                self.statuses.append(http.post("/v1/classify", files={"image": png()}).status_code)
+
+    def answer(self, count):
+        """Wait until so many more have been answered."""
+        wanted = len(self.statuses) + count
+        eventually(lambda: len(self.statuses) >= wanted, "answers under load", every=0.02)
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._threads.shutdown()
+        for each in self._running:
+            each.result()
+
+
+class Map:
+    """A map as a process, half a second for each window, one at a time."""
+
+    def __init__(self, *arguments, cwd):
+        command = [sys.executable, "-c", SLOW, "map", *map(str, arguments), "--json", "--concurrency", "1"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
+        self.parts, self.said = cwd / "result.tif.parts", []
+        self._listening = threading.Thread(target=lambda: self.said.extend(self._lines()))
+        self._listening.start()
+
+    def _lines(self):
+        for line in self.process.stderr:
+            self.said.append(line)
+        return ()
+
+    @property
+    def done(self):
+        return len([*self.parts.glob("*.values")])
+
+    def alive(self, condition, what):
+        def look():
+            assert self.process.poll() is None, self.said
+            return condition()
+
+        eventually(look, what, every=0.02)
+
+    def paused(self):
+        return any("paused: " in line for line in self.said)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self._listening.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+    def end(self):
+        out = self.process.stdout.read()
+        assert self.process.wait(PATIENCE) == 0, self.said
+        self._listening.join()
+        return json.loads(out)
+
+
+@pytest.fixture
+def service(start, single):
+    quietly = ("--log-level", "error")  # nobody reads its log, and a full pipe would stop it
+    arguments = ("--plan", single, "--port", "0", "--json", "--drain-s", "0", *quietly)
+    command = start("serve", *arguments, SERFER_LOCAL_CONCURRENCY="1")
+    url = command.said()["url"]
+    assert httpx.post(f"{url}/v1/classify", files={"image": png()}, timeout=PATIENCE).status_code == 200
+    yield url
+    command.interrupt()
+    command.end()
+
+
+@pytest.fixture
+def mapped(service, tmp_path):
+    make_map_plan(tmp_path / "plan")
+    image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
+    arguments = (image, "--plan", tmp_path / "plan", "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    work = Map(*arguments, "--yield-to", service, cwd=tmp_path)
+    yield work
+    work.close()
+
+
+def test_a_map_pauses_while_online_load_is_on_and_resumes_after_it(service, mapped, tmp_path):
+    mapped.alive(lambda: mapped.done >= 2, "windows beside an idle service")
+    with Clients(service) as clients:
+        mapped.alive(mapped.paused, "it pauses")
+        done = mapped.done
+        clients.answer(200)
+        assert mapped.done <= done + 1  # what ran when it paused
+        assert mapped.done < WINDOWS
+    assert set(clients.statuses) == {200}
+    report = mapped.end()
+    assert (report["computed"], report["failures"]) == (WINDOWS, [])
+    assert report["paused_s"] > 0
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two images and what is none, in a folder and one within."""
+    images = tmp_path / "images"
+    (images / "deep").mkdir(parents=True)
+    (images / "a.png").write_bytes(png(0))
+    (images / "deep" / "b.png").write_bytes(png(1))
+    (images / "notes.txt").write_text("not an image")
+    return images
+
+
+def load(share):
+    return (200, {}, json.dumps({"utilisation": share, "throttled": 0}).encode())
+
+
+def test_a_folder_is_classified_beside_a_service_and_its_end_notified(serfer_here, single, folder, monkeypatch):
+    monkeypatch.setattr("serfer.offline.gate.PERIOD_S", 0.01)
+    classify = ("classify", folder, "--plan", single, "--workers", "inprocess", "--json")
+    with serving() as service, serving() as receiver:
+        service.replies = [*[load(0.5)] * 5, load(0.1)]
+        secret = {"SERFER_WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+        result = serfer_here(*classify, "--yield-to", service.url, "--notify", receiver.url, **secret)
+        [request] = receiver.requests
+    assert result.code == 0, result.err
+    names = [json.loads(line)["images"][0]["name"] for line in result.lines]
+    assert names == [str(folder / "a.png"), str(folder / "deep" / "b.png")]
+    assert "paused: utilisation 50% of 127.0.0.1" in result.err
+    data = json.loads(request.body)["data"]
+    assert (data["command"], data["status"]) == ("classify", "done")
+    assert (data["figures"]["images"], data["figures"]["classified"], data["figures"]["failed"]) == (2, 2, 0)
+    assert data["figures"]["paused_s"] > 0
+
+
+def test_a_classification_that_failed_in_part_is_notified_as_failed(serfer_here, single, folder):
+    (folder / "broken.png").write_bytes(b"broken")
+    with serving() as receiver:
+        secret = {"SERFER_WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+        classify = ("classify", folder, "--plan", single, "--workers", "inprocess", "--json")
+        result = serfer_here(*classify, "--notify", receiver.url, **secret)
+        [request] = receiver.requests
+    assert result.code == 3
+    data = json.loads(request.body)["data"]
+    assert (data["status"], data["figures"]["classified"], data["figures"]["failed"]) == ("failed", 2, 1)
+    assert "broken.png" in data["error"]

@@ -1,0 +1,277 @@
+"""An instance of several networks: each is asked by name, memory is bounded, and others can read and change it all."""
+
+import resource
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient.http import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.observability.instance_metrics import InstanceMetrics
+from serfer.api.observability.telemetry import open_telemetry
+from serfer.api.repository import InstanceRepository
+from serfer.api.service import Service
+from serfer.core.errors import UnavailableError
+from serfer.core.exactness import difference
+from serfer.core.units import MIB
+from serfer.instance.network import Hardware
+from serfer.instance.opening import InstanceChoices, open_instance
+from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from tests.api.conftest import running
+from tests.e2e.conftest import eventually
+from tests.e2e.small import CLASSES, batch, split_small
+from tests.fleet.test_open_pool import TEXT as SCENARIO
+from tests.instance.conftest import PATIENCE
+from tests.instance.heavy import WEIGHTS, split_heavy
+
+CPU = Hardware("cpu", threads=1)
+SLACK = 14 * MIB  # what a process that serves grows by beside its networks
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("other"), seed=1, grids=[(1, 2), (1, 1)])
+
+
+@pytest.fixture(scope="session")
+def heavy(tmp_path_factory):
+    return split_heavy(tmp_path_factory.mktemp("heavy"))
+
+
+@contextmanager
+def serving(models, keys=None, **choices):
+    """Serve plan directories by name in this process; yields the URL."""
+    instance = open_instance(models, InstanceChoices(CPU, 4, **choices), Settings())
+    repository = InstanceRepository(instance.residents, instance.loop)
+    telemetry = open_telemetry(instance.pipelines)
+    telemetry.metrics.registry.register(InstanceMetrics(repository))
+    service = Service(instance.pipelines, Admission(100, 0), telemetry, repository=repository)
+    with running(make_app(service, Settings(), keys, telemetry)) as url:
+        yield url
+
+
+@pytest.fixture
+def url(directory, other):
+    with serving({"small": directory, "other": other}) as url:
+        yield url
+
+
+@pytest.fixture
+def http(url):
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        yield client
+
+
+def tensor(images):
+    given = InferInput("input", list(images.shape), "FP32")
+    given.set_data_from_numpy(images)
+    return [given]
+
+
+def plain(images):
+    given = {"name": "input", "shape": list(images.shape), "datatype": "FP32", "data": images.ravel().tolist()}
+    return {"inputs": [given]}
+
+
+def states(http):
+    return {each["name"]: each["state"] for each in http.get("/v1/models").raise_for_status().json()["models"]}
+
+
+def test_each_network_answers_by_its_name_and_is_loaded_when_it_is_first_asked(url, http, directory, other):
+    assert {name: state["status"] for name, state in states(http).items()} == {"small": "loaded", "other": "unloaded"}
+    with InferenceServerClient(url.removeprefix("http://"), concurrency=8, network_timeout=PATIENCE) as triton:
+        queries = [(name, batch(1 + seed % 3, seed)) for seed in range(8) for name in ("small", "other")]
+        pending = [triton.async_infer(name, tensor(images), timeout=60_000_000) for name, images in queries]
+        answers = [one.get_result().as_numpy("logits") for one in pending]
+    whole = {"small": unsplit(load_plan(directory), directory), "other": unsplit(load_plan(other), other)}
+    for (name, images), logits in zip(queries, answers, strict=True):
+        assert difference(logits, whole[name](images)).exact
+    after = states(http)
+    assert {name: (state["status"], state["loads"]) for name, state in after.items()} == {
+        "small": ("loaded", 1),
+        "other": ("loaded", 1),
+    }
+    assert {name: state["signals"]["images"] for name, state in after.items()} == {"small": 15, "other": 15}
+
+
+def test_classify_takes_a_model_and_the_first_one_is_meant_by_default(http, examples, directory, other):
+    image = {"image": (examples / "chelsea.png").read_bytes()}
+    digests = {name: load_plan(place).digest for name, place in (("small", directory), ("other", other))}
+    for parameters, name in (({}, "small"), ({"model": "other"}, "other"), ({"model": "small"}, "small")):
+        answer = http.post("/v1/classify", files=image, params=parameters).raise_for_status().json()
+        assert (answer["model"], answer["plan"], answer["target"]) == (load_plan(directory).model, digests[name], "gpu")
+    assert http.post("/v1/classify", files=image, params={"model": "third"}).status_code == 404
+
+
+def test_the_repository_lists_loads_and_unloads_what_it_was_given(url, http):
+    with InferenceServerClient(url.removeprefix("http://"), network_timeout=PATIENCE) as triton:
+        assert "model_repository" in triton.get_server_metadata()["extensions"]
+        assert triton.get_model_repository_index() == [
+            {"name": "small", "version": "1", "state": "READY", "reason": ""},
+            {"name": "other", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
+        ]
+        assert triton.is_model_ready("other")  # a query for it is answered
+        triton.load_model("other")
+        triton.unload_model("small")
+        assert [each["state"] for each in triton.get_model_repository_index()] == ["UNAVAILABLE", "READY"]
+        with pytest.raises(InferenceServerException, match="no model 'third' here"):
+            triton.load_model("third")
+        with pytest.raises(InferenceServerException, match="'config' is not taken here"):
+            triton.load_model("other", config='{"max_batch_size": 1}')
+        triton.infer("small", tensor(batch()))
+    assert [each["name"] for each in http.post("/v2/repository/index", json={"ready": True}).json()] == [
+        "small",
+        "other",
+    ]
+    assert states(http)["small"] | {"idle_s": 0, "load_s": 0, "signals": 0} == {
+        "status": "loaded",
+        "bytes": states(http)["small"]["bytes"],
+        "resident_bytes": states(http)["small"]["bytes"],
+        "idle_s": 0,
+        "loads": 2,
+        "unloads": 1,
+        "load_s": 0,
+        "failure": "",
+        "signals": 0,
+    }
+
+
+def test_signals_stand_in_the_metrics_and_at_each_model(http):
+    http.post("/v2/models/other/infer", json=plain(batch(3))).raise_for_status()
+    signals = http.get("/v1/models/other").json()["state"]["signals"]
+    assert (signals["batches"], signals["images"], signals["waiting"], signals["refused"]) == (1, 3, 0, 0)
+    assert 0 < signals["utilisation"] <= 1
+    assert signals["interference"] > 0
+    assert signals["expected_ms"] == pytest.approx(signals["profiled_ms"] * signals["interference"], rel=0.01, abs=0.01)
+    lines = http.get("/metrics").text.splitlines()
+    for line in (
+        'serfer_batches_total{model="other"} 1.0',
+        'serfer_batches_total{model="small"} 0.0',
+        'serfer_network_loads_total{model="other"} 1.0',
+        'serfer_network_unloads_total{model="other"} 0.0',
+    ):
+        assert line in lines
+    assert http.get("/v1/models").json()["instance"]["device"] == "cpu"
+
+
+def test_a_network_whose_files_are_gone_is_503_with_the_reason_and_loads_when_they_are_back(directory, other, tmp_path):
+    place = tmp_path / "moved"
+    shutil.copytree(other, place)
+    with serving({"small": directory, "other": place}) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        (place / "unsplit.onnx").rename(tmp_path / "unsplit.onnx")
+        answer = http.post("/v2/models/other/infer", json=plain(batch()))
+        assert (answer.status_code, "other cannot be loaded: " in answer.json()["error"]) == (503, True)
+        assert "unsplit.onnx is missing" in answer.json()["error"]
+        assert str(tmp_path) not in answer.text
+        assert http.get("/v2/models/other/ready").status_code == 503
+        assert http.get("/v2/models/small/ready").status_code == http.get("/readyz").status_code == 200
+        assert http.post("/v2/models/small/infer", json=plain(batch())).status_code == 200
+        assert http.post("/v2/repository/models/other/load").status_code == 503
+        (tmp_path / "unsplit.onnx").rename(place / "unsplit.onnx")
+        assert http.post("/v2/models/other/infer", json=plain(batch())).status_code == 200
+        assert states(http)["other"]["failure"] == ""
+
+
+def test_an_altered_network_is_not_loaded_again(directory, other, tmp_path):
+    place = tmp_path / "altered"
+    shutil.copytree(other, place)
+    with serving({"small": directory, "other": place}) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        weights = next(place.glob("stage-0/weights*"))
+        data = bytearray(weights.read_bytes())
+        data[0] ^= 1
+        weights.write_bytes(data)
+        answer = http.post("/v2/models/other/infer", json=plain(batch()))
+        assert (answer.status_code, "was altered" in answer.json()["error"]) == (503, True)
+
+
+def test_the_repository_is_guarded_as_the_other_routes_are(directory, other, tmp_path):
+    key = add_key(tmp_path / "keys.json", "driver", None)
+    ring = KeyRing(tmp_path / "keys.json", time.monotonic)
+    with (
+        serving({"small": directory, "other": other}, ring) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE) as http,
+    ):
+        for path in ("index", "models/other/load", "models/other/unload"):
+            assert http.post(f"/v2/repository/{path}").status_code == 401
+            assert http.post(f"/v2/repository/{path}", headers={"X-API-Key": key}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "preload", "words"),
+    [
+        (10, False, r"heavy needs 20 MB to be loaded, more than the 10 MB .* raise --memory-mb"),
+        (50, True, r"--preload: again needs .* beside 2\d MB .* raise --memory-mb, or preload only the first"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, words):
+    with pytest.raises(UnavailableError, match=words):
+        open_instance({"heavy": heavy, "again": heavy}, InstanceChoices(CPU, 4, 0.0, memory_mb, preload), Settings())
+
+
+def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, directory, other, tmp_path):
+    plans = {"small": directory, "other": other}
+    options = [f"--plan={name}={place}" for name, place in plans.items()]
+    instance = start("instance", *options, "--port", 0, "--json", "--drain-s", 0, "--max-batch", 4)
+    url = instance.said()["url"]
+    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    pool = ["--route", "gpu", "--instances", f"static:{url}", "--scenario", tmp_path / "scenario.toml"]
+    common = ["--store", "memory://", "--workers", "inprocess", "--port", 0, "--json", "--drain-s", 0, *pool]
+    drivers = {name: start("serve", f"--plan={name}={place}", *common) for name, place in plans.items()}
+    for count, (name, driver) in enumerate(drivers.items(), 1):
+        with httpx.Client(base_url=driver.said()["url"], timeout=PATIENCE) as http:
+            infer = partial(http.post, f"/v2/models/{name}/infer")
+            eventually(lambda infer=infer: infer(json=plain(batch())).status_code == 200, "the pool's instance is on")
+            for seed in range(count):
+                images = batch(2, seed)
+                answer = infer(json=plain(images)).raise_for_status().json()
+                logits = np.array(answer["outputs"][0]["data"], np.float32).reshape(2, CLASSES)
+                assert difference(logits, unsplit(load_plan(plans[name]), plans[name])(images)).exact
+                assert answer["parameters"]["batch"] == 2
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        assert {name: state["signals"]["images"] for name, state in states(http).items()} == {"small": 3, "other": 5}
+    for command in (*drivers.values(), instance):
+        command.interrupt(signal.SIGTERM)
+        assert command.end().code == 0
+
+
+def test_the_memory_bound_holds_in_the_process(start, heavy):
+    arguments = [f"--plan={name}={heavy}" for name in "abc"]
+    command = start("instance", *arguments, "--memory-mb", 68, "--port", 0, "--json", "--drain-s", 0, "--max-batch", 4)
+    ready = command.said()
+    assert [(one["name"], one["status"]) for one in ready["models"]] == [
+        ("a", "loaded"),
+        ("b", "unloaded"),
+        ("c", "unloaded"),
+    ]
+    assert all(WEIGHTS <= one["bytes"] <= 1.3 * WEIGHTS for one in ready["models"])
+    assert ready["memory_bytes"] == 68 * MIB
+    rss = lambda: int(Path(f"/proc/{command.pid}/statm").read_text().split()[1]) * resource.getpagesize()  # noqa: E731
+    seen, most = [], 0
+    with httpx.Client(base_url=ready["url"], timeout=PATIENCE) as http, ThreadPoolExecutor(3) as pool:
+        ask = lambda name: http.post(f"/v2/models/{name}/infer", json=plain(batch())).status_code  # noqa: E731
+        assert ask("a") == 200
+        without = rss() - ready["models"][0]["bytes"]
+        for name in "bcabcabc":
+            assert ask(name) == 200
+            seen.append(rss() - without)
+            most = max(most, http.get("/v1/models").json()["instance"]["resident_bytes"])
+        assert set(pool.map(ask, "abcabc")) == {200}
+        unloads = sum(state["unloads"] for state in states(http).values())
+    assert max(seen) <= 68 * MIB + SLACK
+    assert 2 * WEIGHTS <= most <= 68 * MIB  # two of them fit, and loading the third takes twice its bytes
+    assert unloads >= 6
+    command.interrupt(signal.SIGTERM)
+    assert command.end().code == 0

@@ -1,0 +1,216 @@
+"""`serfer map` yields to a service's online load, resumes, and has its end notified."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+import serfer as package
+from serfer.core.errors import LambdaThrottledError
+from serfer.local.server import free_port
+from serfer.pipeline.pipeline import Pipeline
+from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.offline.services import serving
+from tests.raster.files import pixels
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the specification's example
+WINDOWS = 20
+
+
+def load(share, **fields):
+    return (200, {}, json.dumps({"utilisation": share, "throttled": 0, "latency": None, **fields}).encode())
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """A service whose load a test says; it is asked every hundredth of a second."""
+    monkeypatch.setattr("serfer.offline.gate.PERIOD_S", 0.01)
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def receiver(monkeypatch):
+    """Who is notified."""
+    monkeypatch.setenv("SERFER_WEBHOOK_SECRET", SECRET)
+    with serving() as server:
+        yield server
+
+
+def event(receiver):
+    [request] = receiver.requests
+    assert request.headers["webhook-signature"].startswith("v1,")
+    return json.loads(request.body)["data"]
+
+
+def asked(service, times):
+    """Wait until a service has been asked so many times more."""
+    for _ in range(times):
+        assert service.came.acquire(timeout=60)
+
+
+class TestYielding:
+    def test_nothing_starts_beside_online_load_and_everything_is_done_after_it(
+        self, service, image, plan, tmp_path, monkeypatch
+    ):
+        submitted = []
+        submit = Pipeline.submit
+
+        def counted(self, *arguments, **options):
+            submitted.append(1)
+            return submit(self, *arguments, **options)
+
+        monkeypatch.setattr(Pipeline, "submit", counted)
+        service.replies = [load(0.9)]
+        done = []
+
+        def job():
+            done.append(package.map(image, plan, tmp_path / "result.tif", workers="inprocess", yield_to=[service.url]))
+
+        thread = threading.Thread(target=job)
+        thread.start()
+        asked(service, 20)
+        assert submitted == []
+        assert thread.is_alive()
+        service.replies = [load(0.1)]
+        thread.join(60)
+        [report] = done
+        assert (report.computed, len(submitted)) == (WINDOWS, WINDOWS)
+        assert report.paused_s > 0
+        assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+    def test_a_pause_is_named_and_its_time_reported(self, service, serfer, command):
+        service.replies = [*[load(0.0)] * 2, *[load(0.0, latency=1.5)] * 40, load(0.2)]
+        done = serfer(*command, "--yield-to", service.url, "--concurrency", "1")
+        assert done.code == 0, done.err
+        assert re.search(r"paused: queries of 127.0.0.1:\d+ take 1.50 of their profile, above 1.00", done.err)
+        assert re.search(r"paused for [\d.]+ s beside online load", done.out)
+
+    def test_its_thresholds_are_the_users(self, service, serfer, command):
+        service.replies = [load(0.6, latency=1.5)]
+        chosen = ("--yield-utilisation", "0.8", "--yield-latency", "2")
+        done = serfer(*command, "--yield-to", service.url, *chosen, "--json")
+        assert (done.code, json.loads(done.out)["paused_s"]) == (0, 0.0)
+        refused = serfer(*command, "--yield-to", service.url, "--yield-utilisation", "1.5")
+        assert (refused.code, "at most 1" in refused.err) == (2, True)
+
+    def test_an_interrupt_while_it_is_paused_keeps_what_is_done(self, service, receiver, serfer, command, tmp_path):
+        service.replies = [load(0.9)]
+        again = [*map(str, command), "--yield-to", service.url]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "serfer", *again, "--notify", receiver.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        asked(service, 2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors
+        assert event(receiver)["status"] == "interrupted"
+        service.replies = [load(0.0)]
+        report = json.loads(serfer(*again, "--json").out)
+        assert (report["resumed"] + report["computed"], report["result"]) == (WINDOWS, str(tmp_path / "result.tif"))
+
+    @pytest.mark.parametrize(("reply", "code"), [((404, {}, b""), 2), ((401, {}, b""), 2), ((200, {}, b"{}"), 3)])
+    def test_a_service_that_says_no_load_is_refused_before_anything_starts(
+        self, service, serfer, command, tmp_path, reply, code
+    ):
+        service.replies = [reply]
+        refused = serfer(*command, "--yield-to", service.url)
+        assert (refused.code, "--yield-to 127.0.0.1" in refused.err) == (code, True)
+        assert not (tmp_path / "result.tif.parts").exists()
+
+    def test_a_service_that_is_not_there_is_unavailable(self, serfer, command):
+        refused = serfer(*command, "--yield-to", f"http://127.0.0.1:{free_port()}")
+        assert (refused.code, "cannot be reached" in refused.err) == (4, True)
+
+    def test_a_dry_run_asks_and_notifies_nobody(self, service, receiver, serfer, command):
+        assert serfer(*command, "--dry-run", "--yield-to", service.url, "--notify", receiver.url).code == 0
+        assert service.requests == receiver.requests == []
+
+
+class TestThrottledWindows:
+    """Lambda has no room for some windows' queries."""
+
+    @pytest.fixture
+    def refuse(self, monkeypatch):
+        submit = Pipeline.submit
+
+        def first(count):
+            left = iter(range(count))
+
+            def refusing(self, *arguments, **options):
+                if next(left, None) is None:
+                    return submit(self, *arguments, **options)
+                future = Future()
+                future.set_exception(LambdaThrottledError("no room"))
+                return future
+
+            monkeypatch.setattr(Pipeline, "submit", refusing)
+
+        return first
+
+    def test_they_are_computed_later(self, serfer, command, refuse, tmp_path):
+        refuse(10)
+        done = serfer(*command, "--json")
+        report = json.loads(done.out)
+        assert (done.code, report["computed"], report["failures"]) == (0, WINDOWS, [])
+        assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+    def test_a_map_for_which_there_is_never_room_ends(self, serfer, command, refuse):
+        refuse(10_000)
+        ended = serfer(*command)
+        assert (ended.code, "no room" in ended.err) == (4, True)
+
+
+class TestNotifying:
+    def test_a_map_that_is_done(self, receiver, serfer, command, tmp_path):
+        assert serfer(*command, "--notify", receiver.url).code == 0
+        data = event(receiver)
+        assert (data["command"], data["status"], data["error"]) == ("map", "done", "")
+        assert data["outputs"] == [str(tmp_path / "result.tif")]
+        figures = data["figures"]
+        assert (figures["windows"], figures["computed"], figures["failed"]) == (WINDOWS, WINDOWS, 0)
+        assert figures["cost_usd"] > 0
+        assert figures["seconds"] > 0
+
+    def test_a_map_at_its_ceiling(self, receiver, serfer, command):
+        ended = serfer(*command, "--notify", receiver.url, "--max-cost-usd", "1e-6", "--force")
+        assert ended.code == 1
+        data = event(receiver)
+        assert (data["status"], data["outputs"]) == ("ceiling", [])
+        assert "--max-cost-usd" in data["error"]
+
+    def test_a_map_that_failed(self, receiver, serfer, command, image):
+        image.write_bytes(image.read_bytes()[:3000])
+        assert serfer(*command, "--notify", receiver.url).code in {1, 3}
+        assert event(receiver)["status"] == "failed"
+
+    def test_a_folder_of_which_some_images_failed(self, receiver, serfer, image, plan, tmp_path):
+        (image.parent / "broken.tif").write_bytes(b"broken")
+        many = ("map", image, image.parent / "broken.tif", "--plan", plan, "--out", tmp_path / "results")
+        assert serfer(*many, "--workers", "inprocess", "--notify", receiver.url).code == 1
+        data = event(receiver)
+        assert (data["status"], data["outputs"]) == ("failed", [str(tmp_path / "results" / "image.tif")])
+        assert (data["figures"]["mapped"], data["figures"]["failed"]) == (1, 1)
+
+    def test_who_cannot_be_notified_is_named_and_the_result_stands(self, receiver, serfer, command, tmp_path):
+        receiver.replies = [(410, {}, b"")]
+        done = serfer(*command, "--notify", f"{receiver.url}/token")
+        assert done.code == 0
+        assert re.search(r"--notify http://127.0.0.1:\d+/\.\.\.: not notified after 1 attempts: .* 410", done.err)
+        assert "token" not in done.err
+        assert SECRET not in done.err + done.out
+        assert (tmp_path / "result.tif").exists()
+
+    def test_a_target_that_is_none_is_refused_before_anything_starts(self, serfer, command, tmp_path, monkeypatch):
+        monkeypatch.delenv("SERFER_WEBHOOK_SECRET", raising=False)
+        refused = serfer(*command, "--notify", "https://example.com/token")
+        assert (refused.code, "SERFER_WEBHOOK_SECRET" in refused.err) == (2, True)
+        assert [path.name for path in tmp_path.iterdir()] == ["image.tif"]

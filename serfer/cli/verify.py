@@ -24,8 +24,8 @@ from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference
 from serfer.core.variants import Accuracy
-from serfer.pipeline.accuracy import measure_accuracy
-from serfer.pipeline.labels import read_labelled
+from serfer.pipeline.labelled.accuracy import measure_accuracy
+from serfer.pipeline.labelled.labels import read_labelled
 from serfer.pipeline.verify import Verification
 from serfer.pipeline.verify import verify as compare
 from serfer.wiring.options import workers_of

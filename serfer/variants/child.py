@@ -23,7 +23,7 @@ from serfer.core.structure import Bounds, structure, unstructure
 from serfer.core.units import MIB, MS_PER_S
 from serfer.core.variants import Accuracy
 from serfer.instance.network import Hardware, Network, load_whole, open_network
-from serfer.pipeline.accuracy import BATCH, correct_answers
+from serfer.pipeline.labelled.accuracy import BATCH, correct_answers
 from serfer.pipeline.reference import normalised
 from serfer.variants.candidates import BATCHES
 from serfer.variants.figures import P95

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.images import Recipe
-from serfer.pipeline.accuracy import BATCH
-from serfer.pipeline.labels import LabelledImages
+from serfer.pipeline.labelled.accuracy import BATCH
+from serfer.pipeline.labelled.labels import LabelledImages
 from serfer.variants.child import LABELS_FILE, PIXELS_FILE
 
 MOST_CALIBRATION: Final = 256

@@ -16,7 +16,7 @@ from serfer.core.errors import InputError, UnavailableError
 from serfer.core.structure import structure, unstructure
 from serfer.core.variants import Accuracy
 from serfer.local.die_with_parent import dying_with_me
-from serfer.pipeline.accuracy import BATCH, plan_accuracy
+from serfer.pipeline.labelled.accuracy import BATCH, plan_accuracy
 from serfer.settings import Settings
 from serfer.variants.child import InstanceFigures, InstanceJob
 from serfer.variants.images import ImageFiles

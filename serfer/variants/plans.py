@@ -18,7 +18,7 @@ from serfer.core.errors import PlanError, PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.core.structure import unstructure
-from serfer.pipeline.accuracy import check_labelled
+from serfer.pipeline.labelled.accuracy import check_labelled
 from serfer.pipeline.query import preprocess_of
 from serfer.pipeline.reference import normalised
 from serfer.plan_directory import check_artefacts, load_plan

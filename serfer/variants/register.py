@@ -18,7 +18,7 @@ from serfer.core.variants import MAX_VARIANTS, NAME, Application, NetworkVersion
 from serfer.extras import named_extras
 from serfer.images import Recipe
 from serfer.packaging.build_cache import forget_unused
-from serfer.pipeline.labels import LabelledImages, listed, resolved
+from serfer.pipeline.labelled.labels import LabelledImages, listed, resolved
 from serfer.pipeline.query import preprocess_of
 from serfer.registry import open_registry
 from serfer.registry.registration import Registrations

@@ -211,7 +211,7 @@ def test_calibration_images_are_few_and_of_all_classes_and_none_of_a_small_set()
 
 def test_accuracy_and_calibration_share_no_image(files, plan, tmp_path, settings):
     from serfer.images import Recipe  # noqa: PLC0415
-    from serfer.pipeline.labels import read_labelled  # noqa: PLC0415
+    from serfer.pipeline.labelled.labels import read_labelled  # noqa: PLC0415
 
     whole = load_plan(plan)
     images = read_labelled(files.validation, whole)

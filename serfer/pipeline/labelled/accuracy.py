@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
 from serfer.core.variants import Accuracy
-from serfer.pipeline.labels import LabelledImages
+from serfer.pipeline.labelled.labels import LabelledImages
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import original
 

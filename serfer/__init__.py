@@ -57,12 +57,15 @@ if TYPE_CHECKING:
     from serfer.core.errors import StoreUnavailableError as StoreUnavailableError
     from serfer.core.errors import TaskFailedError as TaskFailedError
     from serfer.core.errors import UnavailableError as UnavailableError
+    from serfer.core.errors import UnmetObjectivesError as UnmetObjectivesError
     from serfer.core.errors import UsageError as UsageError
     from serfer.core.errors import ValueTooLargeError as ValueTooLargeError
     from serfer.core.errors import WrongAnswerError as WrongAnswerError
+    from serfer.core.objectives import Objectives as Objectives
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
     from serfer.core.report import QueryReport as QueryReport
+    from serfer.core.served import SelectedVariant as SelectedVariant
     from serfer.core.served import ServedReport as ServedReport
     from serfer.mapping.many_images import ManyReport as ManyReport
     from serfer.mapping.map import map_image as map  # noqa: A004 - a map of an image
@@ -112,6 +115,7 @@ __all__ = [
     "ModelError",
     "NetworkLoadError",
     "NotFiniteError",
+    "Objectives",
     "OverloadedError",
     "Pipeline",
     "Plan",
@@ -127,6 +131,7 @@ __all__ = [
     "ResultDamagedError",
     "ResultGoneError",
     "ResultManifest",
+    "SelectedVariant",
     "SerferError",
     "ServedOutput",
     "ServedReport",
@@ -140,6 +145,7 @@ __all__ = [
     "StoredResult",
     "TaskFailedError",
     "UnavailableError",
+    "UnmetObjectivesError",
     "UsageError",
     "ValueTooLargeError",
     "WrongAnswerError",
@@ -161,6 +167,7 @@ _HOMES = {
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
+    "Objectives": ("serfer.core.objectives", "Objectives"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
@@ -168,6 +175,7 @@ _HOMES = {
     "Registered": ("serfer.variants.register", "Registered"),
     "Result": ("serfer.pipeline.result", "Result"),
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
+    "SelectedVariant": ("serfer.core.served", "SelectedVariant"),
     "ServedOutput": ("serfer.client.results", "ServedOutput"),
     "ServedReport": ("serfer.core.served", "ServedReport"),
     "ServedResult": ("serfer.client.results", "ServedResult"),

@@ -33,6 +33,7 @@ from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.results.document import KeptResults
 from serfer.api.results.downloads import Downloads
 from serfer.api.results.links import LinkSigner
+from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router
 from serfer.api.routes.health import health_router
 from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
@@ -40,6 +41,7 @@ from serfer.api.routes.kept import Keeping, kept_router, outputs_guard, outputs_
 from serfer.api.routes.load import load_router
 from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
+from serfer.api.routes.releases import releases_router
 from serfer.api.routes.repository import Holding, repository_router
 from serfer.api.routes.results import Results
 from serfer.api.service import Service
@@ -87,6 +89,8 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if service.applications is not None:
+            service.applications.start()
         yield
         await results.close(FINISH_S)
         await service.close()
@@ -108,6 +112,7 @@ def make_app(
     for router in (
         classify_router(classifying),
         models_router(service),
+        applications_router(service),
         inference_router(inferring),
         repository_router(Holding(service, limits, settings.api_deadline_ms)),
         kept_router(keeping),
@@ -116,6 +121,7 @@ def make_app(
     ):
         app.include_router(router, dependencies=guarded)
     app.include_router(outputs_router(keeping), dependencies=[Depends(outputs_guard(keys, kept))])
+    app.include_router(releases_router(service, keys))
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app, RefusalPace())

@@ -20,6 +20,7 @@ from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
 from serfer.api.online_load import LoadMonitor
+from serfer.applications.applications import Applications
 from serfer.core.errors import (
     DeadlineError,
     LambdaThrottledError,
@@ -127,8 +128,9 @@ class ModelRepository(Protocol):
 class Service:
     """Answers for several models; the first of `pipelines` is the one that is meant where none is named.
 
-    `results` is the store of the results that it keeps, which it closes; None where it keeps none. `repository` are the
-    networks of an instance, None elsewhere.
+    `applications` select among variants, whose pipelines come and go beside those of the `models`. `results` is the
+    store of the results that it keeps, which it closes; None where it keeps none. `repository` are the networks of an
+    instance, None elsewhere. `store` is that of the state that drivers share, by default the first model's.
     """
 
     def __init__(
@@ -140,8 +142,11 @@ class Service:
         *,
         results: Store | None = None,
         repository: ModelRepository | None = None,
+        store: Store | None = None,
     ) -> None:
         self.pipelines = dict(pipelines)
+        self.models = tuple(pipelines)
+        self.applications: Applications | None = None
         self.admission = admission
         self.load = LoadMonitor(self.pipelines, admission.in_flight)
         self.decoders = decoders or Decoders()
@@ -149,6 +154,7 @@ class Service:
         self._observer = observer
         self.results = results
         self.repository = repository
+        self._store = store
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="serfer-query")
         self._health = Health()
         self._looked = float("-inf")
@@ -158,23 +164,26 @@ class Service:
         )
 
     @property
-    def default(self) -> str:
-        """The model that is meant where none is named."""
-        return next(iter(self.pipelines))
+    def default(self) -> str | None:
+        """The model that is meant where none is named; None where there are applications alone."""
+        return self.models[0] if self.models else None
 
     @property
     def store(self) -> Store:
-        """The store in which drivers share the state of requests: the default model's."""
+        """The store in which drivers share the state of requests; raises UsageError where there is none."""
+        if self._store is not None:
+            return self._store
+        if self.default is None:
+            raise UsageError("a service without models needs a store of its own")
         return self.pipelines[self.default].store
 
     def name(self, requested: str | None) -> str:
         """Return the model that a request means; raises Problem 404 for one that is not served."""
-        if requested is None:
+        if requested is None and self.default is not None:
             return self.default
-        if requested not in self.pipelines:
-            raise Problem(
-                HTTPStatus.NOT_FOUND, f"no model {requested[:80]!r} here: there is {', '.join(self.pipelines)}"
-            )
+        if requested is None or requested not in self.models:
+            known = ", ".join(self.models) or "none, but applications (GET /v1/applications)"
+            raise Problem(HTTPStatus.NOT_FOUND, f"no model {(requested or '')[:80]!r} here: there is {known}")
         return requested
 
     def check(self, query: ServiceQuery) -> None:
@@ -337,7 +346,7 @@ class Service:
         """Check every model's store and functions; after a doubtful failure, functions have to start."""
         try:
             doubtful = self._doubtful
-            looks = [pipeline.health(start=doubtful) for pipeline in self.pipelines.values()]
+            looks = [pipeline.health(start=doubtful) for pipeline in [*self.pipelines.values()]]
             states = await asyncio.gather(*(asyncio.wrap_future(look) for look in looks))
             self._health = next((health for health in states if not health.ready), Health())
             if doubtful and self._health.ready and not any(health.busy for health in states):
@@ -348,8 +357,12 @@ class Service:
 
     async def close(self) -> None:
         """End what runs and close every model."""
-        for pipeline in self.pipelines.values():
+        if self.applications is not None:
+            await self.applications.close()
+        for pipeline in [*self.pipelines.values()]:
             await asyncio.to_thread(pipeline.close)
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close)
         if self.results is not None:
             await asyncio.to_thread(self.results.close)
         await self.decoders.close()

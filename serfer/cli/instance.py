@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +13,18 @@ import typer
 from serfer.api.entrypoints.instance import Idle, serve_instance
 from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import configure_logs
+from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
 from serfer.cli.shared.service_options import (
     LOOPBACK,
     AllowHostOption,
+    AppsOption,
     HostOption,
     KeysOption,
     ModelsOption,
     PlansOption,
+    applications_of,
     check_logs,
     served_models,
     with_hosts,
@@ -32,7 +36,7 @@ from serfer.files import check_place, write_whole
 from serfer.instance.network import Hardware
 from serfer.instance.opening import Instance, InstanceChoices
 from serfer.instance.tuned import Machine, Tuned, measure
-from serfer.settings import load_settings
+from serfer.settings import Settings, load_settings
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]
 PrecisionOption = Annotated[
@@ -73,6 +77,8 @@ def instance(
     preload: Annotated[
         bool, typer.Option("--preload", help="Have all networks in memory at the start, not just the first one.")
     ] = False,
+    registry: RegistryOption = None,
+    app: AppsOption = None,
     exit_when_idle_s: Annotated[
         float | None,
         typer.Option(min=1, help="End after so many seconds without a request of any kind, health included."),
@@ -97,7 +103,13 @@ def instance(
     chosen = {"api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_hosts(settings, allow_host)
-    models = served_models(model, plan)
+    if registry or app:
+        if model or plan:
+            raise UsageError("--registry takes the place of --model and --plan: give one of them")
+        models, own = _variants(settings, registry, app)
+        choices = replace(choices, own=own)
+    else:
+        models = served_models(model, plan)
     idle = None
     if exit_when_idle_s is not None:
         idle = Idle(exit_when_idle_s, _release if auto_scaling_release else lambda: True)
@@ -111,6 +123,20 @@ def instance(
     with status_line() as progress:
         address = Address(host, port)
         serve_instance(models, choices, address, settings, idle=idle, on_started=started, progress=progress)
+
+
+def _variants(
+    settings: Settings, registry: str | None, names: list[str] | None
+) -> tuple[dict[str, Path], dict[str, tuple[str, int]]]:
+    """Return the variants of applications for instances: plan directories, precisions and batch sizes, by name."""
+    from serfer.applications.opening import variants_for_instances  # noqa: PLC0415 - instances without a registry start faster
+
+    options = applications_of(settings, registry, names, None)
+    if options is None:
+        raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
+    found = variants_for_instances(options, settings)
+    own = {name: (variant.precision, variant.batch) for name, (variant, _) in found.items()}
+    return {name: directory for name, (_, directory) in found.items()}, own
 
 
 def _release() -> bool:

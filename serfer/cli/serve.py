@@ -9,6 +9,7 @@ import typer
 
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.api.observability.logs import configure_logs
+from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import (
     DriverOption,
@@ -24,6 +25,7 @@ from serfer.cli.shared.options import (
 from serfer.cli.shared.service_options import (
     LOOPBACK,
     AllowHostOption,
+    AppsOption,
     CeilingOption,
     HistoryOption,
     HostOption,
@@ -37,6 +39,8 @@ from serfer.cli.shared.service_options import (
     RouteOption,
     ScenarioOption,
     ShadowOption,
+    VariantInstancesOption,
+    applications_of,
     check_logs,
     least_concurrency,
     served_models,
@@ -70,6 +74,9 @@ def serve(
     ] = None,
     keys: KeysOption = None,
     results: ResultsOption = None,
+    registry: RegistryOption = None,
+    app: AppsOption = None,
+    variant_instance: VariantInstancesOption = None,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
@@ -97,12 +104,15 @@ def serve(
         max_usd_per_hour=max_usd_per_hour,
         beside=BesideOptions(record, tuple(shadow or ()), policy_state, history),
     )
-    models = served_models(model, plan)
+    applications = applications_of(settings, registry, app, variant_instance)
+    models = served_models(model, plan) if model or plan or not applications else {}
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
-    opening = Opening(store, workers_of(workers, stack, "local"), driver, object_store, cache_s, stack, routing)
+    opening = Opening(
+        store, workers_of(workers, stack, "local"), driver, object_store, cache_s, stack, routing, applications
+    )
 
     def started(url: str) -> None:
         if not settings.keys_file and host not in LOOPBACK:
@@ -110,7 +120,8 @@ def serve(
         if as_json:
             print_json({"url": url, "pid": os.getpid(), "models": [*models]})
         else:
-            err.print(f"{', '.join(models)} at {plain(url)} (docs: {plain(url)}/docs)", soft_wrap=True)
+            served = [*models, *(applications.names or ("applications",) if applications else ())]
+            err.print(f"{', '.join(served)} at {plain(url)} (docs: {plain(url)}/docs)", soft_wrap=True)
 
     with status_line() as progress:
         serve_models(models, opening, Address(host, port), settings, on_started=started, progress=progress)

@@ -24,6 +24,7 @@ from serfer.client.results import AsyncServedResult, ServedResult
 from serfer.client.tensors import ServedTensor
 from serfer.client.wire import AsyncWire, Wire
 from serfer.core.errors import UsageError
+from serfer.core.objectives import NO_OBJECTIVES, Objectives
 from serfer.core.served import JobStatus, ServedModel, ServedReport
 
 _KEY = re.compile(r"[!-~]{1,1024}")
@@ -56,11 +57,13 @@ class Client:
         http = httpx.Client(base_url=self._base_url, headers=_headers(api_key), transport=transport)
         self._wire = Wire(http, sleep, self._conversation.clock.monotonic)
 
-    def classify(
+    def classify(  # noqa: PLR0913 - a query's options, by name
         self,
         images: Image | Sequence[Image],
         *,
         model: str | None = None,
+        application: str | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
         top_k: int = 5,
         deadline_ms: int | None = None,
         explain: bool = False,
@@ -69,10 +72,12 @@ class Client:
     ) -> ServedReport:
         """Classify images (encoded bytes, or paths), all in one query, and return its report.
 
-        `explain` adds the timeline. `names` are what the report calls the images: their files' names, unless given. All
-        tries of a call have the same idempotency key, so that the service answers once.
+        An `application` is asked for in place of a model: the service selects a variant of its networks that meets the
+        `objectives`, and `selected` says which and why. `explain` adds the timeline. `names` are what the report calls
+        the images: their files' names, unless given. All tries of a call have the same idempotency key, so that the
+        service answers once.
         """
-        options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key)
+        options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key, application, objectives)
         return self._wire.run(self._conversation.classify(upload(images, names), options))
 
     def submit(
@@ -80,13 +85,22 @@ class Client:
         images: Image | Sequence[Image],
         *,
         model: str | None = None,
+        application: str | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
         top_k: int = 5,
         deadline_ms: int | None = None,
         names: Sequence[str] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand in what `classify` takes, and return the job that answers it, without waiting for it."""
-        options = QueryOptions(model, top_k, deadline_ms, idempotency_key=idempotency_key)
+        options = QueryOptions(
+            model,
+            top_k,
+            deadline_ms,
+            idempotency_key=idempotency_key,
+            application=application,
+            objectives=objectives,
+        )
         return Job(
             self._wire.run(self._conversation.submit(upload(images, names), options)), self._wire, self._conversation
         )
@@ -179,11 +193,13 @@ class AsyncClient:
         http = httpx.AsyncClient(base_url=self._base_url, headers=_headers(api_key), transport=transport)
         self._wire = AsyncWire(http, sleep)
 
-    async def classify(
+    async def classify(  # noqa: PLR0913 - a query's options, by name
         self,
         images: Image | Sequence[Image],
         *,
         model: str | None = None,
+        application: str | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
         top_k: int = 5,
         deadline_ms: int | None = None,
         explain: bool = False,
@@ -191,7 +207,7 @@ class AsyncClient:
         idempotency_key: str | None = None,
     ) -> ServedReport:
         """Classify images as `Client.classify` does."""
-        options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key)
+        options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key, application, objectives)
         body = await asyncio.to_thread(upload, images, names)
         return await self._wire.run(self._conversation.classify(body, options))
 
@@ -200,13 +216,22 @@ class AsyncClient:
         images: Image | Sequence[Image],
         *,
         model: str | None = None,
+        application: str | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
         top_k: int = 5,
         deadline_ms: int | None = None,
         names: Sequence[str] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncJob:
         """Hand images in as `Client.submit` does."""
-        options = QueryOptions(model, top_k, deadline_ms, idempotency_key=idempotency_key)
+        options = QueryOptions(
+            model,
+            top_k,
+            deadline_ms,
+            idempotency_key=idempotency_key,
+            application=application,
+            objectives=objectives,
+        )
         body = await asyncio.to_thread(upload, images, names)
         return AsyncJob(await self._wire.run(self._conversation.submit(body, options)), self._wire, self._conversation)
 

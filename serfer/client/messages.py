@@ -23,6 +23,7 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
+from serfer.core.objectives import NO_OBJECTIVES, OBJECTIVES, Objectives
 from serfer.core.served import JobStatus, ServedModel, ServedReport
 from serfer.core.structure import structure
 
@@ -89,13 +90,18 @@ class Upload:
 
 @dataclass(frozen=True)
 class QueryOptions:
-    """The options of a query; None leaves one to the service."""
+    """The options of a query; None leaves one to the service.
+
+    `application` and `objectives` are asked for in place of a `model`.
+    """
 
     model: str | None
     top_k: int
     deadline_ms: int | None
     explain: bool = False
     idempotency_key: str | None = None
+    application: str | None = None
+    objectives: Objectives = NO_OBJECTIVES
 
     def call(self, upload: Upload, expected: HTTPStatus, headers: Mapping[str, str]) -> Call:
         """Return the request, with an idempotency key of its own where none was given; raises UsageError."""
@@ -107,6 +113,8 @@ class QueryOptions:
             "model": self.model,
             "deadline_ms": None if self.deadline_ms is None else str(self.deadline_ms),
             "explain": "true" if self.explain else None,
+            "application": self.application,
+            **self._objectives(),
         }
         return Call(
             method="POST",
@@ -116,6 +124,12 @@ class QueryOptions:
             headers={"Content-Type": upload.content_type, "Idempotency-Key": key, **headers},
             content=upload.content,
         )
+
+    def _objectives(self) -> dict[str, str | None]:
+        """Return the objectives that are asked for, as parameters."""
+        asked = {name: getattr(self.objectives, name) for name in OBJECTIVES}
+        texts = {name: value if isinstance(value, str | None) else repr(value) for name, value in asked.items()}
+        return {**texts, "strict": "true" if self.objectives.strict else None}
 
 
 def upload(images: Image | Sequence[Image], names: Sequence[str] | None) -> Upload:

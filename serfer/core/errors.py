@@ -15,12 +15,13 @@
     │   │   └── ImageTooLargeError             in bytes or pixels
     │   ├── ModelError
     │   ├── PlanError
+    │   ├── UnmetObjectivesError               no variant meets what a query strictly asks for
     │   └── ResultGoneError                    no such result: it expired, was deleted, is another owner's, or never was
     ├── UnavailableError                4      something we need is not there
     │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
-    │   ├── NetworkLoadError                   an instance could not load a network
     │   ├── RegistrationLostError              another worker has taken the registration over
+    │   ├── NetworkLoadError                   an instance could not load a network
     │   ├── GangStalledError                   a member of a gang waited in vain for another's borders
     │   ├── LambdaUnavailableError
     │   │   └── LambdaThrottledError           the account's concurrency is used up
@@ -116,6 +117,10 @@ class PlanError(InputError):
     """A plan directory is incomplete, altered, or of another format."""
 
 
+class UnmetObjectivesError(InputError):
+    """No variant of the application meets the objectives that a query strictly asks for."""
+
+
 class ResultGoneError(InputError):
     """There is no such result: it has expired, was deleted, belongs to another owner, or never was whole."""
 
@@ -140,12 +145,12 @@ class StoreUnavailableError(UnavailableError):
     """The store does not answer."""
 
 
-class NetworkLoadError(UnavailableError):
-    """An instance could not load a network; a later query tries again."""
-
-
 class RegistrationLostError(UnavailableError):
     """Another worker has taken a registration over, or it has ended: this one stops working on it."""
+
+
+class NetworkLoadError(UnavailableError):
+    """An instance could not load a network; a later query tries again."""
 
 
 class GangStalledError(UnavailableError):

@@ -55,16 +55,41 @@ class Timeline:
 
 
 @dataclass(frozen=True)
+class SelectedVariant:
+    """The variant that answered a query of an application, and why it was selected.
+
+    `missed` says by how much it misses each objective that it does not meet, in the objective's unit. `release` is the
+    number of the live release; where the `canary` answered, or its place was taken after it `failed`, that is said.
+    """
+
+    application: str
+    variant: str
+    network: str
+    version: int
+    place: str
+    release: int
+    reason: str
+    missed: dict[str, float]
+    canary: bool = False
+    failed: str = ""
+
+
+@dataclass(frozen=True)
 class ServedReport(QueryReport):
-    """A report as a service hands it out, with the timeline if it was asked to explain."""
+    """A report as a service hands it out, with the timeline if it was asked to explain.
+
+    `selected` says which variant answered a query that named an application.
+    """
 
     timeline: Timeline | None = None
+    selected: SelectedVariant | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON: without `timeline` where there is none, just as a report of the pipeline."""
+        """Return plain values for JSON: without `timeline` and `selected` where there are none, as the pipeline's."""
         values = super().as_dict()
-        if self.timeline is None:
-            del values["timeline"]
+        for name in ("timeline", "selected"):
+            if values[name] is None:
+                del values[name]
         return values
 
 

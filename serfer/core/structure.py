@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from serfer.core.errors import PlanError, SerferError
 
@@ -64,7 +64,9 @@ def structure(
     lenient: bool = False,
     error: type[SerferError] = PlanError,
 ) -> T:
-    """Build a `kind` (dataclass, tuple, mapping from strings, optional, StrEnum or scalar) from plain JSON or TOML.
+    """Build a `kind` from plain JSON or TOML.
+
+    It is a dataclass, a tuple, a mapping from strings, optional, a StrEnum, a literal's texts, or a scalar.
 
     Raises `error` that names the place, as in `stages[1].tiles[0].input.rows`. Fields that a dataclass does not have
     are refused, or passed over if `lenient`: a newer version may write more. Fields that have a default may be absent.
@@ -104,7 +106,7 @@ def _builder(kind: Any, lenient: bool) -> _Builder:  # noqa: ANN401, FBT001 - a 
     if origin in (Mapping, dict):
         item = _builder(arguments[1], lenient)
         return lambda value: {name: _at(name, item, one) for name, one in _object(value).items()}
-    return _dataclass(kind, lenient=lenient) if is_dataclass(kind) else _scalar(kind)
+    return _dataclass(kind, lenient=lenient) if is_dataclass(kind) else _single(kind)
 
 
 def _at(key: str | int, builder: _Builder, value: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -127,6 +129,15 @@ def _list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
     return value
 
 
+def _one_of(texts: tuple[str, ...]) -> _Builder:
+    def build(value: Any) -> str:  # noqa: ANN401 - any JSON value
+        if value not in texts:
+            raise _MismatchError(f"should be {', '.join(texts)}, not {value!r:.40}")
+        return texts[texts.index(value)]
+
+    return build
+
+
 def _choice(kind: type[StrEnum]) -> _Builder:
     def build(value: Any) -> StrEnum:  # noqa: ANN401 - any JSON value
         try:
@@ -137,10 +148,13 @@ def _choice(kind: type[StrEnum]) -> _Builder:
     return build
 
 
-def _scalar(kind: type) -> _Builder:
-    if issubclass(kind, StrEnum):
-        return _choice(kind)
+def _single(kind: Any) -> _Builder:  # noqa: ANN401 - a type form
+    if get_origin(kind) is Literal:
+        return _one_of(get_args(kind))
+    return _choice(kind) if issubclass(kind, StrEnum) else _scalar(kind)
 
+
+def _scalar(kind: type) -> _Builder:
     def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
             raise _MismatchError("is a number that is too large")

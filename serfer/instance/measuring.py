@@ -101,7 +101,7 @@ def load_again(known: Measured, hardware: Hardware) -> Network:
     plan, shape = known.plan, known.plan.input
     if _stamps(plan, known.directory) != known.stamps:
         check_artefacts(plan, known.directory)
-    hardware = replace(hardware, device=known.device)
+    hardware = replace(hardware, device=known.device, precision=known.precision)
     network = open_network(plan, known.directory, hardware, known.max_batch)
     network.run(np.zeros((1, shape.channels, shape.height, shape.width), np.float32))
     return network

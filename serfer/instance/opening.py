@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,8 @@ class InstanceChoices:
     """The options of an instance: its hardware, batch size and batching window, and the memory of its networks.
 
     `max_batch` of None is what suits the device, `memory_mb` of None a share of what there is, or no bound for a single
-    network. With `preload` all networks are in memory at the start, else the first. Raises UsageError.
+    network. With `preload` all networks are in memory at the start, else the first. `own` are the precision and the
+    batch size of those models that have their own. Raises UsageError.
     """
 
     hardware: Hardware
@@ -48,6 +49,14 @@ class InstanceChoices:
     window_ms: float = 0.0
     memory_mb: int | None = None
     preload: bool = False
+    own: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+    def of(self, model: str) -> InstanceChoices:
+        """Return the options of one model."""
+        if model not in self.own:
+            return self
+        precision, max_batch = self.own[model]
+        return replace(self, hardware=replace(self.hardware, precision=precision), max_batch=max_batch, own={})
 
     def __post_init__(self) -> None:
         if self.max_batch is not None and not 1 <= self.max_batch <= MAX_BATCH:
@@ -108,8 +117,9 @@ def open_instance(
     kept = [*plans] if choices.preload else [next(iter(plans))]
     opened: dict[str, tuple[Network | None, Measured]] = {}
     for name in sorted(plans, key=lambda one: one in kept):  # each of the others is alone in memory for a time
-        load = partial(_loaded, plans[name], models[name], choices)
-        network, measured = measure(plans[name], models[name], load, choices.hardware, progress)
+        chosen = choices.of(name)
+        load = partial(_loaded, plans[name], models[name], chosen)
+        network, measured = measure(plans[name], models[name], load, chosen.hardware, progress)
         opened[name] = (network if name in kept else None), measured
         del network
         give_back()

@@ -99,7 +99,9 @@ class TestRefusals:
             ("top_k=many", 422, "top_k: Input should be a valid integer"),
             ("deadline_ms=99999999999", 422, "deadline_ms: Input should be less than or equal to 86340000"),
             ("explain=perhaps", 422, "explain: Input should be a valid boolean"),
-            ("application=cats", 422, "'application' is not a parameter here"),
+            ("application=cats", 422, "no applications"),
+            ("latency_ms=200", 422, "no applications"),
+            ("model=small&application=cats", 422, "not both"),
         ],
     )
     def test_wrong_parameters_are_named(self, http, query, status, detail):

@@ -2,7 +2,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
@@ -167,3 +167,15 @@ def test_a_dict_of_numbers_is_structured_like_a_mapping():
     assert structure(dict[str, int], {"net": 2}, "release") == {"net": 2}
     with pytest.raises(PlanError, match=r"release\.net should be a whole number"):
         structure(dict[str, int], {"net": "two"}, "release")
+
+
+@dataclass(frozen=True)
+class Switch:
+    state: Literal["on", "off"]
+
+
+def test_a_literal_is_one_of_its_texts():
+    assert structure(Switch, {"state": "off"}, "switch") == Switch("off")
+    for wrong in ("dim", 1, None, ["on"]):
+        with pytest.raises(PlanError, match=r"switch\.state should be on, off"):
+            structure(Switch, {"state": wrong}, "switch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -16,16 +17,25 @@ from serfer.api.http.server import serve
 from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.service import Service
+from serfer.applications.applications import Applications
+from serfer.applications.opening import ApplicationOptions, open_applications
+from serfer.applications.served import FunctionsPlace
+from serfer.core.variants import Variant
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
+from serfer.wiring.deployed import find_deployment
 from serfer.wiring.open_pipeline import open_pipeline
 from storage import open_store
+from storage.store import Store
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The options of every model, as for `serfer.open`; `routing` is the first one's alone."""
+    """The options of every model, as for `serfer.open`; `routing` is the first one's alone.
+
+    `applications` are served beside the models.
+    """
 
     store: str | None = None
     workers: str | None = None
@@ -34,6 +44,7 @@ class Opening:
     cache_s: float = 0.0
     stack: str | None = None
     routing: Routing | None = None
+    applications: ApplicationOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,13 @@ def serve_models(
             pipelines[name] = opened.enter_context(
                 open_model(directory, _of(name, opening, first=not pipelines), settings)
             )
-        service, telemetry = make_service(pipelines, settings)
+        service, telemetry = make_service(pipelines, settings, _shared_store(opening, pipelines))
         opened.callback(service.decoders.end)
+        if opening.applications is not None:
+            service.applications = _applications(opening, opening.applications, service, settings)
+            opened.callback(_close_all, service.pipelines)
+            progress("opening a variant of each application")
+            asyncio.run(service.applications.open())
         serve(
             make_app(service, settings, keys, telemetry, address.answers_to(settings)),
             host=address.host,
@@ -107,8 +123,54 @@ def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipelin
     )
 
 
-def make_service(pipelines: Mapping[str, Pipeline], settings: Settings) -> tuple[Service, Telemetry]:
-    """Return the service of open models, the first one its default, and its telemetry."""
+def _shared_store(opening: Opening, pipelines: Mapping[str, Pipeline]) -> Store | None:
+    """Return a store for the state that drivers share, None where it is the first model's."""
+    if pipelines:
+        return None
+    return open_store(_store_url(opening))
+
+
+def _store_url(opening: Opening) -> str:
+    """Return the URL of the store that drivers of applications share."""
+    if opening.store is None and opening.stack is not None:
+        return find_deployment(opening.stack).store
+    return opening.store or "memory://"
+
+
+def _applications(opening: Opening, options: ApplicationOptions, service: Service, settings: Settings) -> Applications:
+    """Return the applications of a service; nothing is read of the registry but which there are."""
+    plain, facts = replace(opening, routing=None, applications=None), settings.facts().functions
+    concurrency = facts.concurrency if opening.workers == "aws" else settings.local_concurrency
+    return open_applications(
+        options,
+        service.pipelines,
+        lambda directory: open_model(directory, plain, settings),
+        settings,
+        service.store,
+        _store_url(opening),
+        FunctionsPlace(concurrency, facts.kept_warm),
+        _deployed(opening),
+    )
+
+
+def _deployed(opening: Opening) -> Callable[[Variant], bool]:
+    """Return what says whether functions have a variant: all that can be started, or what a stack has."""
+    if opening.stack is None:
+        return lambda _: True
+    plans = find_deployment(opening.stack).plans
+    return lambda variant: variant.plan[:12] in plans
+
+
+def _close_all(pipelines: Mapping[str, Pipeline]) -> None:
+    """Close the pipelines of variants that are still open, where serving has not begun."""
+    for pipeline in [*pipelines.values()]:
+        pipeline.close()
+
+
+def make_service(
+    pipelines: Mapping[str, Pipeline], settings: Settings, store: Store | None = None
+) -> tuple[Service, Telemetry]:
+    """Return the service of open models, the first one its default, and its telemetry; `store` as Service's."""
     telemetry = open_telemetry(pipelines)
     for pipeline in pipelines.values():
         if isinstance(pipeline.target, RunningPool):
@@ -120,7 +182,7 @@ def make_service(pipelines: Mapping[str, Pipeline], settings: Settings) -> tuple
         settings, processes=settings.api_decoders, waiting=settings.api_in_flight + settings.api_queue
     )
     results = open_store(settings.results) if settings.results else None
-    service = Service(pipelines, admission, telemetry, Decoders(bounds), results=results)
+    service = Service(pipelines, admission, telemetry, Decoders(bounds), results=results, store=store)
     service.decoders.launch()
     return service, telemetry
 

@@ -9,6 +9,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from serfer.api.http.validation import MAX_DEADLINE_MS, Body, shown
+from serfer.core.variants import NAME
 
 _SHARED_MEMORY: Final = "shared_memory"
 _MAX_ID = 4096  # characters
@@ -47,12 +48,19 @@ class RequestParameters(Parameters):
 
     `result` says whether the outputs are in the answer, "inline", or are kept by the service, "link"; without it they
     are in the answer, unless that would be too large and the service keeps results.
+
+    `latency_ms`, `min_accuracy`, `max_cost_usd`, `variant` and `strict` are what a request may ask of an application.
     """
 
     binary_data_output: bool = False
     result: Literal["inline", "link"] | None = None
     deadline_ms: int | None = Field(default=None, ge=1, le=MAX_DEADLINE_MS)
     timeout: int | None = Field(default=None, ge=0)
+    latency_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    min_accuracy: float | None = Field(default=None, ge=0, le=1)
+    max_cost_usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    variant: str | None = Field(default=None, pattern=rf"^{NAME.pattern}$")
+    strict: bool = False
 
 
 class InputParameters(Parameters):

@@ -13,18 +13,25 @@ from serfer.core.costs.aws import LambdaFacts
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
-from serfer.core.served import ServedReport, StageProgress, TaskTime, Timeline
+from serfer.core.served import SelectedVariant, ServedReport, StageProgress, TaskTime, Timeline
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
 from serfer.pipeline.report import task_usd
 
 
-def served_report(answered: ServiceResult, plan: Plan, facts: LambdaFacts, *, explain: bool) -> ServedReport:
+def served_report(
+    answered: ServiceResult,
+    plan: Plan,
+    facts: LambdaFacts,
+    *,
+    explain: bool,
+    selected: SelectedVariant | None = None,
+) -> ServedReport:
     """Return a query's report for the client, its timeline counted from the request's arrival at admission."""
     result = answered.result
     timeline = _timeline(answered, plan, facts) if explain else None
     known = {field.name: getattr(result.report, field.name) for field in fields(QueryReport)}
-    return ServedReport(**known, timeline=timeline)
+    return ServedReport(**known, timeline=timeline, selected=selected)
 
 
 def progress(plan: Plan, stages: Sequence[StageRun], zero: float) -> tuple[StageProgress, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from serfer.api.admission import using
@@ -20,6 +21,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
 from serfer.api.idempotency import IdempotencyStore
+from serfer.api.objectives import OPENING, PARAMETERS, as_text, asked_of, is_cold, objectives_of, same_classes, selected
 from serfer.api.observability.timeline import progress, served_report
 from serfer.api.requests import (
     IdempotencyKey,
@@ -34,12 +36,14 @@ from serfer.api.requests import (
 )
 from serfer.api.routes.openapi import CLASSIFY, problems
 from serfer.api.routes.results import Results, Watch, new_job
-from serfer.api.service import Service, ServiceQuery
+from serfer.api.service import Service, ServiceQuery, ServiceResult
+from serfer.applications.applications import Asked, Choice, Run
 from serfer.core.run_machine import StageRun
 from serfer.core.served import JobStatus, ServedReport, StageProgress
+from serfer.core.variants import Objectives
 
 _MOST_CLASSES = 65_536
-_PARAMETERS = ("top_k", "model", "deadline_ms", "explain")
+_PARAMETERS = ("top_k", "model", "deadline_ms", "explain", *PARAMETERS)
 _RESULT_ID = re.compile(r"[0-9a-f]{32}")
 _MS_PER_S = 1000
 
@@ -57,19 +61,20 @@ class Classifying:
 
 @dataclass(frozen=True)
 class _ClassifyRequest:
-    """One classify request, checked but for its images."""
+    """One classify request, checked but for its images; `asked` is what it asks of an application."""
 
     request: Request
     query: ServiceQuery
     top_k: int
     explain: bool
     key: str | None
+    asked: Asked | None
 
     def idempotency_key(self, images: Sequence[Upload]) -> IdempotencyKey | None:
         """Return what makes this request the same as another one with its idempotency key."""
         if self.key is None:
             return None
-        parameters = f"{self.query.model} {self.top_k} {self.explain}".encode()
+        parameters = f"{as_text(self.asked) or self.query.model} {self.top_k} {self.explain}".encode()
         parts = [part for image in images for part in (image.name.encode(errors="surrogatepass"), image.data)]
         return IdempotencyKey(owner_of(self.request), self.key, digest_of([parameters, *parts]))
 
@@ -97,10 +102,13 @@ def classify_router(routes: Classifying) -> APIRouter:
             int | None, Query(ge=1, le=MAX_DEADLINE_MS, description="Give up then; waiting counts.")
         ] = None,
         explain: Annotated[bool, Query(description="Also say where the time went, task by task.")] = False,  # noqa: FBT002 - a query parameter
+        *,
+        requested: Annotated[tuple[str | None, Objectives], Depends(objectives_of)],
     ) -> Response:
         """Classify the images of one request, as one query."""
         check_parameters(request, _PARAMETERS)
-        parsed = _parse(routes, request, top_k=top_k, model=model, deadline_ms=deadline_ms, explain=explain)
+        named = _Named(model, requested)
+        parsed = _parse(routes, request, named, top_k=top_k, deadline_ms=deadline_ms, explain=explain)
         service.check(parsed.query)  # before the body is read
         images = await read_images(request, routes.limits, parsed.query.left_s)
         if wants_async(request):
@@ -133,13 +141,28 @@ def classify_router(routes: Classifying) -> APIRouter:
     return router
 
 
+@dataclass(frozen=True)
+class _Named:
+    """What a request names: a model, or an application with objectives."""
+
+    model: str | None
+    requested: tuple[str | None, Objectives]
+
+
 def _parse(
-    routes: Classifying, request: Request, *, top_k: int, model: str | None, deadline_ms: int | None, explain: bool
+    routes: Classifying, request: Request, named: _Named, *, top_k: int, deadline_ms: int | None, explain: bool
 ) -> _ClassifyRequest:
-    name = routes.service.name(model)
-    _check_classifies(routes.service, name)
-    query = query_of(request, name, (deadline_ms or routes.deadline_ms) / _MS_PER_S)
-    return _ClassifyRequest(request, query, top_k, explain, idempotency_header(request))
+    allowed_s = (deadline_ms or routes.deadline_ms) / _MS_PER_S
+    identifier = getattr(request.state, "request_id", "") or secrets.token_hex(8)
+    asked = asked_of(routes.service, named.model, named.requested, identifier)
+    if asked is None:
+        name = routes.service.name(named.model)
+        _check_classifies(routes.service, name)
+        request.state.plan = routes.service.pipelines[name].plan
+    else:
+        name = asked.application
+    query = query_of(request, name, allowed_s)
+    return _ClassifyRequest(request, query, top_k, explain, idempotency_header(request), asked)
 
 
 def _check_classifies(service: Service, name: str) -> None:
@@ -171,11 +194,24 @@ async def _answer(
     """Return the body of the answer, explained where `watch` follows the query."""
     query = replace(parsed.query, context=replace(parsed.query.context, watch=watch))
     data, names = [image.data for image in images], [image.name for image in images]
-    answered = await routes.service.classify(query, data, names, parsed.top_k)
+    service = routes.service
+
+    async def classified(model: str) -> ServiceResult:
+        parsed.request.state.plan = service.pipelines[model].plan
+        return await service.classify(replace(query, model=model), data, names, parsed.top_k)
+
+    choice: Choice | None = None
+    if parsed.asked is None or service.applications is None:
+        answered = await classified(query.model)
+    else:
+        run = Run(lambda chosen: classified(chosen.model), lambda: query.in_time(OPENING), is_cold, same_classes)
+        choice, answered = await service.applications.answer(parsed.asked, run)
     parsed.request.state.answered = answered
-    pipeline = routes.service.pipelines[query.model]
-    plan = answered.result.plan or pipeline.plan
-    report = served_report(answered, plan, pipeline.facts, explain=parsed.explain or watch is not None)
+    pipeline = service.pipelines[choice.model if choice else query.model]
+    plan, explain = answered.result.plan or pipeline.plan, parsed.explain or watch is not None
+    report = served_report(
+        answered, plan, pipeline.facts, explain=explain, selected=selected(choice) if choice else None
+    )
     return json.dumps(report.as_dict(), allow_nan=False).encode()
 
 
@@ -198,7 +234,7 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
 
     body.keep()
     try:
-        state = await routes.results.begin(job, work, _progress_of(routes, query.model), ended)
+        state = await routes.results.begin(job, work, _progress_of(parsed.request), ended)
     except BaseException:
         ended()
         raise
@@ -223,9 +259,15 @@ async def _answer_once(
     return answer.body
 
 
-def _progress_of(routes: Classifying, model: str) -> Callable[[Sequence[StageRun]], Sequence[StageProgress]]:
-    plan, zero = routes.service.pipelines[model].plan, time.monotonic()
-    return lambda stages: progress(plan, stages, zero)
+def _progress_of(request: Request) -> Callable[[Sequence[StageRun]], Sequence[StageProgress]]:
+    """Return what says how far a query is on the plan that it runs on; nothing before that is known."""
+    zero = time.monotonic()
+
+    def stages_of(stages: Sequence[StageRun]) -> Sequence[StageProgress]:
+        plan = getattr(request.state, "plan", None)
+        return progress(plan, stages, zero) if plan else ()
+
+    return stages_of
 
 
 def _checked(result_id: str) -> str:

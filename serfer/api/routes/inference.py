@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from serfer import __version__
@@ -32,13 +33,19 @@ from serfer.api.http.inference_models import (
 )
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import DATATYPES, Inference, Signature, TensorForm, decode_request, encode_answer
+from serfer.api.objectives import OPENING, is_cold
 from serfer.api.requests import TimelyResponse, query_of, unless_gone
 from serfer.api.results.document import owner_id, place_of
 from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
+from serfer.applications.applications import Asked, Choice, Run
+from serfer.applications.tables import Side
+from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
+from serfer.core.variants import Objectives
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
+from serfer.results import ResultManifest
 
 PREFIX: Final = "/v2"
 VERSION: Final = "1"
@@ -107,10 +114,10 @@ def inference_router(routes: Inferring) -> APIRouter:
 
     async def metadata(request: Request) -> ModelMetadata:
         """Return a model's inputs and outputs: one of its inputs, not all of them, makes a request."""
-        name = _model(request, service)
-        signature = signature_of(service.pipelines[name].plan, routes.limits)
+        named = await _named(request, service)
+        signature = signature_of(named.plan, routes.limits)
         return ModelMetadata(
-            name=name,
+            name=named.name,
             versions=[VERSION],
             platform="serfer_plan",
             inputs=[form.metadata() for form in signature.takes],
@@ -119,7 +126,7 @@ def inference_router(routes: Inferring) -> APIRouter:
 
     async def model_ready(request: Request, response: Response) -> ModelReady:
         """Return whether a model can answer: 200, or 503."""
-        name = _model(request, service)
+        name = (await _named(request, service)).name
         is_ready = await service.ready()
         if service.repository:
             is_ready = is_ready and not service.repository.states()[name].failure
@@ -170,40 +177,113 @@ def inference_router(routes: Inferring) -> APIRouter:
 def _model(request: Request, service: Service) -> str:
     """Return the model that a path names; raises Problem 404 for one that is not served, or for another version."""
     name = service.name(request.path_params["model"])
+    _check_version(request, name)
+    return name
+
+
+def _check_version(request: Request, name: str) -> None:
     version = request.path_params.get("version", VERSION)
     if version != VERSION:
-        raise Problem(HTTPStatus.NOT_FOUND, f"{name} has no version {version[:40]!r}: there is {VERSION!r}")
-    return name
+        raise Problem(HTTPStatus.NOT_FOUND, f"{name[:80]} has no version {version[:40]!r}: there is {VERSION!r}")
 
 
 def _status(*, ready: bool) -> HTTPStatus:
     return HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
 
 
+@dataclass(frozen=True)
+class _Named:
+    """What a path names: a model, or an application, or a network of it; and the plan whose tensors it takes."""
+
+    name: str
+    plan: Plan
+    application: str | None = None
+    network: str | None = None
+
+    def asked(self, request: Request, parameters: RequestParameters) -> Asked | None:
+        """Return what a request asks of an application; raises Problem 400 for objectives of a model."""
+        objectives = Objectives(
+            parameters.latency_ms,
+            parameters.min_accuracy,
+            parameters.max_cost_usd,
+            parameters.variant,
+            self.network,
+            parameters.strict,
+        )
+        if self.application is not None:
+            return Asked(self.application, objectives, getattr(request.state, "request_id", ""))
+        if objectives != Objectives():
+            raise Problem(HTTPStatus.BAD_REQUEST, f"{self.name} is a model: objectives are asked of an application")
+        return None
+
+
+async def _named(request: Request, service: Service) -> _Named:
+    """Return what a path names; raises Problem 404 for what is not served."""
+    called, applications = request.path_params["model"], service.applications
+    application, _, network = called.partition(":")
+    if applications is None or called in service.models or application not in applications.names:
+        name = _model(request, service)
+        return _Named(name, service.pipelines[name].plan)
+    _check_version(request, called)
+    try:
+        pipeline = await applications.reference(application, network or None)
+    except UsageError as error:  # no such network
+        raise Problem(HTTPStatus.NOT_FOUND, str(error)) from None
+    variant = applications.served(application).table.live
+    own = network or _network_of(variant, pipeline.plan)
+    return _Named(called, pipeline.plan, application, own)
+
+
+def _network_of(side: Side, plan: Plan) -> str | None:
+    """Return the network whose variant a plan is."""
+    return next((each.network for each in side.variants.values() if each.plan == plan.digest), None)
+
+
 async def _infer(routes: Inferring, request: Request) -> Response:
     service = routes.service
-    name = _model(request, service)
-    plan = service.pipelines[name].plan
-    signature = signature_of(plan, routes.limits)
     service.admission.check(MAX_DEADLINE_S)  # before the body is read: its deadline is in there
-    inference = await _read(routes, request, signature)
-    query = query_of(request, name, _deadline_s(routes, inference.parameters))
-    if inference.kept:
-        return await _keep(routes.keeping, request, query, inference, service)
-    answered = await unless_gone(request, service.run(query, inference.array))
+    named = await _named(request, service)
+    inference = await _read(routes, request, signature_of(named.plan, routes.limits))
+    query = query_of(request, named.name, _deadline_s(routes, inference.parameters))
+    asked = named.asked(request, inference.parameters)
+
+    async def run(model: str) -> tuple[ServiceResult, ResultManifest | None]:
+        own = replace(query, model=model)
+        if inference.kept:
+            return await service.keep(own, inference.array, owner_id(request))
+        return await service.run(own, inference.array), None
+
+    choice: Choice | None = None
+    if asked is None or service.applications is None:
+        answered, stored = await unless_gone(request, run(query.model))
+    else:
+        by_variant = Run(lambda chosen: run(chosen.model), lambda: query.in_time(OPENING), _is_cold, _agree)
+        choice, (answered, stored) = await unless_gone(request, service.applications.answer(asked, by_variant))
     request.state.answered = answered
+    if stored is not None:
+        return await _described(routes.keeping, query, inference, stored)
     async with query.in_time("the answer was written"):
-        return await asyncio.to_thread(_answer, request, query, inference, plan, answered)
+        return await asyncio.to_thread(_answer, request, query, inference, named.plan, answered, choice)
 
 
-async def _keep(
-    keeping: Keeping, request: Request, query: ServiceQuery, inference: Inference, service: Service
-) -> Response:
-    """Have a query's outputs kept, and return what is said of them."""
+def _is_cold(answered: tuple[ServiceResult, ResultManifest | None]) -> bool:
+    return is_cold(answered[0])
+
+
+def _agree(
+    one: tuple[ServiceResult, ResultManifest | None], other: tuple[ServiceResult, ResultManifest | None]
+) -> bool:
+    """Whether two answers have the same best classes; those that are kept are not compared."""
+    outputs = one[0].result.outputs, other[0].result.outputs
+    return all(
+        np.array_equal(mine.argmax(axis=-1), theirs.argmax(axis=-1))
+        for mine, theirs in zip(outputs[0].values(), outputs[1].values(), strict=False)
+    )
+
+
+async def _described(keeping: Keeping, query: ServiceQuery, inference: Inference, stored: ResultManifest) -> Response:
+    """Return what is said of a query's outputs that were kept."""
     names = [wanted.form.name for wanted in inference.wanted]
-    work = service.keep(query, inference.array, owner_id(request))
-    answered, stored = await unless_gone(request, work)
-    request.state.answered = answered
     said = await asyncio.to_thread(keeping.said, stored, names)
     identifier = {} if inference.id is None else {"id": inference.id}
     body = json.dumps({**said, **identifier}, allow_nan=False).encode()
@@ -246,12 +326,22 @@ def _deadline_s(routes: Inferring, parameters: RequestParameters) -> float:
 
 
 def _answer(
-    request: Request, query: ServiceQuery, inference: Inference, plan: Plan, answered: ServiceResult
+    request: Request,
+    query: ServiceQuery,
+    inference: Inference,
+    plan: Plan,
+    answered: ServiceResult,
+    choice: Choice | None,
 ) -> Response:
     """Return the response to a request, compressed if the client wants that; what an instance answered says how."""
     named: dict[str, Any] = {"model_name": query.model, "model_version": VERSION}
+    parameters: dict[str, Any] = {}
     if served := answered.result.served:
-        named["parameters"] = {"batch": served.batch, "computed_ms": round(served.computed_ms, 3)}
+        parameters |= {"batch": served.batch, "computed_ms": round(served.computed_ms, 3)}
+    if choice is not None:
+        parameters |= {"variant": choice.variant.name, "reason": choice.selection.reason.value}
+    if parameters:
+        named["parameters"] = parameters
     body, header = encode_answer(inference, answered.result.outputs, named, plan.labels)
     headers = {"Vary": "Accept-Encoding"}
     if header is not None:

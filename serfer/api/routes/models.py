@@ -157,8 +157,10 @@ def models_router(service: Service) -> APIRouter:
         repository = service.repository
         states = repository.states() if repository else {}
         listed = (
-            ListedModel(**_listed(name, pipeline.plan, default=name == service.default), state=states.get(name))
-            for name, pipeline in service.pipelines.items()
+            ListedModel(
+                **_listed(name, service.pipelines[name].plan, default=name == service.default), state=states.get(name)
+            )
+            for name in service.models
         )
         return Models(tuple(listed), repository.state() if repository else None)
 

@@ -88,7 +88,7 @@ def _add_changes(router: APIRouter, routes: Holding, repository: ModelRepository
 
 def _entries(service: Service, *, is_ready: bool) -> Iterator[IndexEntry]:
     states = service.repository.states() if service.repository else {}
-    for name in service.pipelines:
+    for name in (*service.models, *(service.applications.names if service.applications else ())):
         state, reason = states.get(name), "" if is_ready else "not ready"
         if state is not None and state.status != "loaded":
             reason = state.failure or state.status

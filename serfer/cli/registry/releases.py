@@ -46,13 +46,7 @@ def promote(
     chosen, by, why = network_versions(versions or ()), who(by), short("--why", why)
 
     def step(record: Application) -> Application:
-        live = record.live_release
-        networks = {} if only or not live else live.networks
-        if chosen:
-            return record.promoted({**networks, **chosen}, now(), by, why)
-        if record.canary is None:
-            raise UsageError(f"which version? Application {record.name} has no canary: name NETWORK@VERSION")
-        return record.promoted(record.canary.networks, now(), by, why)
+        return record.promoted(record.networks_with(chosen, only=only), now(), by, why)
 
     _change(registry, application, step)
 
@@ -89,8 +83,7 @@ def canary(
     fields = {"share": share, "since": now(), "by": who(by), "limits": limits, "shadow": shadow}
 
     def step(record: Application) -> Application:
-        live = record.live_release
-        networks = {**(live.networks if live else {}), **chosen}
+        networks = record.networks_with(chosen)
         return record.with_canary(structure(Canary, {**fields, "networks": networks}, "canary", error=UsageError))
 
     _change(registry, application, step)

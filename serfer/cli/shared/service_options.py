@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from serfer.applications.opening import ApplicationOptions
 from serfer.cli.shared.options import plan_directory
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
@@ -113,6 +114,26 @@ CeilingOption = Annotated[
 ]
 
 
+AppsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--app",
+        metavar="NAME",
+        help="With --registry: an application to answer for, by variants that its queries' objectives select; may be "
+        "repeated. Without it, all that the registry has.",
+    ),
+]
+VariantInstancesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant-instance",
+        metavar="URL",
+        help="With --registry: an instance (serfer instance --registry) that runs variants for instances; may be "
+        "repeated.",
+    ),
+]
+
+
 def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str, Path]:
     """Return the plan directories to serve, by model name; by default the zoo's own default.
 
@@ -155,6 +176,21 @@ def least_concurrency(directories: Iterable[Path], settings: Settings) -> int:
         (plan, _), *others = plans_of([directory], settings)
         least = max([least, plan.widest_gang, *(terms(plan, cold, 0, facts).least for cold, _ in others)])
     return least
+
+
+def applications_of(
+    settings: Settings, registry: str | None, names: list[str] | None, instances: list[str] | None
+) -> ApplicationOptions | None:
+    """Return the applications to serve, None for none; raises UsageError for options that cannot be."""
+    url = registry or settings.registry
+    if registry is None and not names and not instances:
+        return None
+    if url is None:
+        raise UsageError("--app and --variant-instance are about applications: give --registry, or SERFER_REGISTRY")
+    for instance in instances or ():
+        if not instance.startswith(("http://", "https://")):
+            raise UsageError(f"--variant-instance is a URL such as http://10.0.0.7:8000, not {instance[:80]!r}")
+    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), tuple(dict.fromkeys(instances or ())))
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

@@ -14,6 +14,7 @@ from serfer.control.selection.places import FUNCTIONS, PlaceState, States
 from serfer.control.selection.plugged_in import DEFAULT, make_selector
 from serfer.control.selection.select import InfaasSelector, Selector, draw_of
 from serfer.control.selection.states import THRESHOLDS, StateTracker, Thresholds, VariantSignals, next_state
+from serfer.control.selection.warming import worth_warming
 
 __all__ = [
     "DEFAULT",
@@ -30,4 +31,5 @@ __all__ = [
     "draw_of",
     "make_selector",
     "next_state",
+    "worth_warming",
 ]

@@ -131,6 +131,11 @@ class StateTracker:
         self._at = thresholds
         self._kept: dict[tuple[str, str], PlaceState] = {}
 
+    @property
+    def places(self) -> Mapping[tuple[str, str], PlaceState]:
+        """The state of each variant at each place, as last observed."""
+        return self._kept
+
     def observe(self, signals: Mapping[tuple[str, str], VariantSignals]) -> States:
         """Return the states that follow from signals by (variant, place); what is missing in them is forgotten."""
         self._kept = {key: self._next(key, seen) for key, seen in signals.items()}

@@ -13,6 +13,14 @@ appears in it with all of its variants or not at all.
 
 from __future__ import annotations
 
+from serfer.core.objectives import (
+    NO_OBJECTIVES,
+    OBJECTIVES,
+    Objectives,
+    Selection,
+    SelectionReason,
+    VariantState,
+)
 from serfer.core.variants.application import (
     FORMAT,
     MAX_NETWORKS,
@@ -26,7 +34,6 @@ from serfer.core.variants.application import (
     Release,
     Validation,
 )
-from serfer.core.variants.objectives import Objectives, Selection, SelectionReason, VariantState
 from serfer.core.variants.soundness import check_application, check_variant
 from serfer.core.variants.variant import PRECISIONS, Accuracy, Figure, Place, Source, Variant
 
@@ -36,6 +43,8 @@ __all__ = [
     "MAX_RELEASES",
     "MAX_VARIANTS",
     "NAME",
+    "NO_OBJECTIVES",
+    "OBJECTIVES",
     "PRECISIONS",
     "Accuracy",
     "Application",

@@ -21,6 +21,8 @@ MAX_VARIANTS: Final = 200
 """Variants of a network version."""
 MAX_RELEASES: Final = 50
 """Releases that an application remembers; the oldest are forgotten."""
+MAX_WHY: Final = 500
+"""Characters of a reason."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 """Names of applications, networks and variants."""
 
@@ -95,8 +97,17 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A canary that was worse than the live release, and why it was taken back."""
+
+    networks: dict[str, int]
+    since: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Application:
-    """An application: network versions, releases, the live one, and a canary.
+    """An application: network versions, releases, the live one, a canary, and the last one that was taken back.
 
     `classes` is the number of classes of all of its networks, `labels` a digest of their names, which all share.
     """
@@ -108,6 +119,7 @@ class Application:
     releases: tuple[Release, ...] = ()
     live: Annotated[int, Bounds(0)] = 0
     canary: Canary | None = None
+    taken_back: TakenBack | None = None
     format: int = FORMAT
 
     def versions(self, network: str) -> list[NetworkVersion]:
@@ -138,6 +150,18 @@ class Application:
         """Yield the variants of network versions, as a release or a canary has them."""
         for network, number in networks.items():
             yield from self.version(network, number).variants
+
+    def networks_with(self, chosen: Mapping[str, int], *, only: bool = False) -> dict[str, int]:
+        """Return the live release's versions with the chosen ones in place of their networks', or these alone.
+
+        Without a choice, those of the canary; raises UsageError where there is none.
+        """
+        if not chosen and self.canary is None:
+            raise UsageError(f"which version? Application {self.name} has no canary: name NETWORK@VERSION")
+        if not chosen and self.canary:
+            return dict(self.canary.networks)
+        live = self.live_release
+        return {**(live.networks if live and not only else {}), **chosen}
 
     def with_version(self, added: NetworkVersion) -> Application:
         """Return the record with a network version, whose number has to be the next one of its network.
@@ -184,6 +208,12 @@ class Application:
     def without_canary(self) -> Application:
         """Return the record whose live release answers all queries."""
         return replace(self, canary=None)
+
+    def with_canary_taken_back(self, why: str) -> Application:
+        """Return the record without its canary, which was worse than the live release, and with the reason."""
+        canary = self.canary
+        taken_back = TakenBack(canary.networks, canary.since, why[:MAX_WHY]) if canary else self.taken_back
+        return replace(self, canary=None, taken_back=taken_back)
 
     def rolled_back(self, created: str, by: str, why: str) -> Application:
         """Return the record without its canary, or else with the versions of the release before as a new release.

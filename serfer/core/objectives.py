@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from serfer.core.structure import Bounds
 
@@ -37,6 +37,11 @@ class Objectives:
     variant: str | None = None
     network: str | None = None
     strict: bool = False
+
+
+NO_OBJECTIVES: Final = Objectives()
+OBJECTIVES: Final = ("latency_ms", "min_accuracy", "max_cost_usd", "variant", "network")
+"""Names of what a query may ask for, as parameters of requests."""
 
 
 class SelectionReason(StrEnum):

@@ -1,0 +1,239 @@
+"""GET /v1/applications: what may be asked for in place of a model, and which variants there are to answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request
+
+from serfer.api.http.problems import Problem
+from serfer.api.requests import check_parameters
+from serfer.api.routes.openapi import problems
+from serfer.api.service import Service
+from serfer.applications.applications import Applications, served_name
+from serfer.applications.served import ServedApplication
+from serfer.control.canary import Conduct
+from serfer.core.variants import Application, Canary, Figure, Variant
+
+
+@dataclass(frozen=True)
+class ListedFigure:
+    """A number, and whether it was measured or predicted."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class ListedAccuracy:
+    """The share of correct answers on a validation set, with its 95% interval."""
+
+    share: float
+    low: float
+    high: float
+    images: int
+
+
+@dataclass(frozen=True)
+class ListedVariant:
+    """A variant, its state as this driver sees it, and its figures.
+
+    `release` is "live" or "canary", `places` are its states by place: "functions", or an instance's URL. `open` says
+    whether this driver has opened it on functions, `in_flight` counts the queries that run on it from here.
+    """
+
+    name: str
+    network: str
+    version: int
+    release: str
+    place: str
+    kind: str
+    precision: str
+    batch: int
+    tasks: int
+    places: dict[str, str]
+    open: bool
+    in_flight: int
+    accuracy: ListedAccuracy | None
+    latency_ms: ListedFigure
+    load_ms: ListedFigure
+    peak_mb: ListedFigure
+    qps: ListedFigure
+    cost_usd: ListedFigure
+    made: str
+
+
+@dataclass(frozen=True)
+class ListedConduct:
+    """How queries ended in a canary's trial; the 95th percentile is the upper end of its bucket."""
+
+    queries: int
+    error_rate: float
+    p95_ms: float | None
+
+
+@dataclass(frozen=True)
+class ListedCanary:
+    """A canary, how it and the live release answered since it began, and what follows.
+
+    A shadow answers copies, of which `agreed` of `compared` had the live answers' best classes, in this driver.
+    """
+
+    networks: dict[str, int]
+    share: float
+    since: str
+    by: str
+    shadow: bool
+    verdict: str
+    why: str
+    canary: ListedConduct
+    live: ListedConduct
+    compared: int
+    agreed: int
+
+
+@dataclass(frozen=True)
+class ListedApplication:
+    """An application in short; `release` is the number of the live release."""
+
+    name: str
+    classes: int
+    release: int
+    networks: dict[str, int]
+    variants: int
+
+
+@dataclass(frozen=True)
+class ListedApplications:
+    """The applications that are served; the first one is meant where a query gives objectives alone."""
+
+    applications: tuple[ListedApplication, ...]
+
+
+@dataclass(frozen=True)
+class ApplicationDetail(ListedApplication):
+    """An application in full; `taken_back` says why the last canary that was worse is gone."""
+
+    table: tuple[ListedVariant, ...]
+    canary: ListedCanary | None
+    taken_back: str
+
+
+def applications_router(service: Service) -> APIRouter:
+    """Return the routes that tell of a service's applications."""
+    router = APIRouter(prefix="/v1", tags=["applications"])
+
+    @router.get("/applications", responses=problems(401, 403, 422, 429))
+    async def list_applications(request: Request) -> ListedApplications:
+        """List the applications that a query may name in place of a model."""
+        check_parameters(request, ())
+        applications = service.applications
+        names = applications.names if applications else ()
+        return ListedApplications(tuple(_listed(_served(applications, name)) for name in names))
+
+    @router.get("/applications/{name}", responses=problems(401, 403, 404, 422, 429))
+    async def one_application(request: Request, name: str) -> ApplicationDetail:
+        """Return an application's variants, with their states and figures, and its canary."""
+        check_parameters(request, ())
+        return _detail(service.applications, _served(service.applications, name))
+
+    return router
+
+
+def detail_of(applications: Applications, name: str) -> ApplicationDetail:
+    """Return an application in full; raises Problem 404 for one that is not served."""
+    return _detail(applications, _served(applications, name))
+
+
+def _served(applications: Applications | None, name: str) -> ServedApplication:
+    if applications is None or name not in applications.names:
+        known = ", ".join(applications.names) if applications else "none"
+        raise Problem(HTTPStatus.NOT_FOUND, f"no application {name[:80]!r} here: there is {known}")
+    return applications.served(name)
+
+
+def _listed(served: ServedApplication) -> ListedApplication:
+    record, release = served.table.application, served.table.release
+    return ListedApplication(record.name, record.classes, release.number, dict(release.networks), len(served.variants))
+
+
+def _detail(applications: Applications | None, served: ServedApplication) -> ApplicationDetail:
+    table, listed = served.table, _listed(served)
+    sides = [("live", table.live), *([("canary", table.canary)] if table.canary else [])]
+    rows = {
+        name: _variant(applications, served, variant, release)
+        for release, side in reversed(sides)
+        for name, variant in side.variants.items()
+    }
+    record = table.application
+    return ApplicationDetail(
+        listed.name,
+        listed.classes,
+        listed.release,
+        listed.networks,
+        listed.variants,
+        table=tuple(sorted(rows.values(), key=lambda row: (row.cost_usd.value, row.name))),
+        canary=_canary(served, table.trial) if table.trial else None,
+        taken_back=_taken_back(record),
+    )
+
+
+def _variant(
+    applications: Applications | None, served: ServedApplication, variant: Variant, release: str
+) -> ListedVariant:
+    name, accuracy = served_name(served.name, variant.name), variant.accuracy
+    return ListedVariant(
+        name=variant.name,
+        network=variant.network,
+        version=variant.version,
+        release=release,
+        place=variant.place,
+        kind=variant.kind,
+        precision=variant.precision,
+        batch=variant.batch,
+        tasks=variant.tasks,
+        places={place: state.value for place, state in served.places(variant.name).items()},
+        open=applications is not None and applications.pipelines.is_open(name),
+        in_flight=served.meter(variant.name).in_flight,
+        accuracy=ListedAccuracy(accuracy.share, *accuracy.interval, accuracy.images) if accuracy else None,
+        latency_ms=_figure(variant.latency_ms),
+        load_ms=_figure(variant.load_ms),
+        peak_mb=_figure(variant.peak_mb),
+        qps=_figure(variant.qps),
+        cost_usd=_figure(variant.usd),
+        made=variant.made,
+    )
+
+
+def _figure(figure: Figure) -> ListedFigure:
+    return ListedFigure(figure.value, figure.source)
+
+
+def _canary(served: ServedApplication, canary: Canary) -> ListedCanary:
+    trial = served.trial
+    return ListedCanary(
+        dict(canary.networks),
+        canary.share,
+        canary.since,
+        canary.by,
+        canary.shadow,
+        verdict=trial.verdict if trial else "goes on",
+        why=trial.why if trial else "",
+        canary=_conduct(trial.canary if trial else Conduct()),
+        live=_conduct(trial.live if trial else Conduct()),
+        compared=served.compared,
+        agreed=served.agreed,
+    )
+
+
+def _conduct(conduct: Conduct) -> ListedConduct:
+    return ListedConduct(conduct.queries, conduct.error_rate, conduct.p95_ms)
+
+
+def _taken_back(record: Application) -> str:
+    gone = record.taken_back
+    if gone is None:
+        return ""
+    networks = ", ".join(f"{network}@{version}" for network, version in gone.networks.items())
+    return f"{networks}: {gone.why}"

@@ -1,0 +1,423 @@
+"""Applications in one driver: a variant for each query, and each second a look at the registry and other drivers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar
+
+from serfer.applications.exchange import Exchange
+from serfer.applications.instances import VariantInstances
+from serfer.applications.meters import ms_since
+from serfer.applications.pipelines import AT, VariantPipelines
+from serfer.applications.served import FailedCanary, FunctionsPlace, ServedApplication
+from serfer.applications.tables import Table, table_of
+from serfer.control.selection import FUNCTIONS, Selector, VariantSignals, draw_of
+from serfer.core.errors import (
+    LambdaThrottledError,
+    OverloadedError,
+    QueryError,
+    SerferError,
+    UnavailableError,
+    UnmetObjectivesError,
+    UsageError,
+)
+from serfer.core.variants import Application, Objectives, Place, Selection, Variant
+from serfer.fleet.log_events import log_event
+from serfer.pipeline.pipeline import Pipeline
+from serfer.registry import Registry
+
+T = TypeVar("T")
+PERIOD_S: Final = 1.0
+"""Seconds between two looks: states are at most the paper's 2 s old (INFaaS, section 5)."""
+_CANARY_DRAW = "canary "  # a query's draw for the canary is independent of that among variants
+_BROKEN_S = 30.0  # for which a variant that could not be opened is not selected
+_SHADOWS = 2  # queries that are copied at once
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The variant that answers a query: `model` is the name under which its pipeline is served.
+
+    `failed` says why the canary, which was selected first, did not answer.
+    """
+
+    application: str
+    variant: Variant
+    model: str
+    selection: Selection
+    release: int
+    canary: bool = False
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a query asks of an application; `query` is its id."""
+
+    application: str
+    objectives: Objectives
+    query: str
+
+
+@dataclass(frozen=True)
+class Run(Generic[T]):
+    """How a query is run on a variant, and what is looked at in its answer.
+
+    `answer` runs it; the variant is opened within `opening`, which ends at the query's deadline. `is_cold` says whether
+    the query waited for an environment, `agree` whether two answers are the same.
+    """
+
+    answer: Callable[[Choice], Awaitable[T]]
+    opening: Callable[[], AbstractAsyncContextManager[None]]
+    is_cold: Callable[[T], bool]
+    agree: Callable[[T, T], bool]
+
+
+class Applications:
+    """The applications that a driver serves; used on one event loop, and closed before the pipelines are.
+
+    `runs_here` says of a variant whether this driver can run it. `exchanges` are by application.
+    """
+
+    def __init__(  # noqa: PLR0913 - its parts, by name
+        self,
+        registry: Registry,
+        pipelines: VariantPipelines,
+        selector: Selector,
+        instances: VariantInstances,
+        exchanges: Mapping[str, Exchange],
+        *,
+        place: FunctionsPlace,
+        runs_here: Callable[[Variant], bool],
+        driver: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pipelines = pipelines
+        self._registry = registry
+        self._selector = selector
+        self._instances = instances
+        self._exchanges = exchanges
+        self._runs_here = runs_here
+        self._driver = driver
+        self._clock = clock
+        self._served = {name: ServedApplication(name, place, clock) for name in exchanges}
+        self._broken: dict[str, float] = {}
+        self._working: set[asyncio.Task[Any]] = set()
+        self._shadows: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the applications; the first one is meant where a query names none."""
+        return tuple(self._served)
+
+    def served(self, application: str) -> ServedApplication:
+        """Return an application; raises UsageError for one that is not served here."""
+        found = self._served.get(application)
+        if found is None:
+            raise UsageError(f"no application {application[:80]!r} here: there is {', '.join(self._served)}")
+        return found
+
+    async def open(self) -> None:
+        """Read the records, and open and warm up the cheapest variant of each application on functions that can be.
+
+        Raises what reading raises, and UnavailableError where no variant can be opened.
+        """
+        await self._instances.look()
+        for served in self._served.values():
+            self._use(served, await asyncio.to_thread(self._registry.known, served.name))
+            while cheapest := _cheapest_on_functions(served.table):
+                if await self._warm(served, cheapest):
+                    break
+            served.look((), lambda variant, name=served.name: self._signals(name, variant))  # type: ignore[misc]
+
+    def start(self) -> None:
+        """Look at the registry and the other drivers from now on; on the running event loop."""
+        self._loop = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop looking, and wait for what is being opened, closed or copied."""
+        tasks = [*self._working, *([self._loop] if self._loop else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self.pipelines.close()
+        for served in self._served.values():
+            try:
+                await asyncio.to_thread(self._exchanges[served.name].leave)
+            except SerferError as error:
+                self._trouble("store", served, error)
+
+    def choose(self, asked: Asked, *, live: bool = False) -> Choice:
+        """Select the variant that answers a query; with `live`, never the canary's.
+
+        Raises UsageError for an unknown application, network or variant, and UnmetObjectivesError where the objectives
+        are strict and no variant meets them.
+        """
+        served = self.served(asked.application)
+        served.ask(asked.objectives)
+        trial = served.table.trial
+        is_canary = bool(trial and not (live or trial.shadow) and draw_of(_CANARY_DRAW + asked.query) < trial.share)
+        return self._choice(served, asked, canary=is_canary)
+
+    async def reference(self, application: str, network: str | None) -> Pipeline:
+        """Return an open pipeline of a network of the live release, by default the one of its cheapest variant.
+
+        All variants of a network take the same tensors. Raises as `choose`, and what opening raises.
+        """
+        served = self.served(application)
+        chosen = self._choice(served, Asked(application, Objectives(network=network), ""), canary=False)
+        with self.pipelines.running(chosen.model):
+            await self.pipelines.open(chosen.model, chosen.variant, chosen.selection.place)
+            return self.pipelines.get(chosen.model)
+
+    async def answer(self, asked: Asked, run: Run[T]) -> tuple[Choice, T]:
+        """Answer a query on the variant that is selected for it.
+
+        Where a variant cannot be opened another one answers, and where the canary fails the live release. Raises what
+        `choose`, `run.opening` and `run.answer` raise.
+        """
+        choice = self.choose(asked)
+        while True:
+            try:
+                answered = await self._on(choice, run)
+            except _UnopenedError as error:
+                if asked.objectives.variant is not None:
+                    raise UnavailableError(f"variant {asked.objectives.variant} cannot be opened") from error
+                self._exclude(self._served[choice.application], choice.variant)
+                choice = replace(self.choose(asked), failed=str(error))
+            except (QueryError, UnavailableError) as error:
+                if _is_gone(choice, error):
+                    self._leave(choice)
+                    choice = replace(self.choose(asked), failed=_words(error))
+                    continue
+                if not choice.canary:
+                    raise
+                log_event(logging.WARNING, "canary failed", variant=choice.model, message=_words(error))
+                choice = replace(self.choose(asked, live=True), failed=_words(error))
+            else:
+                self._copy(asked, answered, run)
+                return choice, answered
+
+    async def _on(self, choice: Choice, run: Run[T]) -> T:
+        """Open a variant and run a query on it; raises _UnopenedError, and what `run` raises."""
+        with self.pipelines.running(choice.model):
+            async with run.opening():
+                try:
+                    await self.pipelines.open(choice.model, choice.variant, choice.selection.place)
+                except SerferError as error:
+                    log_event(logging.ERROR, "variant not opened", variant=choice.model, message=_words(error))
+                    raise _UnopenedError(_words(error)) from error
+            return await self._counted(choice, run)
+
+    async def _counted(self, choice: Choice, run: Run[T]) -> T:
+        """Run a query, and count how it ends; what a client did wrong, or took back, counts as nothing."""
+        served = self._served[choice.application]
+        meter, counter = served.meter(choice.variant.name), served.counter(canary=choice.canary)
+        begun, alone = self._clock(), meter.begin()
+        try:
+            answered = await run.answer(choice)
+        except LambdaThrottledError:
+            meter.throttle()
+            raise
+        except (QueryError, UnavailableError):
+            counter.fail()
+            raise
+        else:
+            ms = ms_since(begun, self._clock())
+            meter.answer(ms, cold=run.is_cold(answered), alone=alone)
+            counter.answer(ms)
+            return answered
+        finally:
+            meter.end()
+
+    def _copy(self, asked: Asked, answered: T, run: Run[T]) -> None:
+        """Have a shadow answer a copy of a query that was answered, if it is one of its share and few are copied."""
+        served = self._served[asked.application]
+        trial = served.table.trial
+        if not (trial and trial.shadow and draw_of(_CANARY_DRAW + asked.query) < trial.share):
+            return
+        if len(self._shadows) < _SHADOWS:
+            task = self._in_background(self._compare(served, asked, answered, run))
+            self._shadows.add(task)
+            task.add_done_callback(self._shadows.discard)
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return task
+
+    async def _compare(self, served: ServedApplication, asked: Asked, answered: T, run: Run[T]) -> None:
+        try:
+            copied = await self._on(self._choice(served, asked, canary=True), run)
+        except SerferError as error:
+            log_event(logging.WARNING, "shadow failed", application=served.name, message=_words(error))
+            return
+        served.compared += 1
+        served.agreed += run.agree(answered, copied)
+
+    def _choice(self, served: ServedApplication, asked: Asked, *, canary: bool) -> Choice:
+        table = served.table
+        side = table.canary if canary and table.canary else table.live
+        selection = self._selector.get_variant(asked.objectives, side.catalogue, served.states, draw_of(asked.query))
+        if asked.objectives.strict and selection.missed:
+            raise UnmetObjectivesError(_unmet(served.name, selection))
+        variant = side.variants[selection.variant]
+        if not selection.place:
+            raise UnavailableError(
+                f"no instance has {variant.name}, which the objectives select: start one, or ask for less"
+            )
+        if asked.objectives.network not in (None, variant.network):
+            raise UsageError(f"variant {variant.name} is one of {variant.network}, not of {asked.objectives.network}")
+        model = served_name(served.name, variant.name, selection.place)
+        return Choice(served.name, variant, model, selection, table.release.number, canary=side is table.canary)
+
+    def _leave(self, choice: Choice) -> None:
+        """Select an instance no more until it answers again."""
+        self._instances.down(choice.selection.place)
+        served = self._served[choice.application]
+        served.look(served.others, lambda variant: self._signals(served.name, variant))
+
+    def _signals(self, application: str, variant: str) -> Mapping[str, VariantSignals]:
+        return self._instances.signals(served_name(application, variant))
+
+    def _exclude(self, served: ServedApplication, variant: Variant) -> None:
+        """Select a variant no more for a while; raises UnavailableError where none is left."""
+        self._broken[served_name(served.name, variant.name)] = self._clock()
+        self._use(served, served.table.application)
+
+    def _use(self, served: ServedApplication, record: Application) -> None:
+        served.use(self._table(served.name, record))
+        self.pipelines.keep(
+            served_name(each.name, variant) for each in self._served.values() for variant in each.variants
+        )
+
+    def _table(self, application: str, record: Application) -> Table:
+        return table_of(record, lambda variant: self._runs_here(variant) and self._works(application, variant))
+
+    def _works(self, application: str, variant: Variant) -> bool:
+        return served_name(application, variant.name) not in self._broken
+
+    async def _run(self) -> None:
+        while True:
+            await self._instances.look()
+            for served in self._served.values():
+                await self.look(served)
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self, served: ServedApplication) -> None:
+        """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
+        try:
+            known, broken = served.latest, self._broken
+            served.latest = await asyncio.to_thread(self._registry.latest, served.name, known)
+            self._broken = {name: at for name, at in broken.items() if self._clock() - at < _BROKEN_S}
+            if served.latest is not None and (served.latest is not known or len(self._broken) < len(broken)):
+                self._use(served, served.latest.application)
+        except SerferError as error:
+            self._trouble("registry", served, error)
+        others = served.others
+        try:
+            others = await asyncio.to_thread(self._exchanges[served.name].exchange, served.entry(self._driver))
+        except SerferError as error:
+            self._trouble("store", served, error)
+        served.look(others, lambda variant: self._signals(served.name, variant))
+        if served.failed is not None:
+            await self._take_back(served, served.failed)
+        for variant in served.worth_warming():
+            if variant not in served.warming:
+                self._in_background(self._warm_once(served, variant))
+
+    async def _warm_once(self, served: ServedApplication, name: str) -> None:
+        served.warming.add(name)
+        try:
+            await self._warm(served, name)
+        finally:
+            served.warming.discard(name)
+
+    async def _warm(self, served: ServedApplication, name: str) -> bool:
+        """Open a variant and warm it up; returns whether it can be used, and leaves it out for a while if not."""
+        variant = served.table.live.variants[name]
+        model = served_name(served.name, name)
+        try:
+            if await self.pipelines.warm(model, variant, FUNCTIONS):
+                served.meter(name).warm_up()
+        except SerferError as error:
+            log_event(logging.ERROR, "variant not opened", variant=model, message=_words(error))
+            self._exclude(served, variant)
+            return False
+        return True
+
+    async def change(self, application: str, step: Callable[[Application], Application]) -> None:
+        """Change an application's record, and select by it at once.
+
+        Raises what `step` and the registry raise, and UnavailableError for a release that cannot run here; then
+        nothing is changed.
+        """
+        served = self.served(application)
+
+        def checked(found: Application | None) -> Application | None:
+            if found is None:
+                return None
+            record = step(found)
+            self._table(served.name, record)
+            return record
+
+        self._use(served, await asyncio.to_thread(self._registry.update, application, checked))
+
+    async def _take_back(self, served: ServedApplication, failed: FailedCanary) -> None:
+        """End a canary in the registry, as the first of several drivers; until then this one does not use it."""
+        canary, why = failed.canary, failed.why
+        log_event(logging.WARNING, "canary taken back", application=served.name, networks=canary.networks, message=why)
+
+        def without(record: Application | None) -> Application | None:
+            still = record is not None and record.canary is not None and record.canary.since == canary.since
+            return record.with_canary_taken_back(why) if record and still else None
+
+        try:
+            self._use(served, await asyncio.to_thread(self._registry.update, served.name, without))
+        except SerferError as error:
+            self._trouble("registry", served, error)
+
+    def _trouble(self, part: str, served: ServedApplication, error: SerferError) -> None:
+        log_event(logging.WARNING, "application", application=served.name, part=part, message=_words(error))
+
+
+class _UnopenedError(Exception):
+    """A variant could not be opened."""
+
+
+def served_name(application: str, variant: str, place: str = FUNCTIONS) -> str:
+    """Return the name under which a variant's pipeline is served, as a model: at an instance, with its place."""
+    name = f"{application}:{variant}"
+    return name if place == FUNCTIONS else f"{name}{AT}{place}"
+
+
+def _cheapest_on_functions(table: Table) -> str | None:
+    """Return the cheapest variant of the live release for functions; None where there is none."""
+    names = (row.name for row in table.live.catalogue.rows)
+    return next((name for name in names if table.live.variants[name].place is Place.FUNCTIONS), None)
+
+
+def _is_gone(choice: Choice, error: Exception) -> bool:
+    """Whether an instance failed a query in a way that says that it cannot be reached, so that another place may."""
+    is_fault = isinstance(error, UnavailableError) and not isinstance(error, OverloadedError)
+    return choice.selection.place != FUNCTIONS and is_fault
+
+
+def _unmet(application: str, selection: Selection) -> str:
+    missed = ", ".join(f"{name} by {value:.3g}" for name, value in selection.missed.items())
+    return (
+        f"no variant of {application} meets the objectives: the nearest, {selection.variant}, misses {missed}; ask for "
+        "less, or leave out strict"
+    )
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

@@ -1,0 +1,147 @@
+"""What drivers tell one another of an application: one record, which each of them updates by compare-and-set.
+
+    serfer:variants:{APPLICATION}    by driver: signals of its variants, and how live and canary queries ended
+
+A driver counts as gone when its entry has not changed for GONE_S on the reader's clock. The record is bounded, and
+checked before anything in it is used: other programs may write to the store.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from serfer.applications.meters import DriverSignals
+from serfer.control.canary import BUCKETS, Conduct
+from serfer.core.backoff import Backoff
+from serfer.core.errors import PlanError
+from serfer.core.structure import Bounds, structure, unstructure
+from storage.coordination import Coordination
+
+MAX_DRIVERS: Final = 64
+GONE_S: Final = 5.0
+_RECORD_TTL_S = 60.0
+_MAX_BYTES = 4 << 20
+_MAX_VARIANTS = 1000
+_TRIES = 4
+_BACKOFF = Backoff(0.02, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverEntry:
+    """A driver's part of the record; `beats` counts its writes, `trial` is since when the canary has been there.
+
+    `live` and `canary` are the queries of that trial.
+    """
+
+    driver: str
+    beats: Annotated[int, Bounds(0)] = 0
+    variants: dict[str, DriverSignals] = field(default_factory=dict)
+    trial: str = ""
+    live: Conduct = field(default_factory=Conduct)
+    canary: Conduct = field(default_factory=Conduct)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Another driver's entry, and how many seconds ago it was first seen."""
+
+    entry: DriverEntry
+    age_s: float
+
+
+class Exchange:
+    """One driver's access to the record of an application; methods block, and raise what the coordination raises."""
+
+    def __init__(
+        self, coordination: Coordination, application: str, driver: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._coordination = coordination
+        self._key = f"serfer:variants:{{{application}}}"
+        self._driver = driver
+        self._clock = clock
+        self._beats = 0
+        self._first_seen: dict[str, tuple[int, float]] = {}  # by driver: its beats, and when these were first seen
+
+    def exchange(self, own: DriverEntry) -> list[Seen]:
+        """Write this driver's entry and return those of the others.
+
+        Where others write at the same time again and again, or MAX_DRIVERS are there, it is not written this time.
+        """
+        self._beats += 1
+        others: list[Seen] = []
+        for attempt in range(1, _TRIES + 1):
+            found = self._coordination.get(self._key)
+            others = self._running(_decoded(found.value) if found else ())
+            entries = [each.entry for each in others]
+            if len(entries) < MAX_DRIVERS:
+                entries.append(_numbered(own, self._beats))
+            if self._coordination.compare_and_set(
+                self._key, found.version if found else None, _encoded(entries), _RECORD_TTL_S
+            ):
+                break
+            time.sleep(_BACKOFF.wait(attempt, random.random()))  # noqa: S311 - no secret
+        return others
+
+    def leave(self) -> None:
+        """Take this driver's entry out; the last driver deletes the record."""
+        for attempt in range(1, _TRIES + 1):
+            found = self._coordination.get(self._key)
+            entries = [each.entry for each in self._running(_decoded(found.value))] if found else []
+            if not entries:
+                self._coordination.delete([self._key])
+                return
+            if self._coordination.compare_and_set(
+                self._key, found.version if found else None, _encoded(entries), _RECORD_TTL_S
+            ):
+                return
+            time.sleep(_BACKOFF.wait(attempt, random.random()))  # noqa: S311 - no secret
+
+    def _running(self, entries: tuple[DriverEntry, ...]) -> list[Seen]:
+        """Return the entries of the other drivers that have written lately."""
+        now = self._clock()
+        first_seen = {}
+        for entry in entries:
+            beats, at = self._first_seen.get(entry.driver, (-1, now))
+            first_seen[entry.driver] = (entry.beats, at if beats == entry.beats else now)
+        self._first_seen = first_seen
+        seen = [Seen(entry, now - first_seen[entry.driver][1]) for entry in entries if entry.driver != self._driver]
+        return [each for each in seen if each.age_s < GONE_S]
+
+
+def _numbered(entry: DriverEntry, beats: int) -> DriverEntry:
+    return DriverEntry(entry.driver, beats, entry.variants, entry.trial, entry.live, entry.canary)
+
+
+def _encoded(entries: list[DriverEntry]) -> bytes:
+    return json.dumps({"drivers": unstructure(entries)}, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class _Record:
+    drivers: tuple[DriverEntry, ...]
+
+
+def _decoded(value: bytes) -> tuple[DriverEntry, ...]:
+    """Return the entries of a record; none of one that is not sound, which the next write replaces."""
+    try:
+        if len(value) > _MAX_BYTES:
+            return ()
+        record = structure(_Record, _plain(value), "record", lenient=True)
+    except (ValueError, RecursionError, PlanError):
+        return ()
+    sound = len(record.drivers) <= MAX_DRIVERS and all(_is_sound(entry) for entry in record.drivers)
+    return record.drivers if sound else ()
+
+
+def _plain(value: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    return json.loads(value)
+
+
+def _is_sound(entry: DriverEntry) -> bool:
+    counted = all(len(conduct.answered) == BUCKETS for conduct in (entry.live, entry.canary))
+    return counted and len(entry.variants) <= _MAX_VARIANTS

@@ -1,0 +1,163 @@
+"""The instances that run variants: their states, read every two seconds, and targets that send queries to one of them.
+
+An instance is a `serfer instance --registry URL --app NAME`, which has the variants of that application for instances
+as models, some of them in memory (INFaaS, 3.3). Each is a place of every variant that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import aiohttp
+from numpy.typing import NDArray
+
+from drivers.driver import RequestContext
+from drivers.instance.client import Fault, FaultKind, InstanceClient, open_http
+from drivers.target import InstanceAnswer
+from serfer.control.selection import VariantSignals
+from serfer.core.errors import DeadlineError, OverloadedError, PlanError, UnavailableError
+from serfer.core.plan import Plan
+from serfer.core.served import InstanceState, ModelState
+from serfer.core.structure import structure
+from serfer.core.variants import Place
+from serfer.fleet.log_events import log_event
+
+PERIOD_S: Final = 2.0
+"""Seconds between two looks at an instance (INFaaS, section 5)."""
+MAX_INSTANCES: Final = 100
+_PATIENCE_S = 1.5
+_MOST_BYTES = 4 << 20
+_DOWN_S = 10.0  # without an answer to a look, after which an instance is no place any more
+_FULL_S = 1.0  # what is refused may come again then
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A model as an instance lists it, as far as it concerns us."""
+
+    name: str
+    state: ModelState | None = None
+
+
+@dataclass(frozen=True)
+class _Listing:
+    models: tuple[_Listed, ...]
+    instance: InstanceState | None = None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What an instance said of its models, and when."""
+
+    models: Mapping[str, ModelState]
+    utilisation: float
+    at: float
+
+
+class VariantInstances:
+    """Instances by their URLs; `key` is the API key that they want."""
+
+    def __init__(self, urls: Sequence[str], key: str, clock: Callable[[], float]) -> None:
+        self.urls = tuple(url.rstrip("/") for url in urls)
+        self._key = key
+        self._clock = clock
+        self._seen: dict[str, _Seen] = {}
+        self._looked = float("-inf")
+
+    async def look(self) -> None:
+        """Read the states of all instances, unless that was done lately; one that does not answer keeps its last."""
+        if not self.urls or self._clock() - self._looked < PERIOD_S:
+            return
+        self._looked = self._clock()
+        async with open_http(self._key) as http:
+            found = await asyncio.gather(*(self._read(http, url) for url in self.urls))
+        self._seen |= {url: seen for url, seen in zip(self.urls, found, strict=True) if seen is not None}
+
+    def down(self, url: str) -> None:
+        """Use an instance no more until it answers a look again."""
+        self._seen.pop(url, None)
+        self._looked = float("-inf")
+
+    def signals(self, model: str) -> dict[str, VariantSignals]:
+        """Return the signals of a model at each instance that has it, by the instance's URL."""
+        now = self._clock()
+        return {
+            url: _signals(seen.models[model], seen.utilisation, now - seen.at)
+            for url, seen in self._seen.items()
+            if model in seen.models and now - seen.at < _DOWN_S
+        }
+
+    def target(self, url: str, model: str, plan: Plan) -> OneInstance:
+        """Return the target that sends queries to an instance's model."""
+        return OneInstance(url, model, plan, self._key)
+
+    async def _read(self, http: aiohttp.ClientSession, url: str) -> _Seen | None:
+        try:
+            async with asyncio.timeout(_PATIENCE_S), http.get(f"{url}/v1/models") as reply:
+                data = await reply.content.read(_MOST_BYTES + 1)
+            listing = structure(_Listing, _plain(reply.status, data), "models", lenient=True)
+        except (TimeoutError, aiohttp.ClientError, ValueError, RecursionError, PlanError) as error:
+            log_event(logging.WARNING, "instance not seen", instance=url, message=str(error)[:200])
+            return None
+        models = {one.name: one.state for one in listing.models if one.state is not None}
+        return _Seen(models, listing.instance.utilisation if listing.instance else 0.0, self._clock())
+
+
+def _plain(status: int, data: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    if status != HTTPStatus.OK or len(data) > _MOST_BYTES:
+        raise PlanError(f"status {status}, {len(data):,} bytes")
+    return json.loads(data)
+
+
+def _signals(state: ModelState, utilisation: float, age_s: float) -> VariantSignals:
+    engine = state.signals
+    return VariantSignals(
+        Place.INSTANCE,
+        warm=int(state.status == "loaded"),
+        share=min(1.0, max(0.0, utilisation)),
+        waiting=engine.waiting / max(1, engine.max_batch),
+        latency_ratio=engine.interference if engine.batches else None,
+        age_s=age_s,
+    )
+
+
+class OneInstance:
+    """A target that sends every query to one model of one instance; used on the event loop of its pipeline."""
+
+    def __init__(self, url: str, model: str, plan: Plan, key: str) -> None:
+        self._url = url
+        self._model = model
+        self._plan = plan
+        self._key = key
+        self._http: aiohttp.ClientSession | None = None
+        self._client: InstanceClient | None = None
+
+    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> InstanceAnswer:
+        """Answer a query; raises OverloadedError, DeadlineError, and UnavailableError where the instance fails."""
+        if self._client is None:
+            self._http = open_http(self._key)
+            self._client = InstanceClient(self._url, self._model, self._plan, self._http)
+        result = await self._client.infer(batch, deadline_s, deadline_s, context.request)
+        if isinstance(result, Fault):
+            raise _error(result)
+        computed_ms = result.computed_ms or 0.0
+        return InstanceAnswer(result.logits, self._url, result.batch or len(result.logits), computed_ms, 0.0)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.close()
+
+
+def _error(fault: Fault) -> Exception:
+    if fault.kind is FaultKind.REFUSED:
+        return OverloadedError(fault.message, retry_after_s=_FULL_S)
+    if fault.kind in (FaultKind.LATE, FaultKind.NO_RESPONSE):
+        return DeadlineError(f"no answer by the deadline: {fault.message}")
+    return UnavailableError(fault.message)

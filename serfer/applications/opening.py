@@ -1,0 +1,125 @@
+"""Applications opened from a user's options: where the registry is, which applications, what selects."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from drivers.target import Target
+from serfer.applications.applications import Applications, served_name
+from serfer.applications.exchange import Exchange
+from serfer.applications.instances import VariantInstances
+from serfer.applications.pipelines import AT, VariantPipelines
+from serfer.applications.served import FunctionsPlace
+from serfer.control.selection import InfaasSelector
+from serfer.core.errors import UsageError
+from serfer.core.plan import Plan
+from serfer.core.variants import Place, Variant
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.health import Probe
+from serfer.pipeline.pipeline import Pipeline
+from serfer.plan_directory import load_plan
+from serfer.registry import check_apart, open_registry
+from serfer.settings import Settings
+from storage import open_store
+from storage.store import Store
+
+VARIANTS: Final = "variants"
+"""The folder of the cache for plan directories that were fetched from a registry."""
+MAX_APPLICATIONS: Final = 100
+
+
+@dataclass(frozen=True)
+class ApplicationOptions:
+    """The applications to serve, of the registry at a URL, and the URLs of instances that run variants for instances.
+
+    Without names, all that the registry has when the driver starts.
+    """
+
+    registry: str
+    names: tuple[str, ...] = ()
+    instances: tuple[str, ...] = ()
+
+
+def open_applications(
+    options: ApplicationOptions,
+    served: MutableMapping[str, Pipeline],
+    open_functions: Callable[[Path], Pipeline],
+    settings: Settings,
+    store: Store,
+    store_url: str,
+    place: FunctionsPlace,
+    runs_there: Callable[[Variant], bool] = lambda _: True,
+) -> Applications:
+    """Return the applications of a driver, whose variants' pipelines come and go in `served`; nothing is read yet.
+
+    `open_functions` opens a plan directory for queries; `runs_there` says of a variant for functions whether they have
+    it. Drivers of one application tell one another of it in `store`, which is at `store_url`. Raises UsageError for
+    options that cannot be, or where there is nothing to serve.
+    """
+    check_apart(options.registry, store_url)
+    registry = open_registry(options.registry, create=False)
+    names = options.names or tuple(registry.applications())
+    if not 0 < len(names) <= MAX_APPLICATIONS:
+        raise UsageError(
+            f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"
+        )
+    driver, coordination = secrets.token_hex(16), store.coordination()
+
+    instances = VariantInstances(options.instances, settings.instance_key.get_secret_value(), time.monotonic)
+
+    def runs_here(variant: Variant) -> bool:
+        return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(instances.urls)
+
+    def opened(name: str, variant: Variant, place: str) -> Pipeline:
+        directory = registry.directory(variant.artefact, settings.cache_dir / VARIANTS)
+        if variant.place is Place.FUNCTIONS:
+            return open_functions(directory)
+        plan = load_plan(directory)
+        return _on_instance(instances.target(place, name.partition(AT)[0], plan), plan, settings)
+
+    return Applications(
+        registry,
+        VariantPipelines(opened, served),
+        InfaasSelector(),
+        instances,
+        {name: Exchange(coordination, name, driver) for name in names},
+        place=place,
+        runs_here=runs_here,
+        driver=driver,
+    )
+
+
+def variants_for_instances(options: ApplicationOptions, settings: Settings) -> dict[str, tuple[Variant, Path]]:
+    """Return the variants for instances of applications' live releases and canaries, fetched, by their served names.
+
+    Raises UsageError where there is none.
+    """
+    registry = open_registry(options.registry, create=False)
+    found = {}
+    for name in options.names or registry.applications():
+        record = registry.known(name)
+        live, canary = record.live_release, record.canary
+        for networks in [each.networks for each in (live, canary) if each]:
+            for variant in record.variants(networks):
+                if variant.place is Place.INSTANCE:
+                    found[served_name(name, variant.name)] = variant
+    if not found:
+        raise UsageError(f"the registry {options.registry} has no variants for instances of these applications")
+    cache = settings.cache_dir / VARIANTS
+    return {name: (variant, registry.directory(variant.artefact, cache)) for name, variant in found.items()}
+
+
+def _on_instance(target: Target, plan: Plan, settings: Settings) -> Pipeline:
+    """Return a pipeline whose queries all go to an instance."""
+    store = open_store("memory://")  # nothing is in it: instances take no pieces
+
+    async def close() -> None:
+        store.close()
+
+    facts, limits = settings.facts().functions, settings.image_limits()
+    return Pipeline(plan, None, LoopThread(), close, facts, limits, Probe(plan, store, None), target=target)

@@ -1,0 +1,122 @@
+"""The pipelines of variants: fetched and opened once when they are first selected, closed when nothing needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Final
+
+from serfer.core.errors import UsageError
+from serfer.core.variants import Variant
+from serfer.fleet.log_events import log_event
+from serfer.pipeline.pipeline import Pipeline
+
+AT: Final = "@"
+"""What stands between a variant's served name and its place, where that is an instance."""
+
+
+class VariantPipelines:
+    """Pipelines by served name, which `served` holds beside others while they are open; on one event loop.
+
+    `open_variant` fetches a variant, whose name it is given, and opens it at a place, in a thread.
+    """
+
+    def __init__(
+        self, open_variant: Callable[[str, Variant, str], Pipeline], served: MutableMapping[str, Pipeline]
+    ) -> None:
+        self._open = open_variant
+        self._served = served
+        self._own: set[str] = set()
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._in_flight: Counter[str] = Counter()
+        self._kept: frozenset[str] = frozenset()
+
+    def is_open(self, name: str) -> bool:
+        """Whether queries can run at once."""
+        return name in self._own
+
+    def get(self, name: str) -> Pipeline:
+        """Return a pipeline that is open."""
+        return self._served[name]
+
+    async def open(self, name: str, variant: Variant, place: str) -> None:
+        """Open a variant, unless it is; several callers wait for one opening. Raises what `open_variant` raises."""
+        if name in self._own:
+            return
+        if name not in self._opening:
+            self._opening[name] = asyncio.create_task(self._opened(name, variant, place))
+        await asyncio.shield(self._opening[name])
+
+    async def warm(self, name: str, variant: Variant, place: str) -> bool:
+        """Open a variant and warm its functions up for one query; returns whether they are warm.
+
+        Raises what `open` raises.
+        """
+        with self.running(name):
+            await self.open(name, variant, place)
+            try:
+                warmths = await asyncio.to_thread(self._served[name].warm, 1)
+            except UsageError:  # workers in process are always warm
+                return True
+        return not any(warmth.problem for warmth in warmths)
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Keep a pipeline open while a query runs on it."""
+        self._in_flight[name] += 1
+        try:
+            yield
+        finally:
+            self._in_flight[name] -= 1
+            self._close_unused(name)
+
+    def keep(self, variants: Iterable[str]) -> None:
+        """Close those of all other variants, each when the queries that run on it have ended."""
+        self._kept = frozenset(variants)
+        for name in [*self._own]:
+            self._close_unused(name)
+
+    async def close(self) -> None:
+        """Wait for what is being opened or closed; pipelines that are open are for the holder of `served` to close."""
+        for task in [*self._opening.values()]:
+            task.cancel()
+        if waiting := [*self._opening.values(), *self._closing]:
+            await asyncio.wait(waiting)
+
+    async def _opened(self, name: str, variant: Variant, place: str) -> None:
+        begun = asyncio.get_running_loop().time()
+        opening = asyncio.get_running_loop().run_in_executor(None, self._open, name, variant, place)
+        try:
+            pipeline = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_opened)
+            raise
+        finally:
+            del self._opening[name]
+        self._served[name] = pipeline
+        self._own.add(name)
+        took_s = round(asyncio.get_running_loop().time() - begun, 3)
+        log_event(logging.INFO, "variant opened", variant=name, seconds=took_s)
+        self._close_unused(name)
+
+    def _close_unused(self, name: str) -> None:
+        """Close a pipeline that nothing needs any more."""
+        if name.partition(AT)[0] in self._kept or name not in self._own or self._in_flight[name]:
+            return
+        self._own.discard(name)
+        del self._in_flight[name]
+        pipeline = self._served.pop(name)
+        log_event(logging.INFO, "variant closed", variant=name)
+        task = asyncio.create_task(asyncio.to_thread(pipeline.close))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _close_opened(opening: asyncio.Future[Pipeline]) -> None:
+    """Close what was opened after nobody waited for it any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,170 @@
+"""One application in one driver: its table, the states of its variants, and the trial of its canary."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from serfer.applications.exchange import DriverEntry, Seen
+from serfer.applications.meters import DriverSignals, VariantMeter, functions_signals, in_use
+from serfer.applications.tables import Table
+from serfer.control.canary import Conduct, ConductCounter, Verdict, judge, total
+from serfer.control.selection import FUNCTIONS, States, StateTracker, VariantSignals, worth_warming
+from serfer.core.errors import UnavailableError
+from serfer.core.variants import Canary, Objectives, Place, Variant, VariantState
+from serfer.registry import Latest
+
+_MINUTE = 60  # looks, one a second
+_MOST_OBJECTIVES = 100  # that are told apart within a second
+
+
+@dataclass(frozen=True)
+class FunctionsPlace:
+    """Where functions run: how many invocations at once, and how long an environment stays warm, in seconds."""
+
+    concurrency: int
+    kept_warm_s: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A canary's trial so far, of all drivers: how live queries ended, and the canary's, and what follows from it."""
+
+    live: Conduct
+    canary: Conduct
+    verdict: Verdict
+    why: str
+
+
+@dataclass(frozen=True)
+class FailedCanary:
+    """A canary that is to be taken back, and why."""
+
+    canary: Canary
+    why: str
+
+
+class ServedApplication:
+    """What a driver knows of an application that it serves.
+
+    `failed` is a canary that is to be taken back, and that the registry still has as far as is known.
+    """
+
+    def __init__(self, name: str, place: FunctionsPlace, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.failed: FailedCanary | None = None
+        self.latest: Latest | None = None
+        self.states = States({})
+        self.trial: Trial | None = None
+        self.compared = 0
+        self.agreed = 0
+        self.others: Sequence[Seen] = ()
+        self.warming: set[str] = set()
+        self._table: Table | None = None
+        self._place = place
+        self._clock = clock
+        self._tracker = StateTracker()
+        self._meters: dict[str, VariantMeter] = {}
+        self._since = ""
+        self._asked: deque[Counter[Objectives]] = deque([Counter()], maxlen=_MINUTE)
+        self._counters = {False: ConductCounter(), True: ConductCounter()}
+
+    @property
+    def table(self) -> Table:
+        """What queries are answered by; raises UnavailableError before it was read."""
+        if self._table is None:
+            raise UnavailableError(f"the registry's record of application {self.name} was not read yet")
+        return self._table
+
+    @property
+    def variants(self) -> Mapping[str, Variant]:
+        """All variants that queries may be answered by, by name."""
+        return self._table.variants if self._table else {}
+
+    def use(self, table: Table) -> None:
+        """Select from a table from now on; a canary that is new begins its trial, one that has failed is left out."""
+        since = table.trial.since if table.trial else ""
+        if self.failed is not None and since == self.failed.canary.since:
+            self._table = replace(table, canary=None)
+            return
+        self._table, self.failed = table, None
+        if since != self._since:
+            self._since, self.trial, self.compared, self.agreed = since, None, 0, 0
+            self._counters = {False: ConductCounter(), True: ConductCounter()}
+
+    def meter(self, variant: str) -> VariantMeter:
+        """Return what counts a variant's queries."""
+        return self._meters.setdefault(variant, VariantMeter(self._place.kept_warm_s, self._clock))
+
+    def ask(self, objectives: Objectives) -> None:
+        """Count a query's objectives."""
+        now = self._asked[-1]
+        if objectives in now or len(now) < _MOST_OBJECTIVES:
+            now[objectives] += 1
+
+    def worth_warming(self) -> list[str]:
+        """Return the live release's variants that are worth a warm-up, by the queries of the last minute."""
+        asked = sum(self._asked, Counter[Objectives]())
+        return worth_warming(asked, self.table.live.catalogue, self.states)
+
+    def counter(self, *, canary: bool) -> ConductCounter:
+        """Return what counts how queries of the canary, or of the live release beside it, end."""
+        return self._counters[canary]
+
+    def places(self, variant: str) -> dict[str, VariantState]:
+        """Return the state of a variant at each of its places, as last seen."""
+        return {place: each.state for (name, place), each in self._tracker.places.items() if name == variant}
+
+    def entry(self, driver: str) -> DriverEntry:
+        """Return what this driver tells the others."""
+        live, canary = self._counters[False].conduct, self._counters[True].conduct
+        return DriverEntry(driver, 0, self._signals(), self._since, live, canary)
+
+    def look(self, others: Sequence[Seen], instances: Callable[[str], Mapping[str, VariantSignals]]) -> None:
+        """Take note of what other drivers tell, and of the signals of a variant at instances: states, and the trial."""
+        self.others = others
+        self._asked.append(Counter())
+        own = self._signals()
+        on_functions = {
+            name: (variant, [own.get(name, DriverSignals()), *_of(name, others)])
+            for name, variant in self.table.variants.items()
+            if variant.place is Place.FUNCTIONS
+        }
+        share = in_use(on_functions.values(), self._place.concurrency)
+        signals = {
+            (name, FUNCTIONS): functions_signals(variant, seen, share, 0.0)
+            for name, (variant, seen) in on_functions.items()
+        }
+        for name in self.table.variants.keys() - on_functions.keys():
+            signals |= {(name, place): each for place, each in instances(name).items()}
+        self.states = self._tracker.observe(signals)
+        if self.table.trial is not None:
+            self.trial = self._judged(self.table.trial, others)
+            if self.trial.verdict is Verdict.TAKE_BACK:
+                self.failed = FailedCanary(self.table.trial, self.trial.why)
+                self.use(self.table)
+
+    def _signals(self) -> dict[str, DriverSignals]:
+        return {name: meter.signals for name, meter in self._meters.items() if name in self.table.variants}
+
+    def _judged(self, canary: Canary, others: Sequence[Seen]) -> Trial:
+        same = [each.entry for each in others if each.entry.trial == canary.since]
+        live = total([self._counters[False].conduct, *(each.live for each in same)])
+        tried = total([self._counters[True].conduct, *(each.canary for each in same)])
+        return Trial(live, tried, *judge(tried, live, age_s(canary.since), canary.limits))
+
+
+def age_s(since: str) -> float:
+    """Return the seconds since a time in ISO 8601, by this machine's clock; 0 for what is not one."""
+    try:
+        begun = datetime.fromisoformat(since)
+    except ValueError:
+        return 0.0
+    return max(0.0, (datetime.now(UTC) - begun.astimezone(UTC)).total_seconds())
+
+
+def _of(variant: str, others: Sequence[Seen]) -> list[DriverSignals]:
+    """Return what other drivers tell of a variant."""
+    return [each.entry.variants[variant] for each in others if variant in each.entry.variants]

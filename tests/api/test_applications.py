@@ -1,0 +1,280 @@
+"""Queries of an application over HTTP: objectives in, the variant that answered and the reason out."""
+
+import asyncio
+import shutil
+import time
+from dataclasses import replace
+
+import httpx
+import pytest
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.auth.clients import Scope
+from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.decoding.decoders import Decoders
+from serfer.api.service import Service
+from serfer.applications.opening import ApplicationOptions, open_applications
+from serfer.applications.served import FunctionsPlace
+from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
+from serfer.registry import open_registry
+from serfer.settings import Settings
+from storage import open_store
+from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.applications.worlds import NOW, plan_variant, register, variant, version
+
+LIMITS = CanaryLimits(window_s=600.0, queries=4, max_error_rate=0.1)
+
+
+@pytest.fixture(scope="module")
+def registry_url(tmp_path_factory):
+    """Network "small", whole and in tiles, and another one that is more accurate."""
+    root = tmp_path_factory.mktemp("registry")
+    registry = open_registry(str(root / "registry"))
+    tiles = plan_variant(registry, root / "tiles", "small.tiles", ms=20.0, usd=3e-5, correct=80, tasks=4)
+    whole = plan_variant(registry, root / "whole", "small.whole", grids=[(1, 1)], ms=60.0, usd=1e-5, correct=80)
+    other = plan_variant(registry, root / "other", "other.whole", seed=1, grids=[(1, 1)], ms=70.0, usd=4e-5, correct=99)
+    register(registry, "faces", version("small", 1, tiles, whole), version("other", 1, other))
+    return str(root / "registry")
+
+
+def opened(url, cache, forks, models=None):
+    """Return a service of the registry's applications, with workers in this process."""
+    settings = Settings(cache_dir=cache)
+    store = open_store("memory://")
+    service = Service(models or {}, Admission(4, 8), Observed(), Decoders(forks=forks), store=store)
+    service.applications = open_applications(
+        ApplicationOptions(url),
+        service.pipelines,
+        lambda directory: serfer.open(directory, store="memory://", workers="inprocess", settings=settings),
+        settings,
+        store,
+        "memory://",
+        FunctionsPlace(1000, 300.0),
+    )
+    asyncio.run(service.applications.open())
+    return service
+
+
+@pytest.fixture
+def http(registry_url, tmp_path, forks):
+    app = make_app(opened(registry_url, tmp_path, forks), Settings())
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        yield client
+
+
+def classify(http, query="", **headers):
+    return http.post(f"/v1/classify{query}", files={"image": png()}, headers=headers)
+
+
+def test_a_query_without_objectives_is_answered_by_the_cheapest_active_variant(http):
+    reply = classify(http)
+    assert reply.status_code == 200, reply.text
+    selected = reply.json()["selected"]
+    assert selected["variant"] == "small.whole"
+    assert (selected["application"], selected["release"], selected["missed"]) == ("faces", 2, {})
+    assert classify(http, "?application=faces").json()["selected"]["reason"].startswith("the cheapest active")
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("min_accuracy=0.9", "other.whole"),
+        ("variant=small.tiles", "small.tiles"),
+        ("network=other", "other.whole"),
+        ("max_cost_usd=0.00001", "small.whole"),
+    ],
+)
+def test_objectives_select_the_variant(http, query, expected):
+    reply = classify(http, f"?application=faces&{query}")
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["selected"]["variant"] == expected
+
+
+def test_objectives_that_no_variant_meets_get_the_nearest_and_by_how_much_it_misses(http):
+    selected = classify(http, "?latency_ms=10").json()["selected"]
+    assert selected["reason"].startswith("no variant meets")
+    assert selected["missed"]["latency_ms"] > 0
+
+
+def test_strict_objectives_that_no_variant_meets_are_refused(http):
+    reply = classify(http, "?min_accuracy=0.999&strict=true")
+    assert (reply.status_code, reply.headers["content-type"]) == (422, "application/problem+json")
+    assert "min_accuracy" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("application=dogs", 404, "faces"),
+        ("application=faces&variant=small.none", 422, "small.none"),
+        ("application=faces&network=none", 422, "none"),
+        ("latency_ms=0", 422, "latency_ms"),
+        ("latency_ms=nan", 422, "latency_ms"),
+        ("min_accuracy=70", 422, "min_accuracy"),
+        ("max_cost_usd=-1", 422, "max_cost_usd"),
+        ("application=a/b", 422, "application"),
+        ("model=small", 422, "not both") if False else ("model=small", 404, "small"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_by_name(http, query, status, words):
+    reply = classify(http, f"?{query}")
+    assert reply.status_code == status, reply.text
+    assert words in reply.json()["detail"]
+
+
+def test_the_client_asks_for_objectives(http):
+    with serfer.Client(str(http.base_url)) as client:
+        report = client.classify(png(), application="faces", objectives=Objectives(min_accuracy=0.9, strict=True))
+        job = client.submit(png(), objectives=Objectives(variant="small.tiles"))
+        later = job.result()
+    assert report.selected.variant == "other.whole"
+    assert later.selected.variant == "small.tiles"
+    assert len(later.timeline.tasks) > 4
+
+
+def test_applications_and_their_variants_are_listed(http):
+    assert classify(http, "?variant=small.tiles").status_code == 200
+    [listed] = http.get("/v1/applications").json()["applications"]
+    assert (listed["name"], listed["networks"], listed["variants"]) == ("faces", {"small": 1, "other": 1}, 3)
+    detail = http.get("/v1/applications/faces").json()
+    assert [row["name"] for row in detail["table"]] == ["small.whole", "small.tiles", "other.whole"]
+    rows = {row["name"]: row for row in detail["table"]}
+    assert rows["small.tiles"]["open"]
+    assert not rows["other.whole"]["open"]
+    assert rows["other.whole"]["accuracy"]["low"] == pytest.approx(0.9455, abs=1e-4)
+    assert rows["other.whole"]["latency_ms"] == {"value": 70.0, "source": "predicted"}
+    assert http.get("/v1/applications/dogs").status_code == 404
+
+
+def test_the_same_key_with_other_objectives_is_another_request(http):
+    headers = {"Idempotency-Key": "once"}
+    assert classify(http, "?min_accuracy=0.9", **headers).status_code == 200
+    assert classify(http, "?min_accuracy=0.9", **headers).headers["idempotent-replayed"] == "true"
+    assert classify(http, "?min_accuracy=0.8", **headers).status_code == 422
+
+
+def test_models_beside_applications_are_what_a_query_without_a_name_means(registry_url, small_plan, tmp_path, forks):
+    pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
+    app = make_app(opened(registry_url, tmp_path, forks, {"small": pipeline}), Settings())
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        assert "selected" not in classify(client).json()
+        assert classify(client, "?application=faces").json()["selected"]["variant"] == "small.whole"
+        assert classify(client, "?model=small&application=faces").status_code == 422
+        assert [model["name"] for model in client.get("/v1/models").json()["models"]] == ["small"]
+
+
+def test_a_canary_whose_artefact_is_gone_loses_no_query(registry_url, tmp_path, forks):
+    registry = open_registry(registry_url)
+    before = registry.application("faces")
+    broken = variant("other.broken", artefact="cd" * 32, place=Place.FUNCTIONS, usd=1e-6)
+    register(registry, "faces", version("other", 2, broken))
+    canary = Canary({"small": 1, "other": 2}, 1.0, NOW, "test", LIMITS)
+    registry.update("faces", lambda record: record.with_canary(canary))
+    try:
+        app = make_app(opened(registry_url, tmp_path, forks), Settings())
+        with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+            replies = [classify(client, "?application=faces") for _ in range(6)]
+        assert {reply.status_code for reply in replies} == {200}
+        assert {reply.json()["selected"]["variant"] for reply in replies} == {"small.whole"}
+    finally:
+        registry.update("faces", lambda _: replace(before))
+
+
+def infer(http, name="faces", **parameters):
+    inputs = [{"name": "image", "datatype": "UINT8", "shape": [1, 34, 34, 3], "data": [7] * (34 * 34 * 3)}]
+    return http.post(f"/v2/models/{name}/infer", json={"inputs": inputs, "parameters": parameters})
+
+
+def test_the_inference_protocol_asks_an_application_for_objectives(http):
+    reply = infer(http, variant="small.tiles")
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    assert (body["model_name"], body["parameters"]["variant"]) == ("faces", "small.tiles")
+    assert infer(http, "faces:other", latency_ms=5000.0).json()["parameters"]["variant"] == "other.whole"
+    assert http.get("/v2/models/faces").json()["inputs"][1]["shape"] == [-1, 34, 34, 3]
+    assert http.get("/v2/models/faces:other/ready").status_code == 200
+    assert [entry["name"] for entry in http.post("/v2/repository/index").json()] == ["faces"]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "status"),
+    [
+        ("faces:none", {}, 404),
+        ("dogs", {}, 404),
+        ("faces", {"min_accuracy": 0.99, "strict": True}, 422),
+        ("faces", {"latency_ms": -1}, 400),
+        ("faces", {"variant": "other.whole"}, 422),
+    ],
+)
+def test_the_inference_protocol_refuses_what_cannot_be_asked(http, name, parameters, status):
+    reply = infer(http, name, **parameters)
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]
+
+
+def test_a_model_has_no_objectives(registry_url, small_plan, tmp_path, forks):
+    pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
+    app = make_app(opened(registry_url, tmp_path, forks, {"small": pipeline}), Settings())
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        assert infer(client, "small").status_code == 200
+        assert infer(client, "small", latency_ms=5.0).status_code == 400
+
+
+@pytest.fixture
+def own_registry(registry_url, tmp_path):
+    """A copy of the registry, which a test may change."""
+    shutil.copytree(registry_url, tmp_path / "own")
+    registry = open_registry(str(tmp_path / "own"))
+    only = next(each for each in registry.application("faces").networks if each.network == "other").variants[0]
+    register(registry, "faces", version("other", 2, replace(only, name="other.v2")))
+    return registry
+
+
+@pytest.fixture
+def keyed(own_registry, tmp_path, forks):
+    """A service with keys, and a request by the key of a name."""
+    file = tmp_path / "keys.json"
+    keys = {
+        "asker": add_key(file, "asker", None),
+        "ops": add_key(file, "ops", None, scopes=[Scope.CLASSIFY, Scope.PROMOTE, Scope.DELETE]),
+        "dogs": add_key(file, "dogs", None, scopes=[Scope.PROMOTE], applications={"dogs": None}),
+    }
+    app = make_app(opened(str(own_registry), tmp_path / "cache", forks), Settings(), KeyRing(file, time.monotonic))
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+
+        def post(name, path, **body):
+            return client.post(f"/v1/applications/faces/{path}", json=body, headers={"X-API-Key": keys[name]})
+
+        yield post
+
+
+def test_who_may_promotes_tries_out_rolls_back_and_retires(keyed, own_registry):
+    assert keyed("ops", "canary", networks={"other": 2}, share=0.5).json()["canary"]["networks"]["other"] == 2
+    assert keyed("ops", "canary", networks={"other": 2}).status_code == 422
+    promoted = keyed("ops", "promote", why="better").json()
+    assert (promoted["release"], promoted["networks"], promoted["canary"]) == (3, {"small": 1, "other": 2}, None)
+    record = own_registry.application("faces")
+    assert (record.live_release.by, record.live_release.why) == ("ops", "better")
+    assert keyed("ops", "rollback").json()["networks"]["other"] == 1
+    assert keyed("ops", "retire", network="other", version=2).status_code == 200
+    assert keyed("ops", "retire", network="other", version=1).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "body", "status"),
+    [
+        ("asker", "promote", {"networks": {"other": 2}}, 403),
+        ("dogs", "promote", {"networks": {"other": 2}}, 403),
+        ("ops", "promote", {"networks": {"other": 9}}, 422),
+        ("ops", "promote", {"networks": {"a/b": 1}}, 422),
+        ("ops", "canary", {}, 422),
+        ("ops", "canary", {"networks": {"other": 2}, "share": 2}, 422),
+        ("ops", "promote", {"network": "other"}, 422),
+    ],
+)
+def test_who_may_not_and_what_cannot_be_changes_nothing(keyed, own_registry, name, path, body, status):
+    before = own_registry.application("faces")
+    assert keyed(name, path, **body).status_code == status
+    assert own_registry.application("faces") == before

@@ -1,0 +1,338 @@
+"""A driver's applications: selection, canaries, and what happens when parts of them fail."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from serfer.applications.applications import Applications, Asked, Run, served_name
+from serfer.applications.exchange import Exchange
+from serfer.applications.instances import VariantInstances
+from serfer.applications.pipelines import VariantPipelines
+from serfer.applications.served import FunctionsPlace
+from serfer.control.selection import InfaasSelector
+from serfer.core.errors import PlanError, TaskFailedError, UnavailableError, UnmetObjectivesError, UsageError
+from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
+from serfer.registry import open_registry
+from storage import open_store
+from tests.applications.worlds import NOW, register, variant, version
+
+FAST = variant("fast", ms=20.0, usd=3e-5, correct=80)
+CHEAP = variant("cheap", ms=90.0, usd=1e-5, correct=85)
+GOOD = variant("good", ms=60.0, usd=4e-5, correct=99)
+NEW = variant("new", ms=90.0, usd=1e-5, correct=99)
+LIMITS = CanaryLimits(window_s=60.0, queries=10, max_error_rate=0.1)
+
+
+class Opened:
+    """A pipeline that only closes."""
+
+    def __init__(self, name):
+        self.name = name
+        self.closed = False
+
+    def warm(self, _):
+        raise UsageError("in process")
+
+    def close(self):
+        self.closed = True
+
+
+class Driver:
+    """One driver's applications; `broken` variants cannot be opened, queries on `failing` ones fail."""
+
+    def __init__(self, registry, store, name="driver", instances=None):
+        self.served, self.opened, self.placed = {}, [], []
+        self.broken, self.failing, self.gone = set(), set(), set()
+        self.answered = []
+        self.instances = instances or VariantInstances((), "", time.monotonic)
+        coordination = store.coordination()
+        self.applications = Applications(
+            registry,
+            VariantPipelines(self._open, self.served),
+            InfaasSelector(),
+            self.instances,
+            {"faces": Exchange(coordination, "faces", name)},
+            place=FunctionsPlace(1000, 300.0),
+            runs_here=lambda each: each.place is Place.FUNCTIONS or instances is not None,
+            driver=name,
+        )
+
+    def _open(self, _, chosen, place):
+        self.opened.append(chosen.name)
+        self.placed.append(place)
+        if chosen.name in self.broken:
+            raise PlanError("it is not whole")
+        return Opened(chosen.name)
+
+    def run(self):
+        @asynccontextmanager
+        async def opening():
+            yield
+
+        async def answer(choice):
+            await asyncio.sleep(0)
+            assert not self.served[choice.model].closed
+            if choice.variant.name in self.gone:
+                raise UnavailableError("it is gone")
+            if choice.variant.name in self.failing:
+                raise TaskFailedError("it fails")
+            self.answered.append(choice.variant.name)
+            return choice.variant.name
+
+        return Run(answer, opening, lambda _: False, lambda one, other: one == other)
+
+    async def ask(self, query="q", **objectives):
+        return await self.applications.answer(Asked("faces", Objectives(**objectives), query), self.run())
+
+    async def look_all(self):
+        await self.applications._instances.look()
+        await self.look()
+
+    async def look(self):
+        await self.applications.look(self.applications.served("faces"))
+
+
+@pytest.fixture
+def registry(tmp_path):
+    found = open_registry(str(tmp_path / "registry"))
+    register(found, "faces", version("net", 1, FAST, CHEAP, GOOD))
+    return found
+
+
+@pytest.fixture
+def store():
+    opened = open_store("memory://")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def driver(registry, store):
+    return Driver(registry, store)
+
+
+def with_canary(registry, **fields):
+    register(registry, "faces", version("net", 2, NEW))
+    canary = Canary({"net": 2}, fields.pop("share", 1.0), NOW, "test", LIMITS, **fields)
+    registry.update("faces", lambda record: record.with_canary(canary))
+
+
+def test_each_query_gets_the_cheapest_variant_that_meets_its_objectives(driver):
+    async def queries():
+        await driver.applications.open()
+        return [
+            (await driver.ask(**asked))[0].variant.name
+            for asked in ({}, {"latency_ms": 600.0, "min_accuracy": 0.9}, {"variant": "fast"}, {"network": "net"})
+        ]
+
+    assert asyncio.run(queries()) == ["cheap", "good", "fast", "cheap"]
+
+
+def test_a_nearest_variant_answers_unless_the_query_is_strict(driver):
+    async def queries():
+        await driver.applications.open()
+        choice, _ = await driver.ask(max_cost_usd=1e-6)
+        with pytest.raises(UnmetObjectivesError, match="max_cost_usd"):
+            await driver.ask(max_cost_usd=1e-6, strict=True)
+        return choice
+
+    choice = asyncio.run(queries())
+    assert choice.variant.name == "cheap"
+    assert choice.selection.missed["max_cost_usd"] == pytest.approx(9e-6)
+
+
+def test_unknown_applications_networks_and_variants_are_refused(driver):
+    async def queries():
+        await driver.applications.open()
+        for asked in ({"variant": "other"}, {"network": "other"}):
+            with pytest.raises(UsageError, match="other"):
+                await driver.ask(**asked)
+        with pytest.raises(UsageError, match="dogs"):
+            driver.applications.choose(Asked("dogs", Objectives(), "q"))
+
+    asyncio.run(queries())
+
+
+def test_a_variant_is_opened_once_however_many_wait_for_it(driver):
+    async def queries():
+        await driver.applications.open()
+        await asyncio.gather(*(driver.ask(f"q{number}", variant="good") for number in range(20)))
+
+    asyncio.run(queries())
+    assert driver.opened.count("good") == 1
+
+
+def test_another_variant_answers_where_one_cannot_be_opened(driver):
+    driver.broken.add("good")
+
+    async def queries():
+        await driver.applications.open()
+        return await driver.ask(min_accuracy=0.9), await driver.ask(min_accuracy=0.9)
+
+    (first, _), (second, _) = asyncio.run(queries())
+    assert first.variant.name == second.variant.name != "good"
+    assert "not whole" in first.failed
+    assert driver.opened.count("good") == 1
+
+
+def test_a_driver_starts_with_the_next_variant_where_the_cheapest_cannot_be_opened(driver):
+    driver.broken.add("cheap")
+    asyncio.run(driver.applications.open())
+    assert driver.opened == ["cheap", "fast"]
+
+
+def test_a_cheaper_variant_takes_over_when_enough_queries_would_be_cheaper(driver):
+    async def queries():
+        driver.broken.add("cheap")
+        await driver.applications.open()
+        driver.broken.clear()
+        driver.applications._broken.clear()
+        chosen = []
+        for number in range(40):
+            await driver.look()
+            chosen.append((await driver.ask(f"query {number}"))[0].variant.name)
+            while driver.applications._working:
+                await asyncio.wait(driver.applications._working)
+        return chosen
+
+    chosen = asyncio.run(queries())
+    assert chosen[0] == "fast"
+    assert chosen[-1] == "cheap"
+
+
+def test_a_variant_that_was_named_and_cannot_be_opened_is_unavailable(driver):
+    driver.broken.add("good")
+
+    async def query():
+        await driver.applications.open()
+        await driver.ask(variant="good")
+
+    with pytest.raises(UnavailableError, match="good"):
+        asyncio.run(query())
+
+
+def test_a_canary_answers_its_share(driver, registry):
+    with_canary(registry, share=0.25)
+
+    async def queries():
+        await driver.applications.open()
+        return [(await driver.ask(f"query {number}"))[0].canary for number in range(400)]
+
+    assert 60 < sum(asyncio.run(queries())) < 140
+
+
+def test_a_failing_canary_loses_no_query_and_is_taken_back_by_all_drivers(registry, store):
+    with_canary(registry, share=0.5)
+    drivers = [Driver(registry, store, f"driver {number}") for number in range(3)]
+
+    async def queries():
+        for each in drivers:
+            each.failing.add("new")
+            await each.applications.open()
+        for number in range(12):
+            for each in drivers:
+                choice, answer = await each.ask(f"query {number}")
+                assert (choice.canary, answer) == (False, choice.variant.name)
+        for each in drivers:
+            await each.look()
+        return [(await each.ask(f"late {number}"))[0] for each in drivers for number in range(20)]
+
+    late = asyncio.run(queries())
+    assert not any(choice.failed or choice.canary for choice in late)
+    record = registry.application("faces")
+    assert record.canary is None
+    assert "failed" in record.taken_back.why
+    assert record.live_release.networks == {"net": 1}
+
+
+def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached(driver, registry, monkeypatch):
+    with_canary(registry)
+
+    async def queries():
+        driver.failing.add("new")
+        await driver.applications.open()
+        for number in range(12):
+            await driver.ask(f"query {number}")
+
+        def unreachable(*_):
+            raise UnavailableError("no registry")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(registry.store, "read", unreachable)
+            await driver.look()
+            await driver.look()
+            choice, _ = await driver.ask("late")
+        assert registry.application("faces").canary is not None
+        await driver.look()
+        return choice
+
+    choice = asyncio.run(queries())
+    assert not choice.canary
+    assert not choice.failed
+    assert registry.application("faces").canary is None
+
+
+def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registry):
+    with_canary(registry, shadow=True)
+
+    async def queries():
+        await driver.applications.open()
+        choices = []
+        for number in range(5):
+            choices.append((await driver.ask(f"query {number}"))[0])
+            for _ in range(50):
+                await asyncio.sleep(0)
+            while driver.applications._shadows:
+                await asyncio.wait(driver.applications._shadows)
+        return choices
+
+    choices = asyncio.run(queries())
+    assert not any(choice.canary for choice in choices)
+    assert driver.answered.count("new") == 5
+    served = driver.applications.served("faces")
+    assert (served.compared, served.agreed) == (5, 0)
+
+
+def test_what_is_promoted_answers_after_the_next_look_and_what_is_gone_drains(driver, registry):
+    async def queries():
+        await driver.applications.open()
+        await driver.ask("q", variant="good")
+        gate, began = asyncio.Event(), asyncio.Event()
+        run = driver.run()
+
+        async def slow(choice):
+            began.set()
+            await gate.wait()
+            return await run.answer(choice)
+
+        held = asyncio.create_task(
+            driver.applications.answer(
+                Asked("faces", Objectives(variant="good"), "held"), Run(slow, run.opening, run.is_cold, run.agree)
+            )
+        )
+        await began.wait()
+        register(registry, "faces", version("net", 2, NEW))
+        registry.update("faces", lambda record: record.promoted({"net": 2}, NOW, "test", "better"))
+        await driver.look()
+        choice, _ = await driver.ask("after")
+        still_open = served_name("faces", "good") in driver.served
+        gate.set()
+        await held
+        return choice, still_open
+
+    choice, still_open = asyncio.run(queries())
+    assert choice.variant.name == "new"
+    assert still_open
+    assert [*driver.served] == [served_name("faces", "new")]
+
+
+def test_an_application_without_a_usable_variant_is_unavailable(registry, store):
+    register(registry, "others", version("net", 1, variant("only", place=Place.INSTANCE, kind="g6.xlarge")))
+    driver = Driver(registry, store)
+    driver.applications._served["others"] = type(driver.applications.served("faces"))(
+        "others", FunctionsPlace(1, 1.0), lambda: 0.0
+    )
+    with pytest.raises(UnavailableError, match="others"):
+        asyncio.run(driver.applications.open())

@@ -1,0 +1,85 @@
+"""What drivers tell one another arrives whole and is forgotten with the driver; an unsound record is replaced."""
+
+import json
+
+import pytest
+
+from serfer.applications.exchange import GONE_S, MAX_DRIVERS, DriverEntry, Exchange
+from serfer.applications.meters import DriverSignals
+from serfer.control.canary import ConductCounter
+from serfer.core.structure import unstructure
+from storage import open_store
+
+KEY = "serfer:variants:{faces}"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def coordination():
+    with open_store("memory://") as store:
+        yield store.coordination()
+
+
+def entry(driver, **fields):
+    counter = ConductCounter()
+    counter.answer(80.0)
+    return DriverEntry(driver, 0, {"cheap": DriverSignals(in_flight=3)}, "2026", counter.conduct, **fields)
+
+
+def test_each_driver_sees_the_others(coordination, clock):
+    one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
+    assert one.exchange(entry("one")) == []
+    [seen] = two.exchange(entry("two"))
+    assert (seen.entry.driver, seen.entry.variants["cheap"].in_flight, seen.entry.live.queries) == ("one", 3, 1)
+    [seen] = one.exchange(entry("one"))
+    assert seen.entry.driver == "two"
+
+
+def test_a_driver_that_writes_no_more_is_gone(coordination, clock):
+    one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
+    one.exchange(entry("one"))
+    assert two.exchange(entry("two"))
+    clock.now = GONE_S - 0.1
+    assert two.exchange(entry("two"))[0].age_s == pytest.approx(GONE_S - 0.1)
+    clock.now = GONE_S
+    assert two.exchange(entry("two")) == []
+
+
+def test_the_last_driver_leaves_nothing(coordination, clock):
+    one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
+    one.exchange(entry("one"))
+    two.exchange(entry("two"))
+    one.leave()
+    assert two.exchange(entry("two")) == []
+    two.leave()
+    assert coordination.get(KEY) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        b'{"drivers": [{"driver": "x", "live": {"answered": [1]}}]}',
+        b'{"drivers": [{"driver": "x", "beats": -1}]}',
+        json.dumps({"drivers": unstructure([entry(f"d{number}") for number in range(MAX_DRIVERS + 1)])}).encode(),
+    ],
+)
+def test_a_record_that_is_not_sound_is_replaced(coordination, clock, value):
+    assert coordination.compare_and_set(KEY, None, value, 60.0)
+    one = Exchange(coordination, "faces", "one", clock)
+    assert one.exchange(entry("one")) == []
+    assert len(json.loads(coordination.get(KEY).value)["drivers"]) == 1

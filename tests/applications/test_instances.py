@@ -1,0 +1,173 @@
+"""Variants on instances: their states are those that the instances tell, and queries leave an instance that is gone."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from serfer.applications.applications import Asked, served_name
+from serfer.applications.instances import VariantInstances
+from serfer.core.errors import UnavailableError
+from serfer.core.variants import Objectives, Place, VariantState
+from serfer.registry import open_registry
+from storage import open_store
+from tests.applications.test_applications import CHEAP, Driver
+from tests.applications.worlds import register, variant, version
+
+GPU = variant("gpu", ms=5.0, usd=1e-6, correct=90, place=Place.INSTANCE, kind="g6.xlarge", batch=8)
+MODEL = served_name("faces", "gpu")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def listing(status="loaded", utilisation=0.1, waiting=0, interference=1.0):
+    signals = {
+        "batches": 9,
+        "images": 9,
+        "refused": 0,
+        "waiting": waiting,
+        "utilisation": utilisation,
+        "interference": interference,
+        "max_batch": 8,
+        "profiled_ms": 5.0,
+        "expected_ms": 5.0,
+    }
+    state = {
+        "status": status,
+        "bytes": 1000,
+        "resident_bytes": 1000,
+        "idle_s": None,
+        "loads": 1,
+        "unloads": 0,
+        "load_s": 0.1,
+        "failure": "",
+        "signals": signals,
+    }
+    shared = {"device": "cuda", "memory_bytes": None, "resident_bytes": 1000, "utilisation": utilisation}
+    return {"models": [{"name": MODEL, "plan": "x", "state": state}, {"name": "other"}], "instance": shared}
+
+
+@asynccontextmanager
+async def instance(reply):
+    """Serve what an instance lists at GET /v1/models; `reply` returns it."""
+
+    async def models(_):
+        found = reply()
+        return found if isinstance(found, web.Response) else web.json_response(found)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def registry(tmp_path):
+    found = open_registry(str(tmp_path / "registry"))
+    register(found, "faces", version("net", 1, CHEAP, GPU))
+    return found
+
+
+@pytest.fixture
+def store():
+    opened = open_store("memory://")
+    yield opened
+    opened.close()
+
+
+def test_what_an_instance_tells_becomes_signals_with_their_age():
+    clock = Clock()
+
+    async def looks():
+        async with instance(lambda: listing(waiting=4, interference=1.5, utilisation=0.6)) as url:
+            instances = VariantInstances([url], "", clock)
+            await instances.look()
+            clock.now = 1.5
+            [(place, seen)] = instances.signals(MODEL).items()
+            assert (place, instances.signals("faces:none")) == (url, {})
+            return seen
+
+    seen = asyncio.run(looks())
+    assert (seen.warm, seen.waiting, seen.share, seen.latency_ratio, seen.age_s) == (1, 0.5, 0.6, 1.5, 1.5)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        lambda: web.Response(status=503),
+        lambda: web.Response(text="no JSON"),
+        lambda: web.Response(text="[" * 100_000),
+        lambda: {"models": [{"name": 7}]},
+        lambda: {"models": [{"name": MODEL, "state": {"status": "odd"}}]},
+    ],
+)
+def test_what_an_instance_tells_wrongly_makes_it_no_place(reply):
+    async def look():
+        async with instance(reply) as url:
+            instances = VariantInstances([url], "", Clock())
+            await instances.look()
+            return instances.signals(MODEL)
+
+    assert asyncio.run(look()) == {}
+
+
+def test_a_loaded_variant_on_an_instance_is_selected_and_one_that_is_overloaded_is_not(registry, store):
+    told = {}
+
+    async def queries():
+        async with instance(lambda: listing(**told)) as url:
+            clock = Clock()
+            driver = Driver(registry, store, instances=VariantInstances([url], "", clock))
+            await driver.applications.open()
+            first, _ = await driver.ask("one")
+            told["utilisation"] = 1.0
+            clock.now = 3.0
+            await driver.look_all()
+            second, _ = await driver.ask("two")
+            states = driver.applications.served("faces").places("gpu")
+            await driver.applications.close()
+            return first, second, states[url]
+
+    first, second, state = asyncio.run(queries())
+    assert (first.variant.name, second.variant.name) == ("gpu", "cheap")
+    assert first.model.startswith(f"{MODEL}@http://")
+    assert state is VariantState.OVERLOADED
+
+
+def test_a_query_whose_instance_is_gone_is_answered_elsewhere(registry, store):
+    async def queries():
+        async with instance(listing) as url:
+            driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
+            driver.gone.add("gpu")
+            await driver.applications.open()
+            choice, _ = await driver.ask("one")
+            await driver.applications.close()
+            return choice
+
+    choice = asyncio.run(queries())
+    assert choice.variant.name == "cheap"
+    assert "gone" in choice.failed
+
+
+def test_a_variant_that_no_instance_has_is_not_selected_and_unavailable_by_name(registry, store):
+    async def queries():
+        driver = Driver(registry, store, instances=VariantInstances(["http://127.0.0.1:9"], "", Clock()))
+        await driver.applications.open()
+        assert (await driver.ask("one"))[0].variant.name == "cheap"
+        with pytest.raises(UnavailableError, match="no instance"):
+            await driver.applications.answer(Asked("faces", Objectives(variant="gpu"), "two"), driver.run())
+        await driver.applications.close()
+
+    asyncio.run(queries())

@@ -1,6 +1,5 @@
 """Queries of an application over HTTP: objectives in, the variant that answered and the reason out."""
 
-import asyncio
 import shutil
 import time
 from dataclasses import replace
@@ -9,57 +8,27 @@ import httpx
 import pytest
 
 import serfer
-from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import KeyRing, add_key
-from serfer.api.decoding.decoders import Decoders
-from serfer.api.service import Service
-from serfer.applications.opening import ApplicationOptions, open_applications
-from serfer.applications.served import FunctionsPlace
 from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
 from serfer.registry import open_registry
 from serfer.settings import Settings
-from storage import open_store
 from tests.api.conftest import PATIENCE, Observed, png, running
-from tests.applications.worlds import NOW, plan_variant, register, variant, version
+from tests.applications.services import faces, open_service
+from tests.applications.worlds import NOW, register, variant, version
 
 LIMITS = CanaryLimits(window_s=600.0, queries=4, max_error_rate=0.1)
 
 
 @pytest.fixture(scope="module")
 def registry_url(tmp_path_factory):
-    """Network "small", whole and in tiles, and another one that is more accurate."""
-    root = tmp_path_factory.mktemp("registry")
-    registry = open_registry(str(root / "registry"))
-    tiles = plan_variant(registry, root / "tiles", "small.tiles", ms=20.0, usd=3e-5, correct=80, tasks=4)
-    whole = plan_variant(registry, root / "whole", "small.whole", grids=[(1, 1)], ms=60.0, usd=1e-5, correct=80)
-    other = plan_variant(registry, root / "other", "other.whole", seed=1, grids=[(1, 1)], ms=70.0, usd=4e-5, correct=99)
-    register(registry, "faces", version("small", 1, tiles, whole), version("other", 1, other))
-    return str(root / "registry")
-
-
-def opened(url, cache, forks, models=None):
-    """Return a service of the registry's applications, with workers in this process."""
-    settings = Settings(cache_dir=cache)
-    store = open_store("memory://")
-    service = Service(models or {}, Admission(4, 8), Observed(), Decoders(forks=forks), store=store)
-    service.applications = open_applications(
-        ApplicationOptions(url),
-        service.pipelines,
-        lambda directory: serfer.open(directory, store="memory://", workers="inprocess", settings=settings),
-        settings,
-        store,
-        "memory://",
-        FunctionsPlace(1000, 300.0),
-    )
-    asyncio.run(service.applications.open())
-    return service
+    return faces(tmp_path_factory.mktemp("registry"))
 
 
 @pytest.fixture
 def http(registry_url, tmp_path, forks):
-    app = make_app(opened(registry_url, tmp_path, forks), Settings())
+    app = make_app(open_service(registry_url, tmp_path, forks), Settings())
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         yield client
 
@@ -148,6 +117,56 @@ def test_applications_and_their_variants_are_listed(http):
     assert http.get("/v1/applications/dogs").status_code == 404
 
 
+def test_an_open_variants_plan_is_described_and_not_listed(http, registry_url):
+    named = "/v1/models/faces:small.tiles"
+    assert http.get(named).status_code == 404
+    assert classify(http, "?variant=small.tiles").status_code == 200
+    plan = http.get(named).raise_for_status().json()
+    assert (plan["name"], plan["default"], plan["tasks"]) == ("faces:small.tiles", False, 9)
+    assert plan["plan"] == open_registry(registry_url).application("faces").networks[0].variants[0].plan
+    assert [stage["tasks"] for stage in plan["stages"]] == [4, 4, 1]
+    assert http.get("/v1/models").json()["models"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("faces:other.whole", "not open"),
+        ("faces:none", "GET /v1/applications/faces"),
+        ("faces:", "no variant ''"),
+        ("faces", "no variant ''"),
+        ("dogs:small.tiles", "no model"),
+    ],
+)
+def test_what_is_not_an_open_variant_has_no_plan_to_describe(http, name, words):
+    reply = http.get(f"/v1/models/{name}")
+    assert (reply.status_code, reply.headers["content-type"]) == (404, "application/problem+json")
+    assert words in reply.json()["detail"]
+
+
+class Retiring(Observed):
+    """Has every variant closed as soon as a query was answered, as when it is retired meanwhile."""
+
+    def answered(self, model, answered):
+        super().answered(model, answered)
+        self.pipelines.keep(())
+
+
+@pytest.mark.parametrize("prefer", ["", "respond-async"])
+def test_a_variant_that_is_retired_during_a_query_still_answers_it(registry_url, tmp_path, forks, prefer):
+    observer = Retiring()
+    service = open_service(registry_url, tmp_path, forks, observer=observer)
+    observer.pipelines = service.applications.pipelines
+    with running(make_app(service, Settings())) as url, serfer.Client(url) as client:
+        reply = (
+            client.submit(png(), application="faces").result()
+            if prefer
+            else client.classify(png(), application="faces")
+        )
+        assert reply.selected.variant == "small.whole"
+        assert httpx.get(f"{url}/v1/models/faces:small.whole").status_code == 404
+
+
 def test_the_same_key_with_other_objectives_is_another_request(http):
     headers = {"Idempotency-Key": "once"}
     assert classify(http, "?min_accuracy=0.9", **headers).status_code == 200
@@ -157,7 +176,7 @@ def test_the_same_key_with_other_objectives_is_another_request(http):
 
 def test_models_beside_applications_are_what_a_query_without_a_name_means(registry_url, small_plan, tmp_path, forks):
     pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-    app = make_app(opened(registry_url, tmp_path, forks, {"small": pipeline}), Settings())
+    app = make_app(open_service(registry_url, tmp_path, forks, {"small": pipeline}), Settings())
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         assert "selected" not in classify(client).json()
         assert classify(client, "?application=faces").json()["selected"]["variant"] == "small.whole"
@@ -173,7 +192,7 @@ def test_a_canary_whose_artefact_is_gone_loses_no_query(registry_url, tmp_path, 
     canary = Canary({"small": 1, "other": 2}, 1.0, NOW, "test", LIMITS)
     registry.update("faces", lambda record: record.with_canary(canary))
     try:
-        app = make_app(opened(registry_url, tmp_path, forks), Settings())
+        app = make_app(open_service(registry_url, tmp_path, forks), Settings())
         with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
             replies = [classify(client, "?application=faces") for _ in range(6)]
         assert {reply.status_code for reply in replies} == {200}
@@ -216,7 +235,7 @@ def test_the_inference_protocol_refuses_what_cannot_be_asked(http, name, paramet
 
 def test_a_model_has_no_objectives(registry_url, small_plan, tmp_path, forks):
     pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-    app = make_app(opened(registry_url, tmp_path, forks, {"small": pipeline}), Settings())
+    app = make_app(open_service(registry_url, tmp_path, forks, {"small": pipeline}), Settings())
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         assert infer(client, "small").status_code == 200
         assert infer(client, "small", latency_ms=5.0).status_code == 400
@@ -241,7 +260,9 @@ def keyed(own_registry, tmp_path, forks):
         "ops": add_key(file, "ops", None, scopes=[Scope.CLASSIFY, Scope.PROMOTE, Scope.DELETE]),
         "dogs": add_key(file, "dogs", None, scopes=[Scope.PROMOTE], applications={"dogs": None}),
     }
-    app = make_app(opened(str(own_registry), tmp_path / "cache", forks), Settings(), KeyRing(file, time.monotonic))
+    app = make_app(
+        open_service(str(own_registry), tmp_path / "cache", forks), Settings(), KeyRing(file, time.monotonic)
+    )
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
 
         def post(name, path, **body):

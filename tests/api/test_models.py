@@ -99,20 +99,19 @@ def test_the_page_gets_the_fit_and_the_number_of_classes(small):
     assert small["classes"] == len(LABELS)
 
 
-def test_untrained_weights_are_reported(service, plan, monkeypatch):
+def test_untrained_weights_are_reported(plan):
     described = {
-        words: anatomy_of(service, monkeypatch, replace(plan, weights=words))["untrained"]
+        words: anatomy_of(replace(plan, weights=words))["untrained"]
         for words in ("random (seed 0): answers mean nothing", "ImageNet (pretrained)")
     }
     assert list(described.values()) == [True, False]
 
 
-def test_a_plan_without_alternatives_shows_none(service, plan, monkeypatch):
-    shown = anatomy_of(service, monkeypatch, replace(plan, alternatives=(), preprocess=None))
+def test_a_plan_without_alternatives_shows_none(plan):
+    shown = anatomy_of(replace(plan, alternatives=(), preprocess=None))
     assert (shown["competitors"], shown["unsplit"], shown["fit"]) == ((), (), None)
 
 
-def anatomy_of(service, monkeypatch, plan):
+def anatomy_of(plan):
     """What the route says of the model "small" with another plan."""
-    monkeypatch.setattr(service.pipelines["small"], "plan", plan)
-    return asdict(_anatomy("small", service))
+    return asdict(_anatomy("small", plan, default=True))

@@ -377,18 +377,18 @@ def test_the_page_fits_its_window(opened, url, picture, size, scheme):
 def test_nobody_is_kept_out(opened, url, picture, size, scheme):
     width, height = SIZES[size]
     page, _ = opened(url, viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True)
-    assert _faults(ready(page)) == []
+    assert faults(ready(page)) == []
     answered(ask(page, picture))
     page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
     page.set_input_files("#file", picture)
     page.evaluate("document.getElementById('problem').hidden = false")
-    assert _faults(page) == []
+    assert faults(page) == []
     page.goto(f"{url}docs")
     expect(page.locator("#operations section")).not_to_have_count(0)
-    assert _faults(page) == []
+    assert faults(page) == []
 
 
-def _faults(page):
+def faults(page):
     """What axe finds wrong with a page by the rules of WCAG 2.2 AA and good practice."""
     if not AXE.exists():
         pytest.skip("axe-core is not installed: npm ci --prefix tests/browser")

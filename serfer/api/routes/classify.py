@@ -41,6 +41,7 @@ from serfer.applications.applications import Asked, Choice, Run
 from serfer.core.run_machine import StageRun
 from serfer.core.served import JobStatus, ServedReport, StageProgress
 from serfer.core.variants import Objectives
+from serfer.pipeline.pipeline import Pipeline
 
 _MOST_CLASSES = 65_536
 _PARAMETERS = ("top_k", "model", "deadline_ms", "explain", *PARAMETERS)
@@ -195,9 +196,11 @@ async def _answer(
     query = replace(parsed.query, context=replace(parsed.query.context, watch=watch))
     data, names = [image.data for image in images], [image.name for image in images]
     service = routes.service
+    used: dict[str, Pipeline] = {}  # a variant may be closed as soon as its query has ended
 
     async def classified(model: str) -> ServiceResult:
-        parsed.request.state.plan = service.pipelines[model].plan
+        used[model] = service.pipelines[model]
+        parsed.request.state.plan = used[model].plan
         return await service.classify(replace(query, model=model), data, names, parsed.top_k)
 
     choice: Choice | None = None
@@ -207,7 +210,7 @@ async def _answer(
         run = Run(lambda chosen: classified(chosen.model), lambda: query.in_time(OPENING), is_cold, same_classes)
         choice, answered = await service.applications.answer(parsed.asked, run)
     parsed.request.state.answered = answered
-    pipeline = service.pipelines[choice.model if choice else query.model]
+    pipeline = used[choice.model if choice else query.model]
     plan, explain = answered.result.plan or pipeline.plan, parsed.explain or watch is not None
     report = served_report(
         answered, plan, pipeline.facts, explain=explain, selected=selected(choice) if choice else None

@@ -1,5 +1,7 @@
 """GET /v1/models: which models are served, how each is split, where its tiles lie on the picture, what was predicted.
 
+GET /v1/models/APPLICATION:VARIANT describes an open variant of an application in the same way.
+
 Rectangles are fractions of the part of the picture that the network sees (`fit` says which part that is), so that they
 can be drawn over a picture of any size. Whatever is a prediction of the planner's is called predicted.
 """
@@ -7,18 +9,23 @@ can be drawn over a picture of any size. Whatever is a prediction of the planner
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 
+from serfer.api.http.problems import Problem
 from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
+from serfer.applications.applications import Applications, served_name
 from serfer.core.plan import Operator, Plan
 from serfer.core.served import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
+
+_MOST_DESCRIBED: Final = 256  # plans that are not worked out again, however many variants come and go
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,10 @@ class ModelAnatomy(ListedModel):
 def models_router(service: Service) -> APIRouter:
     """Return the routes that tell of a service's models."""
     router = APIRouter(prefix="/v1", tags=["models"])
-    described = cache(lambda name: _anatomy(name, service))
+
+    @lru_cache(_MOST_DESCRIBED)
+    def described(name: str, _digest: str) -> ModelAnatomy:
+        return _anatomy(name, service.pipelines[name].plan, default=name == service.default)
 
     @router.get("/models", responses=problems(401, 403, 422, 429))
     async def list_models(request: Request) -> Models:
@@ -166,13 +176,42 @@ def models_router(service: Service) -> APIRouter:
 
     @router.get("/models/{name}", responses=problems(401, 403, 404, 422, 429))
     async def one_model(request: Request, name: str) -> ModelAnatomy:
-        """Return how a model is split, where its tiles lie on the picture, and what was predicted of it."""
+        """Return how a model is split, where its tiles lie on the picture, and what was predicted of it.
+
+        APPLICATION:VARIANT names a variant that this driver has opened, which is not listed.
+        """
         check_parameters(request, ())
-        anatomy: ModelAnatomy = described(service.name(name))
+        found = _open_name(service, name)
+        anatomy = described(found, service.pipelines[found].plan.digest)
         states = service.repository.states() if service.repository else {}
-        return replace(anatomy, state=states.get(anatomy.name))
+        return replace(anatomy, state=states.get(found))
 
     return router
+
+
+def _open_name(service: Service, name: str) -> str:
+    """Return the model, or the open variant of an application, that a path names; raises Problem 404 for others."""
+    application, _, variant = name.partition(":")
+    applications = service.applications
+    if name in service.models or applications is None or application not in applications.names:
+        return service.name(name)
+    _check_open(applications, application, variant)
+    return name
+
+
+def _check_open(applications: Applications, application: str, variant: str) -> None:
+    """Refuse a variant that the application does not have, or that is not open; raises Problem 404."""
+    name = served_name(application, variant)
+    if applications.pipelines.is_open(name):
+        return
+    if variant in applications.served(application).variants:
+        raise Problem(
+            HTTPStatus.NOT_FOUND, f"variant {name} is not open in this driver: a query that it answers opens it"
+        )
+    raise Problem(
+        HTTPStatus.NOT_FOUND,
+        f"application {application} has no variant {variant[:80]!r}: GET /v1/applications/{application} lists them",
+    )
 
 
 def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
@@ -190,11 +229,10 @@ def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
     }
 
 
-def _anatomy(name: str, service: Service) -> ModelAnatomy:
-    plan = service.pipelines[name].plan
+def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
     known = choices(plan) if plan.alternatives else ()
     return ModelAnatomy(
-        **_listed(name, plan, default=name == service.default),
+        **_listed(name, plan, default=default),
         classes=plan.output.elements if plan.classifies else 0,
         fit=Fit(plan.preprocess.resize, plan.preprocess.interpolation) if plan.preprocess else None,
         predicted_for=plan.store,

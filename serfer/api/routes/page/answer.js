@@ -14,7 +14,7 @@ function bar(share, kind = "") {
 }
 
 /** The best classes of the one image that was sent; scores that are not shares are shown as they are. */
-export function predictions(report, model) {
+export function predictions(report) {
   const found = report.images[0].predictions;
   const shares = found.every(({ score }) => score >= 0 && score <= 1);
   const most = Math.max(...found.map(({ score }) => Math.abs(score))) || 1;
@@ -28,7 +28,27 @@ export function predictions(report, model) {
     ),
   );
   const parts = [html("h3", {}, "What it shows"), html("ol", { class: "classes" }, ...items)];
-  if (model.untrained) parts.push(html("p", { class: "note" }, "This network's weights are random: its answers mean nothing."));
+  if (report.untrained) parts.push(html("p", { class: "note" }, "This network's weights are random: its answers mean nothing."));
+  return parts;
+}
+
+const MISSED = {
+  latency_ms: (ms) => `Misses the latency by ${duration(ms)}`,
+  min_accuracy: (share) => `Misses the accuracy by ${(share * 100).toFixed(1)} percentage points, counted from its interval's lower end`,
+  max_cost_usd: (usd) => `Misses the cost by ${perMillion(usd)} for a million queries`,
+};
+
+/** Which variant answered a query of an application, why, and what it misses; `trial` says whether a canary is on trial. */
+export function selection(selected, trial) {
+  const { variant, network, version, place, release, reason, missed, canary, failed } = selected;
+  const missing = Object.entries(missed).map(([name, value]) => html("li", {}, `${MISSED[name]?.(value) ?? `Misses ${name} by ${value}`}.`));
+  const parts = [
+    html("h3", {}, "Selected variant"),
+    html("p", {}, html("strong", {}, variant), canary ? ", a canary" : null, `: network ${network}@${version} on ${place}, release ${release}${canary ? " being live" : ""}.`),
+    html("p", {}, `Why: ${reason}.`),
+  ];
+  if (missing.length) parts.push(html("ul", { class: "missed" }, ...missing));
+  if (failed) parts.push(html("p", { class: "missed" }, `${trial ? "The canary, or another variant," : "Another variant"} was selected first and failed: ${failed}`));
   return parts;
 }
 

@@ -77,15 +77,24 @@ export class Service {
     return (await this.#json("v1/models")).models;
   }
 
-  model(name) {
-    return this.#json(`v1/models/${encodeURIComponent(name)}`);
+  /** A model's plan, or that of APPLICATION:VARIANT. */
+  model(name, signal) {
+    return this.#json(`v1/models/${encodeURIComponent(name)}`, { signal });
   }
 
-  /** Send a query; returns its state, which `follow` takes on, or at once {"status": "done", "result": ...}. */
-  async ask(file, model, topK, signal) {
+  async applications() {
+    return (await this.#json("v1/applications")).applications;
+  }
+
+  application(name, signal) {
+    return this.#json(`v1/applications/${encodeURIComponent(name)}`, { signal });
+  }
+
+  /** Send a query with its `parameters`; returns its state, which `follow` takes on, or at once {"status": "done", "result": ...}. */
+  async ask(file, parameters, signal) {
     const form = new FormData();
     form.append("image", file, file.name || "picture");
-    const query = new URLSearchParams({ model, top_k: topK, explain: "true" });
+    const query = new URLSearchParams({ ...parameters, explain: "true" });
     const found = await this.#json(`v1/classify?${query}`, {
       method: "POST",
       body: form,

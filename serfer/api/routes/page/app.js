@@ -1,9 +1,11 @@
-// The page: a picture, a model and a key come in; a query goes out, is followed, and is shown.
+// The page: a picture, a model or an application, and a key come in; a query goes out, is followed, and is shown.
 
 import { statesAt, why } from "./account.js";
-import { comparison, facts, predictions } from "./answer.js";
+import { comparison, facts, predictions, selection } from "./answer.js";
 import { pause, Problem, Service } from "./api.js";
+import { ApplicationPanel, networksText } from "./application.js";
 import { byId, bytes, duration, html, percent, plural } from "./dom.js";
+import { ObjectiveFields } from "./objectives.js";
 import { Tiles } from "./tiles.js";
 import { shareBar, Timeline, timelineTable } from "./timeline.js";
 
@@ -14,10 +16,16 @@ const MOST_RETRIES = 10;
 const service = new Service();
 const tiles = new Tiles({ picture: byId("picture"), strip: byId("stages"), note: byId("tiles-note"), table: byId("tiles-table") });
 const timeline = new Timeline(byId("timeline"), byId("detail"));
+const objectives = new ObjectiveFields(() => showVariantsPlan().catch(fail));
+const panel = new ApplicationPanel((name, signal) => service.application(name, signal), (found) => {
+  application = found;
+  objectives.show(found);
+});
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const narrow = matchMedia("(max-width: 60rem)"); // the form stands above its result, as in style.css
 
-let model = null; // as GET /v1/models/NAME describes it
+let model = null; // whose plan is on show, as GET /v1/models/NAME describes it: of an application one of its open variants, or null
+let application = null; // as GET /v1/applications/NAME describes it, where one is asked in place of a model
 let file = null;
 let address = null; // of the picture, for this page alone
 let running = null; // an AbortController while a query is under way
@@ -44,29 +52,77 @@ function askForKey() {
 
 // ── what is asked ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-async function loadModels() {
+async function loadChoices() {
   try {
-    const models = await service.models();
+    const [models, applications] = await Promise.all([service.models(), service.applications()]);
     const options = models.map((one) => html("option", { value: one.name, selected: one.default }, `${one.name} · ${one.plan.slice(0, 8)}`));
-    byId("model").replaceChildren(...options);
+    const others = applications.map((one) => html("option", { value: one.name, "data-application": "yes" }, `${one.name} · ${plural(one.variants, "variant")}`));
+    const groups = [["Models", options], ["Applications", others]].filter(([, group]) => group.length);
+    byId("model").replaceChildren(...(others.length ? groups.map(([label, group]) => html("optgroup", { label }, ...group)) : options));
+    byId("model-label").textContent = groups.map(([label], nth) => (nth ? label.toLowerCase() : label).slice(0, -1)).join(" or ");
     byId("model").disabled = false;
-    await chooseModel();
+    await choose();
     complain(null);
   } catch (error) {
     complain(asProblem(error));
   }
 }
 
-async function chooseModel() {
-  const name = byId("model").value;
-  const found = await service.model(name);
-  if (name !== byId("model").value) return; // another one was chosen meanwhile
-  model = found;
-  const { input, weights, plan, stages, tasks } = model;
-  byId("model-note").replaceChildren(`${input.width}×${input.height} pixels, ${plural(stages.length, "stage")}, ${plural(tasks, "task")}. Weights: ${weights}. Plan `, html("code", { title: plan }, plan.slice(0, 12)));
-  byId("top-k").max = Math.max(1, Math.min(20, model.classes));
-  tiles.setModel(model);
+async function choose() {
+  const [option] = byId("model").selectedOptions;
+  const found = option.dataset.application ? await service.application(option.value) : null;
+  const plan = found ? await planOf(found, "") : await service.model(option.value);
+  if (option !== byId("model").selectedOptions[0]) return; // another one was chosen meanwhile
+  application = found;
+  objectives.show(found);
+  panel.watch(found);
+  byId("top-k").max = Math.max(1, Math.min(20, (found ?? plan).classes));
+  setPlan(plan);
   forgetAnswer();
+}
+
+/** The plan of a variant that is open, by default the cheapest such; null where none is. */
+async function planOf({ name, table }, variant) {
+  const row = table.find((one) => one.open && (!variant || one.name === variant));
+  return row ? variantsPlan(name, row.name) : null;
+}
+
+/** A variant's plan; null where it is not open, or no longer. */
+async function variantsPlan(name, variant, signal) {
+  try {
+    return await service.model(`${name}:${variant}`, signal);
+  } catch (problem) {
+    if (problem.status === 404) return null;
+    throw problem;
+  }
+}
+
+/** Show the plan of the variant that was chosen by hand. */
+async function showVariantsPlan() {
+  const [asked, variant] = [application, objectives.variant];
+  const plan = await planOf(asked, variant);
+  if (running || asked.name !== application?.name || variant !== objectives.variant) return;
+  setPlan(plan);
+  forgetAnswer();
+}
+
+const NOT_OPEN = "No plan to show: the variant is not open in this driver, or no longer. A query that it answers opens it.";
+const ON_INSTANCE = "No plan to show: the variant ran on an instance, as a whole.";
+
+function setPlan(plan, absent = NOT_OPEN) {
+  model = plan;
+  const variant = application && plan ? plan.name.slice(application.name.length + 1) : "";
+  byId("model-note").replaceChildren(...(application ? applicationNote(variant) : modelNote(plan)));
+  tiles.setModel(plan, absent);
+}
+
+function modelNote({ input, weights, plan, stages, tasks }) {
+  return [`${input.width}×${input.height} pixels, ${plural(stages.length, "stage")}, ${plural(tasks, "task")}. Weights: ${weights}. Plan `, html("code", { title: plan }, plan.slice(0, 12))];
+}
+
+function applicationNote(variant) {
+  const { networks, table } = application;
+  return [`One of ${plural(table.length, "variant")} of ${networksText(networks)} answers. ${variant ? `The plan on show is ${variant}'s.` : "No variant's plan is on show."}`];
 }
 
 function choosePicture(chosen) {
@@ -107,18 +163,15 @@ async function run() {
     byId("file").focus();
     return complain(new Problem({ title: "No picture", detail: "Choose a picture first." }));
   }
-  if (!model) await loadModels();
-  if (!model) return;
-  if (!model.classes) {
-    const outputs = model.outputs.map((one) => `${one.name} ${one.shape.join("×")}`).join(", ");
-    return complain(new Problem({ title: "No classes", detail: `This network has no score for each class. Its outputs are ${outputs}: use serfer run, or POST /v2/models/${model.name}/infer.` }));
-  }
+  if (!model && !application) await loadChoices();
+  const parameters = model || application ? requested() : null;
+  if (!parameters) return;
   running = new AbortController();
   busy(true);
   forgetAnswer();
   byId("answer").replaceChildren(html("h3", {}, "What it shows"), html("p", { class: "note" }, "Asking…"));
   try {
-    await query(running.signal);
+    await query(parameters, running.signal);
   } catch (error) {
     const stopped = error?.name === "AbortError";
     forgetAnswer();
@@ -130,6 +183,20 @@ async function run() {
   }
 }
 
+/** What is asked, as the request's parameters; null where it cannot be, which is said. */
+function requested() {
+  const most = Math.min(Math.max(1, byId("top-k").valueAsNumber || 5), (application ?? model).classes);
+  if (application) {
+    const { parameters, wrong } = objectives.read();
+    wrong?.focus();
+    return parameters ? { application: application.name, ...parameters, top_k: most } : null;
+  }
+  if (model.classes) return { model: model.name, top_k: most };
+  const outputs = model.outputs.map((one) => `${one.name} ${one.shape.join("×")}`).join(", ");
+  complain(new Problem({ title: "No classes", detail: `This network has no score for each class. Its outputs are ${outputs}: use serfer run, or POST /v2/models/${model.name}/infer.` }));
+  return null;
+}
+
 function busy(yes) {
   byId("classify").disabled = byId("model").disabled = yes;
   byId("cancel").disabled = !yes;
@@ -137,11 +204,10 @@ function busy(yes) {
   if (!yes && document.activeElement === document.body) byId("classify").focus({ preventScroll: true });
 }
 
-async function query(signal) {
-  const [asked, topK] = [model, Math.min(Math.max(1, byId("top-k").valueAsNumber || 5), model.classes)];
+async function query(parameters, signal) {
   say("Sent.");
   if (narrow.matches) byId("result").scrollIntoView({ behavior: still.matches ? "auto" : "smooth" });
-  const first = await patiently(() => service.ask(file, asked.name, topK, signal), signal);
+  const first = await patiently(() => service.ask(file, parameters, signal), signal);
   let state = first;
   try {
     for await (state of service.follow(first, signal)) showProgress(state);
@@ -150,7 +216,22 @@ async function query(signal) {
     throw error;
   }
   if (state.status === "failed") throw new Problem(state.problem ?? {});
-  showAnswer(state.result, asked);
+  if (state.result.selected) await showSelected(state.result, signal);
+  showAnswer(state.result);
+}
+
+/** Show the plan of the variant that answered; none where it was closed meanwhile, or is another one's by now. */
+async function showSelected({ selected, plan }, signal) {
+  panel.answered(selected.variant);
+  const name = `${selected.application}:${selected.variant}`;
+  if (model?.name === name && model.plan === plan) return;
+  let found = null;
+  try {
+    found = await variantsPlan(selected.application, selected.variant, signal);
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem; // an answer is not lost for want of its plan
+  }
+  setPlan(found?.plan === plan ? found : null, selected.place === "functions" ? NOT_OPEN : ON_INSTANCE);
 }
 
 /** Ask, and ask again when a full service said to come back later. */
@@ -180,6 +261,8 @@ async function countDown(seconds, signal) {
   }
 }
 
+const fail = (error) => complain(asProblem(error));
+
 function asProblem(error) {
   if (error instanceof Problem) return error;
   console.error(error);
@@ -190,30 +273,33 @@ function asProblem(error) {
 
 function showProgress(state) {
   if (!state.stages.length) return;
-  tiles.show(state.stages.map((stage) => stage.tiles.map((done) => (done ? "done" : stage.started_ms === null ? "waiting" : "running"))));
+  const sizes = (stages) => stages.map((stage) => stage.tasks).join();
+  if (model && sizes(model.stages) === sizes(state.stages)) tiles.show(state.stages.map((stage) => stage.tiles.map((done) => (done ? "done" : stage.started_ms === null ? "waiting" : "running"))));
   const [done, tasks] = ["done", "tasks"].map((field) => state.stages.reduce((sum, stage) => sum + stage[field], 0));
   byId("progress").textContent = state.status === "queued" ? "Waiting for its turn" : `${done} of ${plural(tasks, "task")} done`;
 }
 
-function showAnswer(report, asked) {
+function showAnswer(report) {
   const [best] = report.images[0].predictions;
-  say(`Done in ${duration(report.latency_ms)}: ${best.label}${best.score >= 0 && best.score <= 1 ? `, ${percent(best.score)}` : ""}.`);
+  const by = report.selected ? ` by ${report.selected.variant}` : "";
+  say(`Done in ${duration(report.latency_ms)}${by}: ${best.label}${best.score >= 0 && best.score <= 1 ? `, ${percent(best.score)}` : ""}.`);
   byId("progress").textContent = "";
-  byId("answer").replaceChildren(...predictions(report, asked));
+  byId("answer").replaceChildren(...predictions(report), ...(report.selected ? selection(report.selected, Boolean(application?.canary)) : []));
   byId("facts").replaceChildren(...facts(report));
   byId("after").hidden = false;
-  byId("compare-box").hidden = false;
-  byId("compare").replaceChildren(...comparison(asked, report));
+  byId("compare-box").hidden = !model;
+  if (model) byId("compare").replaceChildren(...comparison(model, report));
   byId("raw-box").hidden = false;
   byId("raw").textContent = JSON.stringify(report, null, 2);
-  if (report.timeline) showTimeline(report, asked);
+  if (report.timeline) showTimeline(report);
 }
 
-function showTimeline({ timeline: times, target }, asked) {
+function showTimeline({ timeline: times, target, stages: ran }) {
   shown = times;
-  byId("why").textContent = why(times, asked.stages.map((stage) => stage.name), target);
+  const stages = model?.stages ?? ran;
+  byId("why").textContent = why(times, stages.map((stage) => stage.name), target);
   byId("share").replaceChildren(...shareBar(times));
-  timeline.show(times, asked.stages);
+  timeline.show(times, stages);
   byId("timeline-table").replaceChildren(timelineTable(times));
   byId("replay").hidden = !times.tasks.length;
   byId("time").max = times.answered_ms;
@@ -226,6 +312,7 @@ function showMoment(moment) {
   byId("time").setAttribute("aria-valuetext", duration(moment));
   byId("moment").textContent = duration(moment);
   timeline.mark(moment);
+  if (!model) return;
   const sizes = model.stages.map((stage) => stage.tasks);
   tiles.show(shown.tasks.length ? statesAt(shown, sizes, moment) : sizes.map((size) => Array(size).fill("done")));
 }
@@ -253,10 +340,10 @@ function useKey(keep) {
 }
 
 byId("file").addEventListener("change", (event) => choosePicture(event.target.files[0]));
-byId("model").addEventListener("change", () => chooseModel().catch((error) => complain(asProblem(error))));
+byId("model").addEventListener("change", () => choose().catch(fail));
 byId("key").addEventListener("change", async () => {
   useKey(byId("keep-key").checked);
-  if (!model) await loadModels();
+  if (!model && !application) await loadChoices();
 });
 byId("keep-key").addEventListener("change", (event) => useKey(event.target.checked));
 byId("ask").addEventListener("submit", (event) => {
@@ -284,4 +371,4 @@ if (kept) {
   byId("key").value = service.key = kept;
   byId("keep-key").checked = true;
 }
-loadModels();
+loadChoices();

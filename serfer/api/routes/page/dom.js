@@ -14,11 +14,11 @@ export const html = (tag, attributes = {}, ...children) => build(document.create
 export const svg = (tag, attributes = {}, ...children) => build(document.createElementNS(SVG, tag), attributes, children);
 export const byId = (id) => document.getElementById(id);
 
-/** A table with a caption; the first cell of each row is its header. Numbers are set to the right. */
+/** A table with a caption; the first cell of each row is its header. Numbers are set to the right; elements stand as they are. */
 export function table(caption, heads, rows) {
   const cell = (value, index) => {
     const right = typeof value === "number" || /^[-–$<]?[\d.,]+(\s|%|$)/.test(value);
-    return html(index ? "td" : "th", { scope: index ? null : "row", class: index && right ? "number" : null }, String(value));
+    return html(index ? "td" : "th", { scope: index ? null : "row", class: index && right ? "number" : null }, value instanceof Node ? value : String(value));
   };
   return html(
     "table",

@@ -27,6 +27,7 @@ export class Tiles {
   #states = null;
   #picture = null;
   #model = null;
+  #absent = "";
   #drawn = [];
 
   /** `parts` are the elements to fill: picture, strip, note, table. */
@@ -34,14 +35,16 @@ export class Tiles {
     this.parts = parts;
   }
 
-  setModel(model) {
+  /** Show a model's plan, as GET /v1/models/NAME describes it; null for none, and `absent` says why. */
+  setModel(model, absent = "") {
     this.#model = model;
+    this.#absent = absent;
     this.#stage = this.#home;
     this.#chosen = false;
     this.#states = null;
     this.#drawStrip();
     this.#drawPicture();
-    this.parts.table.replaceChildren(tilesTable(model));
+    this.parts.table.replaceChildren(...(model ? [tilesTable(model)] : []));
   }
 
   /** Show another picture: its address and size, or null for none. */
@@ -55,7 +58,7 @@ export class Tiles {
   /** Light up what is done: for each stage and tile "waiting", "running" or "done"; null before any query. */
   show(states) {
     this.#states = states;
-    if (states && !this.#chosen) {
+    if (states && this.#model && !this.#chosen) {
       const running = states.findIndex((tiles) => tiles.includes("running"));
       const ended = states.flat().every((tile) => tile === "done");
       const next = ended ? this.#home : running >= 0 ? running : this.#stage;
@@ -71,7 +74,7 @@ export class Tiles {
 
   /** The stage to show before and after a query: the first that has tiles. */
   get #home() {
-    return Math.max(0, this.#model.stages.findIndex((stage) => stage.spread === "map"));
+    return Math.max(0, (this.#model?.stages ?? []).findIndex((stage) => stage.spread === "map"));
   }
 
   #select(number) {
@@ -81,7 +84,7 @@ export class Tiles {
   }
 
   #drawStrip() {
-    const buttons = this.#model.stages.map((stage, number) => {
+    const buttons = (this.#model?.stages ?? []).map((stage, number) => {
       const button = html(
         "button",
         { type: "button", class: `stage s${number % 8}` },
@@ -101,12 +104,18 @@ export class Tiles {
   }
 
   #drawPicture() {
-    if (!this.#model) return;
-    const { fit, input, stages } = this.#model;
-    const stage = stages[this.#stage];
+    const { fit, input, stages } = this.#model ?? { fit: null, input: { width: 4, height: 3 }, stages: [] };
     const { url, width, height } = this.#picture ?? { url: null, width: input.width, height: input.height };
-    const crop = this.#picture ? cropOf(width, height, fit, input) : { left: 0, top: 0, width, height };
     const image = url ? html("img", { src: url, alt: "The chosen picture" }) : html("div", { class: "blank" });
+    this.parts.picture.style.aspectRatio = `${width} / ${height}`;
+    this.parts.picture.style.maxWidth = `${Math.round((26 * width) / height)}rem`;
+    if (!this.#model) {
+      this.#drawn = [];
+      this.parts.picture.replaceChildren(image);
+      return this.parts.note.replaceChildren(this.#absent);
+    }
+    const stage = stages[this.#stage];
+    const crop = this.#picture ? cropOf(width, height, fit, input) : { left: 0, top: 0, width, height };
     const layers = svg(
       "svg",
       { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": spoken(stage), class: `s${this.#stage % 8}` },
@@ -115,8 +124,6 @@ export class Tiles {
     this.#drawn = shapes(stage, crop);
     layers.append(...this.#drawn.map(({ own }) => own), ...this.#drawn.flatMap(({ around }) => around));
     this.parts.picture.replaceChildren(image, layers);
-    this.parts.picture.style.aspectRatio = `${width} / ${height}`;
-    this.parts.picture.style.maxWidth = `${Math.round((26 * width) / height)}rem`;
     this.parts.note.replaceChildren(...noted(stage, this.#stage));
   }
 

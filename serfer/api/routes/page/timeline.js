@@ -9,11 +9,16 @@ const TOP = 24;
 const NARROW = 520;
 const LEGEND = ["queue", "decode", "wait", "network", "cold", "halo", "read", "compute", "write"];
 
-/** Round numbers along an axis from 0 to `end`, at most `most` of them. */
-export function ticks(end, most) {
-  const rough = Math.max(end, 1e-3) / most;
+/** The round step that takes an axis over `range` in at most `most` steps. */
+export function stepOf(range, most) {
+  const rough = range / most;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
+  return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
+}
+
+/** Round numbers along an axis from 0 to `end`, which is above 0, in at most `most` steps. */
+export function ticks(end, most) {
+  const step = stepOf(end, most);
   return Array.from({ length: Math.floor(end / step) + 1 }, (_, index) => index * step);
 }
 
@@ -133,10 +138,11 @@ export class Timeline {
 }
 
 /** One stop of the tab key for all lines; arrow keys, Home and End go on from there. */
-function walkable(groups) {
+export function walkable(groups) {
   groups.forEach((group, index) => {
     group.addEventListener("keydown", (event) => {
-      const to = { ArrowDown: index + 1, ArrowUp: index - 1, Home: 0, End: groups.length - 1 }[event.key];
+      const [after, before] = [index + 1, index - 1];
+      const to = { ArrowDown: after, ArrowRight: after, ArrowUp: before, ArrowLeft: before, Home: 0, End: groups.length - 1 }[event.key];
       if (to === undefined) return;
       event.preventDefault();
       const next = groups[Math.min(Math.max(to, 0), groups.length - 1)];
@@ -147,7 +153,7 @@ function walkable(groups) {
 }
 
 function axis(end, scale, most, height) {
-  return ticks(end, most).flatMap((ms) => {
+  return ticks(Math.max(end, 1e-3), most).flatMap((ms) => {
     const anchor = ms === 0 ? "start" : ms > 0.93 * end ? "end" : "middle"; // nothing is cut off at the border
     const label = svg("text", { x: scale(ms), y: 10, class: "tick", "text-anchor": anchor }, ms ? duration(ms).replace(/\.0(?=\s)/, "") : "0");
     return [svg("line", { x1: scale(ms), x2: scale(ms), y1: TOP - 6, y2: height, class: "grid" }), label];

@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from serfer.pipeline.result import Result as Result
     from serfer.results.manifest import ResultManifest as ResultManifest
     from serfer.results.stored import StoredResult as StoredResult
+    from serfer.variants.register import Registered as Registered
+    from serfer.variants.register import register as register
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
     from splitter.map_plan import map_plan as map_plan
     from splitter.split import split as split
@@ -122,6 +124,7 @@ __all__ = [
     "Preprocess",
     "QueryError",
     "QueryReport",
+    "Registered",
     "RegistrationLostError",
     "RequestRefusedError",
     "Result",
@@ -151,6 +154,7 @@ __all__ = [
     "map_many",
     "map_plan",
     "open",
+    "register",
     "split",
 ]
 
@@ -168,6 +172,7 @@ _HOMES = {
     "Plan": ("serfer.core.plan", "Plan"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
+    "Registered": ("serfer.variants.register", "Registered"),
     "Result": ("serfer.pipeline.result", "Result"),
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
     "SelectedVariant": ("serfer.core.served", "SelectedVariant"),
@@ -180,6 +185,7 @@ _HOMES = {
     "map_many": ("serfer.mapping.map", "map_many"),
     "map_plan": ("splitter.map_plan", "map_plan"),
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
+    "register": ("serfer.variants.register", "register"),
     "split": ("splitter.split", "split"),
 }
 _ERRORS = "serfer.core.errors"

@@ -24,8 +24,9 @@ DIGESTS = {
 network, which has several outputs."""
 
 
-def test_every_format_of_whole_images_is_recorded():
-    assert sorted(path.name for path in PLANS.glob("v*")) == [f"v{number}" for number in range(1, FORMAT)]
+def test_every_format_whose_functions_take_whole_images_is_recorded():
+    formats = range(1, FORMAT - 1)  # 9 has windows, 10 a network in 8 bits that no function reads
+    assert sorted(path.name for path in PLANS.glob("v*")) == [f"v{number}" for number in formats]
 
 
 @pytest.mark.parametrize("number", DIGESTS)
@@ -60,7 +61,7 @@ def test_the_recorded_plan_answers_the_same_where_functions_fetch_its_weights(tm
 
 @pytest.mark.parametrize("number", range(1, min(DIGESTS)))
 def test_an_older_format_is_refused_with_advice(number):
-    with pytest.raises(serfer.PlanError, match=rf"format {number}, this version reads 5 to 9: .* serfer split"):
+    with pytest.raises(serfer.PlanError, match=rf"format {number}, this version reads 5 to 10: .* serfer split"):
         serfer.open(PLANS / f"v{number}")
 
 

@@ -39,7 +39,12 @@ from serfer.instance.tuned import Machine, Tuned, measure
 from serfer.settings import Settings, load_settings
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]
-PrecisionOption = Annotated[str, typer.Option(help="fp32, or fp16: faster on GPUs, and not quite the same answers.")]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        help="fp32; fp16, faster on GPUs, and not quite the same answers; or int8, where the plan has it (register)."
+    ),
+]
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, max=1024, help="Processors that compute; by default all that there are.")
 ]

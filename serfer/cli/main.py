@@ -20,6 +20,7 @@ COMMANDS = {
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
     "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for images that no function holds."),
     "map": ("serfer.cli.maps.map:map_images", "Run a network over an image that no memory holds, by windows."),
+    "register": ("serfer.cli.registry.register:register", "Make, measure and register variants of a network."),
     "variants": (
         "serfer.cli.registry.variants:variants",
         "Show variants: accuracy, latency, dollars.",
@@ -46,7 +47,7 @@ COMMANDS = {
 PANELS = {
     "Try": ("classify", "run", "result", "split", "explain", "verify", "cost"),
     "Map": ("map-plan", "map"),
-    "Applications": ("variants", "promote", "canary", "rollback", "retire", "registry"),
+    "Applications": ("register", "variants", "promote", "canary", "rollback", "retire", "registry"),
     "Run": ("up", "serve", "instance", "keys", "doctor"),
     "Deploy": ("package", "warm", "sweep"),
     "Study": ("profile", "tune", "simulate", "train-forecaster", "bench"),

@@ -149,7 +149,7 @@ def split(
     with status_line() as progress:
         plan = split_model(
             model,
-            _example(size, channels),
+            example_of(size, channels),
             directory,
             grids=grids,
             stages=stages,
@@ -195,7 +195,8 @@ def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int
     return max(DEPENDENCY_ALLOWANCE, local.dependency_bytes(settings, progress))
 
 
-def _example(size: str | None, channels: int | None) -> NDArray[np.float32] | None:
+def example_of(size: str | None, channels: int | None) -> NDArray[np.float32] | None:
+    """Return an example of the input of --size and --channels, None without them; raises UsageError."""
     if size is None:
         if channels is not None:
             raise UsageError("--channels says more about --size: give both")

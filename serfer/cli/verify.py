@@ -23,6 +23,9 @@ from serfer.cli.shared.options import (
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference
+from serfer.core.variants import Accuracy
+from serfer.pipeline.labelled.accuracy import measure_accuracy
+from serfer.pipeline.labelled.labels import read_labelled
 from serfer.pipeline.verify import Verification
 from serfer.pipeline.verify import verify as compare
 from serfer.wiring.options import workers_of
@@ -41,6 +44,13 @@ def verify(
     random: Annotated[
         int | None, typer.Option(min=0, help="How many random inputs to compare on: 2, unless there are images.")
     ] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labelled images, to report the accuracy on: a folder for each class, or a labels.csv (file,label) "
+            "beside the images."
+        ),
+    ] = None,
     workers: VerifyWorkersOption = None,
     stack: StackOption = None,
     store: StoreOption = None,
@@ -51,7 +61,8 @@ def verify(
     """Compare a plan with its unsplit model; exit code 1 if an answer differs.
 
     A plan that stores weights in fp16, or has another head, is compared with the network that it computes, and what it
-    lost against the model as it was given is reported as well.
+    lost against the model as it was given is reported as well. On labelled images, so are the shares of right answers
+    of the plan and of the model as it was given, with their 95% intervals (Wilson's).
     """
     images = [*(images or ()), *(more or ())]
     count = random if random is not None else (0 if images else 2)
@@ -59,13 +70,19 @@ def verify(
         raise UsageError("nothing to compare on: give --images or --random")
     workers = workers_of(workers, stack)
     with opened(directory, store, workers, driver, object_store, stack=stack) as pipeline, status_line() as progress:
+        labelled = read_labelled(validation, pipeline.plan) if validation else None
         verification = compare(pipeline, directory, images, count, progress)
+        accuracies = measure_accuracy(pipeline, directory, labelled, progress) if labelled else None
     if as_json:
         for row in verification.rows:
             print_json(row.as_dict())
         print_json(verification.summary())
+        if accuracies:
+            print_json(accuracies.as_dict())
     else:
         _print_verification(verification)
+        if accuracies:
+            out.print(_accuracy("the plan", accuracies.plan), _accuracy("as given", accuracies.given), sep="\n")
     if not verification.exact:
         raise WrongAnswerError(
             f"the plan's answers differ from the unsplit model's by more than {TOLERANCE:g} of their range"
@@ -89,6 +106,11 @@ def _print_verification(verification: Verification) -> None:
         f"{len(verification.rows):,} inputs: largest error {verification.error:.1e} of the logits' range; same first "
         f"class as {against} on {verification.agreement:.1%}"
     )
+
+
+def _accuracy(what: str, accuracy: Accuracy) -> str:
+    low, high = accuracy.interval
+    return f"accuracy, {what}: {accuracy.share:.2%} of {accuracy.images:,} images, 95% within {low:.2%} to {high:.2%}"
 
 
 def _same(delta: Difference) -> str:

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivers.instance.open_inference import check_classifies
-from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError
 from serfer.core.plan import Plan
+from serfer.core.variants import PRECISIONS
 from serfer.instance.half import half_precision
 from serfer.plan_directory import check_artefacts, load_plan
 
 Array = NDArray[np.float32]
 DEVICES: Final = ("auto", "cpu", "cuda")
-PRECISIONS: Final = ("fp32", "fp16")
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _INSTALL = "install onnxruntime-gpu in place of onnxruntime, and NVIDIA's driver (docs/how-to/instance.md)"
 
@@ -102,18 +102,28 @@ def load_whole(directory: Path) -> Plan:
 def open_network(plan: Plan, directory: Path, hardware: Hardware, max_batch: int) -> Network:
     """Load the whole network of a plan directory.
 
-    Raises UnavailableError where there is no such device, ModelError for a network that has no fp16 form, InputError
-    where ONNX Runtime cannot run it.
+    Raises UnavailableError where there is no such device, ModelError for a network that has no fp16 form, or a plan
+    that has none in 8 bits, InputError where ONNX Runtime cannot run it.
     """
     device = prepared_device(hardware.device)
-    path = directory / plan.unsplit.path
-    model: str | bytes = half_precision(path) if hardware.precision == "fp16" else str(path)
-    session = _session(model, device, hardware)
+    session = _session(_model(plan, directory, hardware.precision), device, hardware)
     if device == "cuda" and session.get_providers()[0] != _CUDA:  # it falls back without an error
         if hardware.device == "cuda":
             raise UnavailableError(f"--device cuda: ONNX Runtime could not load CUDA's libraries: {_INSTALL}")
         device = "cpu"
     return Network(session, device, hardware.precision, max_batch)
+
+
+def _model(plan: Plan, directory: Path, precision: str) -> str | bytes:
+    """Return the path or the bytes of a plan's whole network in a precision."""
+    path = directory / plan.unsplit.path
+    if precision == "fp16":
+        return half_precision(path)
+    if precision == "fp32":
+        return str(path)
+    if not plan.quantised:
+        raise ModelError("--precision int8: this plan has no network in 8 bits: serfer register makes it, or use fp32")
+    return str(directory / plan.quantised[0].path)
 
 
 def processors() -> int:

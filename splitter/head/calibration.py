@@ -6,7 +6,6 @@ FOLDER/281/deeper/2.png
 
 from __future__ import annotations
 
-import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.core.plan.class_names import ClassNames
 from serfer.core.plan.pixels import normalise
 from serfer.images import SUFFIXES, check_channels, decode_image, folder_files, read_image
 
@@ -26,7 +26,6 @@ LEAST_OF_A_CLASS = 2  # one to fit to and one to measure on
 LEAST_IMAGES = 20  # of fewer, a held-out fifth is less than four: one wrong answer would be a loss of a third and more
 MOST_BYTES = 2 * 1024**3
 _NAMED = 3  # of several wrong things, a message names so many
-_DIGITS = 9  # of an index, zeros in front of it included
 _EVERY = 50  # images between two signs of progress
 
 
@@ -127,8 +126,8 @@ def _class_folders(folder: Path, labels: Sequence[str]) -> dict[Path, int]:
     if not folders or loose:
         what = f"{_some(loose)} in no class folder" if loose else "no class folders"
         raise InputError(f"{folder} has {what}: put each image into a folder named as its class")
-    names = _Names(labels)
-    known = {path: names.index(path) for path in folders}
+    names = ClassNames(labels)
+    known = {path: names.index(path.name, str(path)) for path in folders}
     others = [path for path, index in known.items() if index is None]
     if others:
         raise InputError(
@@ -148,36 +147,6 @@ def _entries(folder: Path) -> list[Path]:
         raise InputError(f"{folder} is not a folder: give a folder of class folders") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{str(folder)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
-
-
-class _Names:
-    """Finds a folder's class by its name: the label itself, else one of other case and spacing, else the index."""
-
-    def __init__(self, labels: Sequence[str]) -> None:
-        self._count = len(labels)
-        self._exact: dict[str, list[int]] = defaultdict(list)
-        self._folded: dict[str, list[int]] = defaultdict(list)
-        for index, label in enumerate(labels):
-            self._exact[label].append(index)
-            self._folded[_fold(label)].append(index)
-
-    def index(self, path: Path) -> int | None:
-        """Return the index of a folder's class or None; raises InputError for an ambiguous name."""
-        name = path.name
-        indices = self._exact.get(name) or self._folded.get(_fold(name))
-        if indices is None:
-            number = int(name) if name.isascii() and name.isdecimal() and len(name) <= _DIGITS else -1
-            return number if 0 <= number < self._count else None
-        if len(indices) > 1:
-            raise InputError(
-                f"{path} is the name of {len(indices)} of the network's classes: name the folder by the index of the "
-                f"one that is meant ({', '.join(map(str, indices[:_NAMED]))})"
-            )
-        return indices[0]
-
-
-def _fold(name: str) -> str:
-    return unicodedata.normalize("NFKC", name).casefold().replace("_", " ").replace("-", " ")
 
 
 def _images_of_classes(folders: dict[Path, int]) -> dict[int, list[Path]]:

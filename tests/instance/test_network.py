@@ -123,7 +123,7 @@ def test_a_gpu_computes_without_tensorfloat_32():
     assert (name, options["use_tf32"], fallback) == ("CUDAExecutionProvider", "0", "CPUExecutionProvider")
 
 
-@pytest.mark.parametrize(("device", "precision", "option"), [("gpu", "fp32", "--device"), ("cpu", "int8", "--precis")])
+@pytest.mark.parametrize(("device", "precision", "option"), [("gpu", "fp32", "--device"), ("cpu", "int4", "--precis")])
 def test_unknown_words_are_refused_by_option(device, precision, option):
     with pytest.raises(UsageError, match=option):
         Hardware(device, precision)

@@ -12,7 +12,9 @@ from serfer.core.plan.model import ZIP, Plan
 from serfer.core.plan.validation import check_sound
 from serfer.core.structure import structure, unstructure
 
-FORMAT = 9
+FORMAT = 10
+_NOT_QUANTISED = 9
+"""The format of a plan without a network in 8 bits: the same JSON without `quantised`."""
 _WITHOUT_WINDOWS = 8
 """The format of a plan of whole images: the same JSON without `windows`."""
 _OF_SCORES = 7
@@ -21,7 +23,7 @@ _ALL_IN_ZIPS = 6
 """The format of a plan whose functions all have their weights in zips: the same JSON without `weights_in`."""
 _WITHOUT_GANGS = 5
 """The format of such a plan that has no gangs either: the same JSON without `gangs`."""
-_FORMATS = (_WITHOUT_GANGS, _ALL_IN_ZIPS, _OF_SCORES, _WITHOUT_WINDOWS, FORMAT)
+_FORMATS = (_WITHOUT_GANGS, _ALL_IN_ZIPS, _OF_SCORES, _WITHOUT_WINDOWS, _NOT_QUANTISED, FORMAT)
 _SHOWN = 40  # characters of what should have been a number
 
 
@@ -37,6 +39,8 @@ def _plain(plan: Plan) -> dict[str, Any]:
     if number == _WITHOUT_GANGS:
         del plain["gangs"]
     if number < FORMAT:
+        del plain["quantised"]
+    if number < _NOT_QUANTISED:
         del plain["windows"]
     elif plan.windows and plan.windows.exact and plan.windows.difference is None:
         del plain["windows"]["difference"]
@@ -50,8 +54,10 @@ def _plain(plan: Plan) -> dict[str, Any]:
 
 def _format(plan: Plan) -> int:
     """Return the oldest format that has all that a plan says."""
-    if plan.windows:
+    if plan.quantised:
         return FORMAT
+    if plan.windows:
+        return _NOT_QUANTISED
     if not plan.classifies:
         return _WITHOUT_WINDOWS
     if any(stage.weights_in != ZIP for stage in plan.stages):

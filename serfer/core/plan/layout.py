@@ -3,6 +3,7 @@
 plan.json
 unsplit.onnx                    the whole network, pointing into the stages' weights
 original.onnx, original.bin     the model as it was given, where the plan differs from it
+int8.onnx                       the whole network in 8 bits, for instances, with its weights
 stage-0/weights-0.bin           the weights of function 0 of stage 0
 stage-0/<name>.onnx             a graph of one of its tiles or more
 cold/                           another plan of the network, for queries that find no warm environments; it has no cold/
@@ -15,8 +16,9 @@ import re
 PLAN_FILE = "plan.json"
 UNSPLIT = "unsplit.onnx"
 ORIGINAL = ("original.onnx", "original.bin")
+QUANTISED = "int8.onnx"
 COLD_DIRECTORY = "cold"
-_TOP = frozenset({PLAN_FILE, UNSPLIT, *ORIGINAL})
+_TOP = frozenset({PLAN_FILE, UNSPLIT, *ORIGINAL, QUANTISED})
 _GRAPH = r"[0-9a-f]{1,64}\.onnx"
 _STAGE = re.compile(rf"stage-\d+(/(weights-\d+\.bin|{_GRAPH}))?")
 

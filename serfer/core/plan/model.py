@@ -353,6 +353,7 @@ class Plan:
     (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
     fastest first. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
     are empty for a network that classifies, whose one output is (N, K) float32; `output` is the first one's shape.
+    `quantised` is the whole network in 8 bits, for instances, where `serfer register` has made it: another answer.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
     and `outputs` have the largest window's size.
     """
@@ -379,6 +380,7 @@ class Plan:
     gangs: tuple[Gang, ...] = ()
     outputs: tuple[OutputTensor, ...] = ()
     windows: Windows | None = None
+    quantised: tuple[Artefact, ...] = ()
 
     @property
     def classifies(self) -> bool:
@@ -393,7 +395,7 @@ class Plan:
     @property
     def artefacts(self) -> list[Artefact]:
         """Every file that belongs to the plan, plan.json apart."""
-        return [self.unsplit, *self.original, *(file for stage in self.stages for file in stage.files)]
+        return [self.unsplit, *self.original, *self.quantised, *(file for stage in self.stages for file in stage.files)]
 
     @property
     def tasks(self) -> int:

@@ -9,7 +9,7 @@ import math
 from math import prod
 
 from serfer.core.errors import PlanError
-from serfer.core.plan.layout import ORIGINAL, UNSPLIT, is_graph, stage_directory, weights_file
+from serfer.core.plan.layout import ORIGINAL, QUANTISED, UNSPLIT, is_graph, stage_directory, weights_file
 from serfer.core.plan.model import (
     ACTIVATIONS,
     IMAGE,
@@ -61,6 +61,8 @@ def check_sound(plan: Plan) -> None:
     _check_outputs(plan)
     if plan.unsplit.path != UNSPLIT or [file.path for file in plan.original] not in ([], list(ORIGINAL)):
         raise PlanError("plan.json's unsplit network has another name")
+    if [file.path for file in plan.quantised] not in ([], [QUANTISED]):
+        raise PlanError("plan.json's network in 8 bits has another name")
     if plan.activation not in ACTIVATIONS or not labels_fit(plan):
         raise PlanError("plan.json's activation is unknown, or its labels are not one for each class")
     if not (0 <= plan.limit.dependencies <= plan.limit.package and 1 <= plan.memory_per_vcpu < math.inf):

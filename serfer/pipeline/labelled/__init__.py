@@ -1,0 +1,1 @@
+"""Labelled images, and the accuracy of plans on them."""

@@ -1,0 +1,78 @@
+"""The accuracy of a plan on labelled images, through the pipeline that queries take, and of the network as given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import PlanError
+from serfer.core.plan import Plan
+from serfer.core.variants import Accuracy
+from serfer.pipeline.labelled.labels import LabelledImages
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.reference import original
+
+BATCH: Final = 16
+"""Images of a query: few enough for any worker's memory."""
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """The accuracy of a plan and of the network as it was given, on the same images."""
+
+    plan: Accuracy
+    given: Accuracy
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"accuracy": described(self.plan), "accuracy_as_given": described(self.given)}
+
+
+def described(accuracy: Accuracy) -> dict[str, Any]:
+    """Return an accuracy and its 95% interval as plain values."""
+    low, high = accuracy.interval
+    return {"share": accuracy.share, "low": low, "high": high, "correct": accuracy.correct, "images": accuracy.images}
+
+
+def measure_accuracy(
+    pipeline: Pipeline, directory: Path, images: LabelledImages, progress: Callable[[str], None] = lambda _: None
+) -> Accuracies:
+    """Classify labelled images with a plan, and with the network as it was given, on one thread of this process.
+
+    Raises PlanError for a network that does not classify, ImageError that names an image that cannot be decoded.
+    """
+    check_labelled(pipeline.plan)
+    given = original(pipeline.plan, directory)
+    labels, by_plan, by_given, seen = images.labels, 0, 0, 0
+    for batch in images.pixels(pipeline.recipe, BATCH):
+        expected = labels[seen : seen + len(batch)]
+        by_plan += correct_answers(pipeline.run(batch), expected)
+        by_given += correct_answers(given(batch), expected)
+        seen += len(batch)
+        progress(f"classifying labelled images: {seen:,} of {len(images):,}")
+    return Accuracies(Accuracy(by_plan, seen), Accuracy(by_given, seen))
+
+
+def plan_accuracy(pipeline: Pipeline, batches: Iterable[NDArray[np.uint8]], labels: NDArray[np.int64]) -> Accuracy:
+    """Classify pixels, batch by batch, with a plan; `labels` are the classes of all of them, (N,) int64."""
+    correct = seen = 0
+    for batch in batches:
+        correct += correct_answers(pipeline.run(batch), labels[seen : seen + len(batch)])
+        seen += len(batch)
+    return Accuracy(correct, seen)
+
+
+def correct_answers(answer: Any, labels: NDArray[np.int64]) -> int:  # noqa: ANN401 - as Pipeline.run returns it
+    """Return how many rows of (N, K) scores have their largest at the label."""
+    return int((np.asarray(answer).argmax(axis=1) == labels).sum())
+
+
+def check_labelled(plan: Plan) -> None:
+    """Refuse a network that has no accuracy; raises PlanError."""
+    if not plan.classifies or plan.windows:
+        raise PlanError(f"{plan.model} does not classify whole images: labelled images say nothing of it")

@@ -1,0 +1,283 @@
+"""All steps of a registration, from a network that was read to the variants that are recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.errors import InputError, ModelError, PlanError
+from serfer.core.variants import Accuracy, Figure, Place, Variant
+from serfer.instance.network import processors
+from serfer.plan_directory import load_plan
+from serfer.registry.registry import Registry
+from serfer.settings import Settings
+from serfer.variants.candidates import Candidate, PlanRequest, choose, loss, plan_requests
+from serfer.variants.child import InstanceFigures, InstanceJob
+from serfer.variants.figures import PlanFigures, predicted
+from serfer.variants.images import ValidationFiles
+from serfer.variants.instances import InstanceType, Measured, busy, instance_type, instance_variants, why_not
+from serfer.variants.measuring import measure_instance, measure_plan
+from serfer.variants.plans import BaseNetwork, Progress, make_plan, plan_shape, short_name
+from serfer.variants.quantising import with_quantised
+from serfer.variants.steps import Steps
+
+T = TypeVar("T")
+_MOST_WORDS: Final = 300
+_FIRST: Final = 1  # a placeholder: the registry sets versions
+
+
+@dataclass(frozen=True, slots=True)
+class MakingOptions:
+    """What decides which variants there are; `settings` has prices and places."""
+
+    most: int
+    max_loss: float
+    latency_ms: float | None
+    device: str
+    instance: str | None
+    usd_per_hour: float | None
+    settings: Settings
+
+    @property
+    def facts(self) -> AwsFacts:
+        """AWS's prices and quotas."""
+        return self.settings.facts()
+
+    @property
+    def text(self) -> str:
+        """What decides the result, as text."""
+        values = asdict(replace(self, settings=Settings.model_construct()))
+        del values["settings"]
+        return json.dumps(values, sort_keys=True)
+
+    def priced(self, device: str) -> InstanceType:
+        """Return the type that instances on a device are priced as; raises UsageError for one without a price."""
+        return instance_type(self.instance, self.usd_per_hour, device, self.facts.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan that was made and its predicted figures, or `why` there is none; plans of one `shape` are the same."""
+
+    why: str = ""
+    name: str = ""
+    shape: str = ""
+    artefact: str = ""
+    plan: str = ""
+    figures: PlanFigures | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A precision of the whole network that was measured, or `why` not."""
+
+    why: str = ""
+    artefact: str = ""
+    plan: str = ""
+    figures: InstanceFigures | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPlan:
+    """A plan that was made; `base` is what its name was before it was told apart from others of that name."""
+
+    base: str
+    request: PlanRequest
+    made: Made
+    figures: PlanFigures
+
+
+class Making:
+    """Makes and measures a network's variants, step by step, and records those that are worth having."""
+
+    def __init__(
+        self,
+        base: BaseNetwork,
+        files: ValidationFiles,
+        options: MakingOptions,
+        registry: Registry,
+        steps: Steps,
+        work: Path,
+        progress: Progress,
+    ) -> None:
+        self._base = base
+        self._files = files
+        self._options = options
+        self._registry = registry
+        self._steps = steps
+        self._work = work
+        self._progress = progress
+        self._remarks: list[str] = []
+
+    def run(self) -> tuple[str, ...]:
+        """Record the variants and return remarks on what was left out, and why."""
+        requests = plan_requests(self._base.plan.alternatives, self._options.most, self._options.latency_ms)
+        self._steps.planned = len(requests) + 3
+        made = [(request, self._made(request)) for request in requests]
+        plans = _named(made)
+        exact = next((plan.made for plan in plans if plan.request.exact), None)
+        if exact is None:
+            raise ModelError(f"no plan of {self._base.plan.model} in fp32 is possible: {self._remarks[0]}")
+        measured = self._instances(exact)
+        given = measured[0].figures.accuracy
+        plans = self._kept([_plan_candidate(each) for each in plans], plans)
+        self._steps.planned += sum(not each.request.exact for each in plans)
+        functions, instances = self._function_variants(plans, given), self._instance_variants(measured)
+        candidates = [replace(_plan_candidate(each), loss=_lost(variant, given)) for each, variant in functions]
+        candidates += [_instance_candidate(each, given) for each in instances]
+        for variant in self._kept(candidates, [*(each for _, each in functions), *instances]):
+            self._steps.variant(variant)
+        return tuple(self._remarks)
+
+    def _kept(self, candidates: Sequence[Candidate], items: Sequence[T]) -> list[T]:
+        """Return the items whose candidates are worth having, in the order of `choose`, and remark on the others."""
+        chosen = choose(candidates, self._options.most)
+        self._remarks += [f"{name} was left out: {why}" for name, why in chosen.dropped.items()]
+        items_of = dict(zip(candidates, items, strict=True))
+        return [items_of[candidate] for candidate in chosen.kept]
+
+    def _made(self, request: PlanRequest) -> Made:
+        def make() -> Made:
+            out = self._work / request.name
+            try:
+                plan = make_plan(self._base, request, out, self._options.facts, self._files.calibration, self._progress)
+            except (ModelError, PlanError) as error:
+                return Made(why=str(error)[:_MOST_WORDS])
+            figures = predicted(plan, self._options.facts)
+            artefact = self._registry.put_directory(out)
+            return Made("", short_name(plan, request), plan_shape(plan), artefact, plan.digest, figures)
+
+        made = self._steps.done(Made, f"plan {request.name}", f"making a plan: {request.name}", make)
+        if made.why:
+            self._remarks.append(f"{request.name} was not made: {made.why}")
+        return made
+
+    def _instances(self, whole: Made) -> list[Measured]:
+        """Measure the whole network in each precision, and return those worth variants, fp32 first."""
+        fp32 = self._tried("fp32", whole)
+        if fp32.figures is None:
+            raise InputError(f"the network cannot be measured: {fp32.why}")
+        measured = [Measured("fp32", whole.artefact, whole.plan, fp32.figures)]
+        self._remarks += filter(None, [busy(fp32.figures, processors())])
+        lossy = ["int8"]
+        if fp32.figures.device == "cuda":
+            lossy.insert(0, "fp16")
+        else:
+            self._remarks.append("fp16 was not tried on instances: ONNX Runtime computes it in fp32 on processors")
+        for precision in lossy:
+            tried = self._tried(precision, whole)
+            one = tried.figures and Measured(precision, tried.artefact, tried.plan, tried.figures)
+            why = why_not(one, fp32.figures, self._options.max_loss) if one else tried.why
+            if one and not why:
+                measured.append(one)
+            else:
+                self._remarks.append(f"{precision} on instances was left out: {why}")
+        return measured
+
+    def _tried(self, precision: str, whole: Made) -> Tried:
+        def measure() -> Tried:
+            directory, artefact, digest = self._fetched(whole.artefact), whole.artefact, whole.plan
+            try:
+                if precision == "int8":
+                    directory, artefact, digest = self._quantised(directory)
+                figures = measure_instance(self._job(directory, precision))
+            except (ModelError, InputError) as error:
+                return Tried(why=str(error)[:_MOST_WORDS])
+            return Tried("", artefact, digest, figures)
+
+        return self._steps.done(Tried, f"instance {precision}", f"measuring the whole network in {precision}", measure)
+
+    def _quantised(self, directory: Path) -> tuple[Path, str, str]:
+        """Make the network in 8 bits and return its directory, artefact and plan digest."""
+        if self._files.calibration is None:
+            raise InputError("there are too few validation images to calibrate with: give 100 or more")
+        out = self._work / "int8"
+        plan = with_quantised(load_plan(directory), directory, self._files.calibration, out)
+        return out, self._registry.put_directory(out), plan.digest
+
+    def _job(self, directory: Path, precision: str) -> InstanceJob:
+        return InstanceJob(str(directory), self._options.device, precision, str(self._files.tested.folder))
+
+    def _fetched(self, artefact: str) -> Path:
+        return self._registry.directory(artefact, self._work / "fetched")
+
+    def _function_variants(self, plans: Sequence[NamedPlan], given: Accuracy) -> list[tuple[NamedPlan, Variant]]:
+        variants = []
+        for each in plans:
+            accuracy = given if each.request.exact else self._accuracy(each.made)
+            lost = loss(accuracy, given)
+            if lost > self._options.max_loss:
+                most = f"--max-loss {self._options.max_loss:g}"
+                self._remarks.append(
+                    f"{each.made.name} was left out: it loses {lost:.2%} of the images, more than {most}"
+                )
+            else:
+                variants.append((each, _function_variant(self._base.plan.model, each, accuracy)))
+        return variants
+
+    def _accuracy(self, made: Made) -> Accuracy:
+        def measure() -> Accuracy:
+            return measure_plan(self._fetched(made.artefact), self._files.tested, self._options.settings)
+
+        return self._steps.done(Accuracy, f"accuracy {made.name}", f"measuring the accuracy of {made.name}", measure)
+
+    def _instance_variants(self, measured: list[Measured]) -> list[Variant]:
+        kind = self._options.priced(measured[0].figures.device)
+        return [each for one in measured for each in instance_variants(one, kind, _FIRST, self._base.plan.model)]
+
+
+def _named(made: Sequence[tuple[PlanRequest, Made]]) -> list[NamedPlan]:
+    """Return the plans that there are, each shape once, with names that no two of them share."""
+    plans: list[NamedPlan] = []
+    for request, each in made:
+        if each.figures is None or each.shape in {plan.made.shape for plan in plans}:
+            continue
+        same = sum(plan.base == each.name for plan in plans)
+        named = replace(each, name=f"{each.name}-no{same + 1}") if same else each
+        plans.append(NamedPlan(each.name, request, named, each.figures))
+    return plans
+
+
+def _function_variant(network: str, plan: NamedPlan, accuracy: Accuracy) -> Variant:
+    figures, request = plan.figures, plan.request
+    lossy = [*(["weights in fp16"] * (request.precision == "fp16")), *(["a pooled head"] * request.pooled)]
+    accurate = "accuracy measured with workers in process" if lossy else "exact: the network's own accuracy"
+    tasks = "one function" if figures.tasks == 1 else f"a plan of {figures.tasks} tasks"
+    return Variant(
+        name=plan.made.name,
+        network=network,
+        version=_FIRST,
+        place=Place.FUNCTIONS,
+        precision=request.precision,
+        artefact=plan.made.artefact,
+        plan=plan.made.plan,
+        accuracy=accuracy,
+        latency_ms=Figure.predicted(figures.latency_ms),
+        load_ms=Figure.predicted(figures.load_ms),
+        peak_mb=Figure.predicted(figures.memory_mb),
+        qps=Figure.predicted(figures.qps),
+        usd=Figure.predicted(figures.usd),
+        memory_mb=figures.memory_mb,
+        tasks=figures.tasks,
+        made=", ".join([tasks, *lossy, accurate]),
+    )
+
+
+def _plan_candidate(plan: NamedPlan) -> Candidate:
+    made, figures = plan.made, plan.figures
+    exact, usd = plan.request.exact, figures.usd
+    return Candidate(made.name, made.shape, Place.FUNCTIONS, exact, figures.latency_ms, figures.load_ms, usd)
+
+
+def _instance_candidate(variant: Variant, given: Accuracy) -> Candidate:
+    exact, lost = variant.precision == "fp32", _lost(variant, given)
+    figures = variant.latency_ms.value, variant.load_ms.value, variant.usd.value
+    return Candidate(variant.name, variant.name, Place.INSTANCE, exact, *figures, lost)
+
+
+def _lost(variant: Variant, given: Accuracy) -> float | None:
+    return loss(variant.accuracy, given) if variant.accuracy else None

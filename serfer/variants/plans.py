@@ -1,0 +1,170 @@
+"""Makes plans of one network: read once and written as ONNX, then split again for each variant."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.errors import PlanError, PlanWarning
+from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan.layout import PLAN_FILE
+from serfer.core.structure import unstructure
+from serfer.pipeline.labelled.accuracy import check_labelled
+from serfer.pipeline.query import preprocess_of
+from serfer.pipeline.reference import normalised
+from serfer.plan_directory import check_artefacts, load_plan
+from serfer.variants.candidates import PlanRequest
+from serfer.variants.images import ImageFiles
+
+Progress = Callable[[str], None]
+_HALF_VCPU: Final = 0.5
+_WITHIN: Final = 1 + 1e-9  # of dollars that were written as text
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """What says how a network's file is read, as `serfer split` has it; a plan directory and the zoo need none."""
+
+    example: Any = None
+    preprocess: Preprocess | None = None
+    labels: Sequence[str] = ()
+    activation: str | None = None
+
+
+@dataclass(frozen=True)
+class BaseNetwork:
+    """A network as it was read: a plan of it in fp32, its whole graph as ONNX, and the digest of graph and weights."""
+
+    plan: Plan
+    onnx: Path
+    digest: str
+
+
+def read_network(
+    network: Any,  # noqa: ANN401 - as splitter.split takes it
+    name: str,
+    options: NetworkOptions,
+    facts: AwsFacts,
+    work: Path,
+    progress: Progress,
+) -> BaseNetwork:
+    """Read a network (as `split` takes it, or a plan directory) and write a plan of it below `work`.
+
+    Raises ModelError and PlanError, also for a network that does not classify images.
+    """
+    directory = work / "base"
+    if isinstance(network, Path | str) and (Path(network) / PLAN_FILE).exists():
+        given = load_plan(Path(network))
+        check_artefacts(given, Path(network))
+        check_labelled(given)
+        options = NetworkOptions(None, given.preprocess, given.labels, given.activation)
+        network = str(Path(network) / (given.original[0] if given.original else given.unsplit).path)
+    plan = _split(network, directory, options, facts, precision="fp32", progress=progress)
+    check_labelled(plan)
+    preprocess_of(plan)
+    onnx = directory / f"{name}.onnx"  # beside the weights: its name is what plans call the network
+    shutil.copyfile(directory / plan.unsplit.path, onnx)
+    return BaseNetwork(plan, onnx, network_digest(onnx))
+
+
+def network_digest(path: Path) -> str:
+    """Return the SHA-256 of an ONNX file's graph and weights, wherever in which files the weights are."""
+    import onnx  # noqa: PLC0415 - it takes a while to load
+
+    model = onnx.load(path)
+    digest = hashlib.sha256()
+    for weight in sorted(model.graph.initializer, key=lambda one: one.name):
+        value = onnx.numpy_helper.to_array(weight)
+        digest.update(f"{weight.name} {value.dtype} {value.shape} ".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    for part in (*model.graph.node, *model.graph.input, *model.graph.output):
+        digest.update(part.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def make_plan(
+    base: BaseNetwork,
+    request: PlanRequest,
+    out: Path,
+    facts: AwsFacts,
+    calibration: ImageFiles | None,
+    progress: Progress,
+) -> Plan:
+    """Split a network as a candidate asks for; raises ModelError where no such plan is possible."""
+    plan = base.plan
+    options = NetworkOptions(None, plan.preprocess, plan.labels, plan.activation)
+    chosen: dict[str, Any] = {"precision": request.precision}
+    if request.whole:
+        chosen |= {"stages": 1, "grids": (1, 1), "objective": "cost"}
+    if request.most_usd is not None:
+        chosen |= {"objective": "latency", "max_cost_usd": request.most_usd * _WITHIN}
+    if request.slo_ms is not None:
+        chosen |= {"objective": "cost", "slo_ms": request.slo_ms}
+    if request.pooled:
+        if calibration is None:
+            raise PlanError("a head is fitted to images that accuracy is not measured on: give 100 images or more")
+        chosen |= {"gap": "always", "calibration": _calibration(plan, calibration)}
+    return _split(str(base.onnx), out, options, facts, progress=progress, **chosen)
+
+
+def plan_shape(plan: Plan) -> str:
+    """Return a digest of a plan's functions, which two plans that were asked for in other ways may share."""
+    return hashlib.sha256(json.dumps(unstructure([plan.stages, plan.gangs])).encode()).hexdigest()[:16]
+
+
+def short_name(plan: Plan, request: PlanRequest) -> str:
+    """Return a name for a plan's variant: its shape, its largest memory, and what it loses."""
+    memory = max(stage.memory_mb for stage in plan.stages)
+    widest = max(stage.grid.tiles for stage in plan.stages)
+    shape = "whole" if plan.tasks == 1 else f"split{len(plan.stages)}x{widest}"
+    lossy = ["fp16"] * (request.precision == "fp16") + ["pooled"] * request.pooled
+    return "-".join([shape, f"{memory}mb", *lossy])
+
+
+def _split(
+    network: Any,  # noqa: ANN401 - as splitter.split takes it
+    out: Path,
+    options: NetworkOptions,
+    facts: AwsFacts,
+    *,
+    progress: Progress,
+    **chosen: Any,  # noqa: ANN401 - splitter.split's own
+) -> Plan:
+    from splitter.split import split  # noqa: PLC0415 - imports onnx, over a second
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlanWarning)
+        return split(
+            network,
+            options.example,
+            out,
+            preprocess=options.preprocess,
+            labels=options.labels,
+            activation=options.activation,
+            memory_mb=_memories(facts.functions),
+            facts=facts,
+            progress=progress,
+            **chosen,
+        )
+
+
+def _memories(functions: LambdaFacts) -> list[int]:
+    """Return the MB that functions may have: the planner's own, and half a vCPU."""
+    from splitter.planning.options import memory_sizes  # noqa: PLC0415 - the command line starts fast
+
+    return [round(_HALF_VCPU * functions.memory_per_vcpu), *memory_sizes(functions)]
+
+
+def _calibration(plan: Plan, images: ImageFiles) -> Any:  # noqa: ANN401 - the splitter's, imported when it is needed
+    from splitter.head.calibration import Calibration  # noqa: PLC0415 - the command line starts fast
+
+    return Calibration(normalised(plan, np.asarray(images.pixels)), images.labels)

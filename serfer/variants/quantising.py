@@ -1,0 +1,84 @@
+"""A network in 8 bits, for instances: static, in QDQ form, calibrated on images that accuracy is not measured on."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import ModelError
+from serfer.core.plan import Artefact, Plan, dump_plan, sealed
+from serfer.core.plan.layout import PLAN_FILE, QUANTISED
+from serfer.pipeline.reference import normalised
+from serfer.plan_directory import file_sha256
+from serfer.variants.images import ImageFiles
+
+_BATCH: Final = 8
+
+
+def with_quantised(plan: Plan, directory: Path, images: ImageFiles, out: Path) -> Plan:
+    """Copy a plan directory to `out`, with its whole network in 8 bits beside the rest, and return its plan.
+
+    Raises ModelError for a network that ONNX Runtime's quantiser does not take.
+    """
+    shutil.copytree(directory, out)
+    path = out / QUANTISED
+    try:
+        with _quietly():
+            _quantise(out / plan.unsplit.path, path, _Reader(plan, images))
+    except Exception as error:  # whatever the quantiser meets
+        line = str(error).partition("\n")[0]
+        raise ModelError(f"this network cannot be quantised: {line[:200]}") from error
+    artefact = Artefact(QUANTISED, path.stat().st_size, file_sha256(path))
+    quantised = sealed(replace(plan, quantised=(artefact,)))
+    (out / PLAN_FILE).write_text(dump_plan(quantised), encoding="utf-8")
+    return quantised
+
+
+def _quantise(network: Path, out: Path, reader: _Reader) -> None:
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static  # noqa: PLC0415 - it takes seconds
+
+    quantize_static(
+        network,
+        out,
+        reader,
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+
+
+class _Reader:
+    """Gives the quantiser normalised images, a batch at a time; its CalibrationDataReader."""
+
+    def __init__(self, plan: Plan, images: ImageFiles) -> None:
+        self._batches = self._all(plan, images)
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        """Return the next batch, None after the last."""
+        return next(self._batches, None)
+
+    @staticmethod
+    def _all(plan: Plan, images: ImageFiles) -> Iterator[dict[str, NDArray[np.float32]]]:
+        pixels = images.pixels
+        for at in range(0, images.count, _BATCH):
+            yield {"input0": normalised(plan, np.asarray(pixels[at : at + _BATCH]))}
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Leave out the quantiser's advice."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,216 @@
+"""`register` in the public API: a network's variants are made, measured and put into a registry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from serfer.core.errors import InputError, RegistrationLostError, SerferError, UsageError
+from serfer.core.plan import Plan, Preprocess
+from serfer.core.variants import MAX_VARIANTS, NAME, Application, NetworkVersion
+from serfer.extras import named_extras
+from serfer.images import Recipe
+from serfer.packaging.build_cache import forget_unused
+from serfer.pipeline.labelled.labels import LabelledImages, listed, resolved
+from serfer.pipeline.query import preprocess_of
+from serfer.registry import open_registry
+from serfer.registry.registration import Registrations
+from serfer.registry.registration_record import RegistrationRequest, RegistrationState
+from serfer.registry.registry import Registry
+from serfer.settings import Settings, load_settings
+from serfer.variants.images import write_images
+from serfer.variants.making import Making, MakingOptions
+from serfer.variants.plans import NetworkOptions, read_network
+from serfer.variants.steps import Steps, alone, claimed, heartbeats, owner_name
+
+DEFAULT_MOST: Final = 12
+DEFAULT_MAX_LOSS: Final = 0.01
+_LONGEST_NETWORK: Final = 32  # of 64 characters of a variant's name
+_UNNAMED: Final = "network"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A network version in a registry; `made` where this call has made it, and not one before or beside it.
+
+    `live` says whether it answers the application's queries: the first version of a network does, later ones wait.
+    """
+
+    registry: str
+    application: str
+    registration: str
+    version: NetworkVersion
+    made: bool
+    live: bool
+
+
+@named_extras()
+def register(  # noqa: PLR0913 - what a user may choose, each with a default
+    network: Any,  # noqa: ANN401 - an nn.Module, or a path or name as text
+    app: str,
+    validation: Path | str,
+    *,
+    name: str | None = None,
+    registry: str | None = None,
+    by: str = "Python",
+    most: int = DEFAULT_MOST,
+    max_loss: float = DEFAULT_MAX_LOSS,
+    latency_ms: float | None = None,
+    device: str = "auto",
+    instance: str | None = None,
+    usd_per_hour: float | None = None,
+    example: Any | None = None,  # noqa: ANN401 - an array or tensor
+    preprocess: Preprocess | None = None,
+    labels: Sequence[str] = (),
+    activation: str | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Registered:
+    """Make variants of a network, measure them, and register them under an application, all at once or not at all.
+
+    `network` is an nn.Module, an ONNX file, "module.py:factory", a zoo name or a plan directory; `example`,
+    `preprocess`, `labels` and `activation` describe it as `split` has them. `validation` is a directory of labelled
+    images: a folder for each class, or a labels.csv (file,label) beside the images. `name` is the network's in the
+    application, by default what its file is called; `registry` a directory or URL, SERFER_REGISTRY unless given; `by`
+    says who does it, for the record.
+
+    At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
+    dollars (and the cheapest within `latency_ms`), and of the whole network on `device` by precision and batch size.
+    One that loses more than `max_loss` of the images, against the network as given, is left out. Instances are priced
+    as `instance`, a type of the price data, or by `usd_per_hour`.
+
+    The same network with the same images and options is one registration: where another process is at it, this waits;
+    what was done before a process was killed is not done again. Raises InputError for labels that the network does not
+    know, missing or damaged images, and another number of classes than the application's.
+    """
+    say = progress or _report_no_progress
+    settings = settings or load_settings()
+    network_name = _network_name(network, name)
+    options = MakingOptions(most, max_loss, latency_ms, device, instance, usd_per_hour, settings)
+    _check(app, options)
+    url = registry or settings.registry
+    if url is None:
+        raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
+    described = NetworkOptions(example, preprocess, labels, activation)
+    with _work_folder(settings) as (folder, work):
+        kept, directory = open_registry(url), Path(validation)
+        listing = listed(directory)  # what is wrong with it is said before the network is read, which may take minutes
+        base = read_network(network, network_name, described, options.facts, work, say)
+        images = resolved(directory, listing, base.plan)
+        labels_digest = _labels_digest(base.plan)
+        _check_application(kept.application(app), base.plan, labels_digest, network_name)
+        say("reading validation images")
+        recorded = images.validation()
+        request = RegistrationRequest(app, network_name, base.digest, recorded.digest, options.text)
+        registrations = Registrations(kept, owner_name(folder))
+        with alone(folder, request.id, say):
+            found = claimed(registrations, request, by, say)
+            if found.state is RegistrationState.DONE:
+                return _registered(kept, app, found.id, network_name, made=False)
+            with _ended(registrations, found.id), heartbeats(registrations, found.id):
+                recipe = Recipe(preprocess_of(base.plan), base.plan.input, settings.image_limits())
+                files = write_images(images, recipe, work / "images", say)
+                steps = Steps(registrations, found, say)
+                remarks = Making(base, files, options, kept, steps, work, say).run()
+                registrations.finish(
+                    found.id,
+                    classes=base.plan.output.width,
+                    labels=labels_digest,
+                    validation=recorded,
+                    remarks=(*remarks, *_absent(images, base.plan)),
+                )
+        return _registered(kept, app, found.id, network_name, made=True)
+
+
+def _registered(kept: Registry, app: str, registration: str, network: str, *, made: bool) -> Registered:
+    application = kept.known(app)
+    version = next((each for each in application.networks if each.registration == registration), None)
+    if version is None:
+        raise InputError(f"{network} was taken out of application {app} meanwhile: register it again")
+    live = application.live_release
+    answers = live is not None and live.networks.get(version.network) == version.version
+    return Registered(str(kept), app, registration, version, made, answers)
+
+
+@contextmanager
+def _ended(registrations: Registrations, registration: str) -> Iterator[None]:
+    """End a registration that fails as failed, and leave one that is interrupted for the next process."""
+    try:
+        yield
+    except RegistrationLostError:
+        raise
+    except SerferError as error:
+        registrations.fail(registration, str(error))
+        raise
+    except BaseException:
+        registrations.abandon(registration)
+        raise
+
+
+@contextmanager
+def _work_folder(settings: Settings) -> Iterator[tuple[Path, Path]]:
+    """Yield the folder of this user's registrations, and one in it for this one; killed processes' go after a week."""
+    folder = settings.cache_dir / "registrations"
+    folder.mkdir(parents=True, exist_ok=True)
+    forget_unused(folder)
+    work = Path(tempfile.mkdtemp(prefix="work-", dir=folder))
+    try:
+        yield folder, work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _network_name(network: Any, name: str | None) -> str:  # noqa: ANN401 - as register takes it
+    """Return the network's name: the one given, or what its file, factory, directory or class is called."""
+    text = str(network) if isinstance(network, Path | str) else type(network).__name__.lower()
+    given = name or Path(text.rpartition(":")[2].removesuffix(".onnx")).resolve().name or _UNNAMED
+    if not NAME.fullmatch(given) or len(given) > _LONGEST_NETWORK:
+        raise UsageError(
+            f"{given!r:.80} cannot name a network: give --name, 1 to {_LONGEST_NETWORK} letters, digits and ._-"
+        )
+    return given
+
+
+def _check(app: str, options: MakingOptions) -> None:
+    if not NAME.fullmatch(app):
+        raise UsageError(f"--app {app!r:.80} cannot name an application: 1 to 64 letters, digits and ._-")
+    if not 1 <= options.most <= MAX_VARIANTS:
+        raise UsageError(f"--most is 1 to {MAX_VARIANTS}, not {options.most}")
+    if not 0 <= options.max_loss <= 1:
+        raise UsageError(f"--max-loss is a share of the images from 0 to 1, not {options.max_loss:g}")
+    if options.latency_ms is not None and not options.latency_ms > 0:
+        raise UsageError(f"--latency-ms must be more than 0, not {options.latency_ms:g}")
+    options.priced("cpu")  # refuses a type without a price
+
+
+def _labels_digest(plan: Plan) -> str:
+    return hashlib.sha256(json.dumps(list(plan.labels)).encode()).hexdigest()
+
+
+def _check_application(application: Application | None, plan: Plan, labels: str, network: str) -> None:
+    """Refuse a network of other classes than the application's before its variants are made; raises InputError."""
+    classes = plan.output.width
+    if application is None or (application.classes, application.labels) == (classes, labels):
+        return
+    what = f"has {classes} classes" if application.classes != classes else "names its classes in another way"
+    raise InputError(
+        f"{network} {what}, application {application.name} has {application.classes}: its networks share their "
+        "classes; give another --app, or --labels as they were"
+    )
+
+
+def _absent(images: LabelledImages, plan: Plan) -> list[str]:
+    absent = images.absent
+    names = [plan.labels[index] if plan.labels else str(index) for index in absent[:3]]
+    return [f"no image of {len(absent)} of the {images.classes} classes ({', '.join(names)})"] if absent else []
+
+
+def _report_no_progress(_step: str) -> None:
+    """Report no progress."""

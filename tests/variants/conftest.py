@@ -1,0 +1,82 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serfer.settings import Settings
+from tests.variants.digits import write_digits
+
+PATIENCE = 300.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """Two networks and 200 of the held-out images: enough to calibrate with some of them."""
+    return write_digits(tmp_path_factory.mktemp("digits"), ("small", "medium"), images=200)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(cache_dir=tmp_path / "cache")
+
+
+class Command:
+    """A `serfer register` that runs; `lines` are what it has said of its steps."""
+
+    def __init__(self, arguments, environment):
+        command = [sys.executable, "-m", "serfer", "register", *arguments]
+        self.lines = []
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def wait_for(self, text):
+        """Read what it says until a line has a text."""
+        for line in self._process.stderr:
+            self.lines.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"it never said {text!r}: {self.lines}")
+
+    def kill(self):
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate(timeout=PATIENCE)
+
+    def result(self):
+        """Return what it printed, and its exit code, when it has ended."""
+        printed, said = self._process.communicate(timeout=PATIENCE)
+        self.lines += said.splitlines()
+        return self._process.returncode, printed
+
+    def registered(self):
+        """Return what it has registered; its exit code has to be 0."""
+        code, printed = self.result()
+        assert code == 0, self.lines
+        return json.loads(printed)
+
+
+@pytest.fixture
+def start(files, tmp_path):
+    """Start the command for one of the networks."""
+    running = []
+
+    def begin(size="small", *more, app="digits", validation=None):
+        arguments = [str(files.networks[size]), "--app", app, "--validation", str(validation or files.validation)]
+        arguments += ["--preprocess", str(files.preprocess), "--labels", str(files.labels), "--output", "softmax"]
+        environment = {
+            **os.environ,
+            "SERFER_REGISTRY": str(tmp_path / "registry"),
+            "SERFER_CACHE_DIR": str(tmp_path / "cache"),
+            "PYTHONPATH": str(ROOT),
+        }
+        running.append(Command([*arguments, "--json", *more], environment))
+        return running[-1]
+
+    yield begin
+    for each in running:
+        each.kill()

@@ -1,0 +1,255 @@
+"""What register refuses and leaves behind, what it decides by figures, and where its parts come from."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import serfer
+from serfer.cli.main import app
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.core.errors import ImageError, InputError, ModelError, UsageError
+from serfer.core.variants import Accuracy, Place
+from serfer.instance.network import Hardware, open_network
+from serfer.plan_directory import check_artefacts, load_plan
+from serfer.registry import open_registry
+from serfer.variants import making
+from serfer.variants.child import BatchFigures, InstanceFigures
+from serfer.variants.images import ImageFiles, calibration_images, write_images
+from serfer.variants.instances import InstanceType, Measured, busy, instance_type, instance_variants, why_not
+from serfer.variants.plans import network_digest
+from serfer.variants.quantising import with_quantised
+from splitter.network.description import read_labels, read_preprocess
+from tests.variants.digits import CLASSES, LABELS, SIZES, as_input, digits, trained, write_onnx
+
+
+@pytest.fixture
+def register(files, settings, tmp_path):
+    def run(network=files.networks["small"], app="digits", **more):
+        given = {
+            "validation": files.validation,
+            "registry": str(tmp_path / "registry"),
+            "preprocess": read_preprocess(files.preprocess),
+            "labels": read_labels(files.labels),
+            "activation": "softmax",
+            "settings": settings,
+        }
+        return serfer.register(network, app, **(given | more))
+
+    return run
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return lambda: open_registry(str(tmp_path / "registry"))
+
+
+@pytest.fixture
+def validation(files, tmp_path):
+    """A copy of the validation set, to be damaged."""
+    return shutil.copytree(files.validation, tmp_path / "validation")
+
+
+@pytest.fixture(scope="module")
+def plan(files, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("plan") / "plan"
+    described = {"preprocess": read_preprocess(files.preprocess), "labels": LABELS, "activation": "softmax"}
+    serfer.split(files.networks["medium"], out=directory, precision="fp32", grids=[(1, 1)], stages=1, **described)
+    return directory
+
+
+def figures(times, correct=90, device="cpu"):
+    batches = {str(size): BatchFigures(ms, ms, ms, 80.0) for size, ms in times.items()}
+    return InstanceFigures(device, 100.0, Accuracy(correct, 100), batches)
+
+
+@pytest.mark.usefixtures("files")
+def test_the_networks_of_four_sizes_are_better_the_larger_they_are():
+    known = digits()
+    assert (len(known.held_out), known.held_out.dtype) == (2000, "uint8")
+    held = {image.tobytes() for image in known.held_out}
+    assert not held & {image.tobytes() for image in known.trained}
+    small, medium = (trained(size) for size in SIZES[1:3])
+    right = [_share(network, known) for network in (small, medium)]
+    assert 0.75 < right[0] < right[1]
+
+
+def _share(network, known):
+    import torch  # noqa: PLC0415
+
+    with torch.inference_mode():
+        answer = network(torch.from_numpy(as_input(known.held_out))).argmax(1).numpy()
+    return (answer == known.held_out_labels).mean()
+
+
+def test_unknown_labels_are_refused_and_nothing_is_registered(register, validation, kept):
+    (validation / "seven").rename(validation / "sieben")
+    with pytest.raises(InputError, match="'sieben': it knows 'zero', 'one', 'two' and 7 more"):
+        register(validation=validation)
+    assert kept().applications() == []
+
+
+def test_a_damaged_image_is_refused_by_name_and_can_be_mended(register, validation, kept):
+    damaged = next((validation / "seven").iterdir())
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"not an image")
+    with pytest.raises(ImageError, match=damaged.name):
+        register(validation=validation)
+    assert kept().applications() == []
+    damaged.write_bytes(whole)
+    assert register(validation=validation).version.version == 1
+
+
+def test_another_number_of_classes_or_other_labels_are_refused(register, files, tmp_path):
+    register(most=2)
+    with pytest.raises(InputError, match=r"small names its classes in another way, application digits has 10"):
+        register(labels=tuple(reversed(LABELS)))
+    fewer = tmp_path / "fewer.onnx"
+    network = trained("small")
+    write_onnx(network[:-1].append(_first_classes(network[-1], 9)), fewer, 9)
+    shutil.rmtree(tmp_path / "nine", ignore_errors=True)
+    shutil.copytree(files.validation, tmp_path / "nine")
+    shutil.rmtree(tmp_path / "nine" / LABELS[9])
+    with pytest.raises(InputError, match="fewer has 9 classes, application digits has 10"):
+        register(fewer, labels=LABELS[:9], validation=tmp_path / "nine")
+
+
+def _first_classes(layer, count):
+    import torch  # noqa: PLC0415
+
+    less = torch.nn.Linear(layer.in_features, count)
+    less.weight.data, less.bias.data = layer.weight.data[:count], layer.bias.data[:count]
+    return less
+
+
+def test_a_second_version_of_a_network_waits_to_be_promoted(register, files, kept):
+    first = register(most=2)
+    assert (first.version.version, first.live) == (1, True)
+    second = register(files.networks["medium"], name="small", most=2)
+    assert (second.version.version, second.live) == (2, False)
+    assert kept().known("digits").live_release.networks == {"small": 1}
+
+
+def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, plan):
+    given = register(plan, name="medium", most=2, preprocess=None, labels=(), activation=None)
+    again = register(files.networks["medium"], most=2)
+    assert given.version.source == again.version.source
+    assert given.version.version == again.version.version
+    assert not again.made
+
+
+def test_a_wrong_directory_is_refused_before_the_network_is_read(register, tmp_path):
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        register("no network at all", validation=tmp_path / "nowhere", name="none")
+
+
+def test_verify_reports_the_accuracy_of_the_plan_and_of_the_network_as_given(files, plan, capsys):
+    arguments = ["verify", str(plan), "--validation", str(files.validation)]
+    assert _exit_code(app, [*arguments, "--json"], _Interrupt()) == 0
+    accuracy = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert accuracy["accuracy"] == accuracy["accuracy_as_given"]
+    share = accuracy["accuracy"]
+    assert share["images"] == 200
+    assert 0.8 < share["low"] < share["share"] < share["high"] < 1
+    assert _exit_code(app, arguments, _Interrupt()) == 0
+    assert f"accuracy, the plan: {share['share']:.2%} of 200 images" in capsys.readouterr().out
+
+
+def test_without_a_registry_it_says_how_to_name_one(register, settings):
+    with pytest.raises(UsageError, match="Give --registry, or set SERFER_REGISTRY"):
+        register(registry=None, settings=settings)
+
+
+def test_a_failure_ends_the_registration_and_the_next_goes_on(register, kept, monkeypatch):
+    def fails(_job):
+        raise serfer.UnavailableError("no process can be started")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(making, "measure_instance", fails)
+        with pytest.raises(serfer.UnavailableError):
+            register()
+    assert kept().applications() == []
+    steps = []
+    assert register(progress=steps.append).made
+    assert not any("making a plan" in step for step in steps)
+
+
+def test_what_loses_more_than_allowed_or_is_not_faster_is_left_out():
+    whole = figures({1: 2.0, 4: 6.0})
+    assert why_not(Measured("int8", "a", "p", figures({1: 1.0, 4: 3.0}, 89)), whole, 0.01) == ""
+    assert "loses 10.00%" in why_not(Measured("int8", "a", "p", figures({1: 1.0}, 80)), whole, 0.01)
+    assert "not faster on cpu" in why_not(Measured("int8", "a", "p", figures({1: 1.99, 4: 6.1})), whole, 0.01)
+
+
+def test_a_busy_machine_is_remarked_on():
+    assert "load 7.5 on 2 processors" in busy(replace(figures({1: 1.0}), busy=7.5), 2)
+    assert busy(replace(figures({1: 1.0}), busy=2.0), 2) == ""
+
+
+def test_dollars_are_measured_where_the_type_is_given_and_predicted_where_it_is_assumed():
+    measured = Measured("fp32", "a", "p", figures({1: 10.0, 4: 20.0}))
+    given = instance_type("c7i.large", None, "cpu", {"c7i.large": 0.36})
+    one, four = instance_variants(measured, given, 1, "net")
+    assert (one.name, one.place, one.kind, one.batch) == ("c7i.large-fp32-b1", Place.INSTANCE, "c7i.large", 1)
+    assert (one.usd.source, one.usd.value) == ("measured", pytest.approx(1e-6))
+    assert (four.qps.value, four.usd.value) == (pytest.approx(200), pytest.approx(5e-7))
+    (assumed, _) = instance_variants(measured, InstanceType("c7i.large", 0.36, assumed=True), 1, "net")
+    assert (assumed.usd.source, assumed.latency_ms.source) == ("predicted", "measured")
+    with pytest.raises(UsageError, match="price of 'x' is not known"):
+        instance_type("x", None, "cpu", {"c7i.large": 0.36})
+    assert instance_type("x", 2.0, "cpu", {}).usd_per_hour == 2.0
+
+
+def test_calibration_images_are_few_and_of_all_classes_and_none_of_a_small_set():
+    known = digits()
+    chosen = calibration_images(known.held_out_labels)
+    assert len(set(chosen)) == len(chosen) == 200
+    assert {int(label) for label in known.held_out_labels[chosen]} == set(range(CLASSES))
+    assert not calibration_images(known.held_out_labels[:99]).size
+
+
+def test_accuracy_and_calibration_share_no_image(files, plan, tmp_path, settings):
+    from serfer.images import Recipe  # noqa: PLC0415
+    from serfer.pipeline.labelled.labels import read_labelled  # noqa: PLC0415
+
+    whole = load_plan(plan)
+    images = read_labelled(files.validation, whole)
+    written = write_images(images, Recipe(whole.preprocess, whole.input, settings.image_limits()), tmp_path)
+    assert (written.tested.count, written.calibration.count) == (180, 20)
+    parts = [{image.tobytes() for image in part.pixels} for part in (written.tested, written.calibration)]
+    assert not parts[0] & parts[1]
+    pairs = zip(written.tested.pixels[..., 0], written.tested.labels, strict=True)
+    known = dict(zip((image.tobytes() for image in digits().held_out), digits().held_out_labels, strict=True))
+    assert all(known[image.tobytes()] == label for image, label in pairs)
+
+
+def test_a_plan_in_8_bits_is_sealed_served_and_refused_where_it_is_not_there(plan, tmp_path):
+    import numpy as np  # noqa: PLC0415
+
+    (tmp_path / "images").mkdir()
+    np.save(tmp_path / "images/pixels.npy", digits().held_out[:32, ..., None])
+    np.save(tmp_path / "images/labels.npy", digits().held_out_labels[:32])
+    made = with_quantised(load_plan(plan), plan, ImageFiles(tmp_path / "images", 32), tmp_path / "int8")
+    found = load_plan(tmp_path / "int8")
+    check_artefacts(found, tmp_path / "int8")
+    assert (found, found.format) == (made, 10)
+    assert found.digest != load_plan(plan).digest
+    assert replace(found, quantised=(), digest="", format=0) == replace(load_plan(plan), digest="", format=0)
+    batch = as_input(digits().held_out[:64])
+    whole = open_network(found, plan, Hardware("cpu", "fp32"), 64).run(batch)
+    rounded = open_network(found, tmp_path / "int8", Hardware("cpu", "int8"), 64).run(batch)
+    assert 0 < np.abs(rounded - whole).max() < 0.2 * np.ptp(whole)
+    with pytest.raises(ModelError, match="--precision int8: this plan has no network in 8 bits"):
+        open_network(load_plan(plan), plan, Hardware("cpu", "int8"), 1)
+
+
+def test_a_networks_digest_is_the_same_wherever_its_weights_are(files, plan, tmp_path):
+    described = {"preprocess": read_preprocess(files.preprocess), "labels": LABELS, "activation": "softmax"}
+    serfer.split(
+        files.networks["medium"], out=tmp_path / "split", precision="fp32", grids=[(2, 2), (1, 1)], **described
+    )
+    serfer.split(files.networks["small"], out=tmp_path / "other", precision="fp32", **described)
+    digest = network_digest(plan / "unsplit.onnx")
+    assert network_digest(tmp_path / "split/unsplit.onnx") == digest
+    assert network_digest(tmp_path / "other/unsplit.onnx") != digest

@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from serfer.core.errors import UsageError as UsageError
     from serfer.core.errors import ValueTooLargeError as ValueTooLargeError
     from serfer.core.errors import WrongAnswerError as WrongAnswerError
-    from serfer.core.objectives import Objectives as Objectives
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
     from serfer.core.report import QueryReport as QueryReport
+    from serfer.core.served import Objectives as Objectives
     from serfer.core.served import SelectedVariant as SelectedVariant
     from serfer.core.served import ServedReport as ServedReport
     from serfer.mapping.many_images import ManyReport as ManyReport
@@ -167,7 +167,7 @@ _HOMES = {
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
-    "Objectives": ("serfer.core.objectives", "Objectives"),
+    "Objectives": ("serfer.core.served", "Objectives"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),

@@ -24,8 +24,7 @@ from serfer.client.results import AsyncServedResult, ServedResult
 from serfer.client.tensors import ServedTensor
 from serfer.client.wire import AsyncWire, Wire
 from serfer.core.errors import UsageError
-from serfer.core.objectives import NO_OBJECTIVES, Objectives
-from serfer.core.served import JobStatus, ServedModel, ServedReport
+from serfer.core.served import NO_OBJECTIVES, JobStatus, Objectives, ServedModel, ServedReport
 
 _KEY = re.compile(r"[!-~]{1,1024}")
 

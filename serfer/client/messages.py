@@ -23,8 +23,7 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from serfer.core.objectives import NO_OBJECTIVES, OBJECTIVES, Objectives
-from serfer.core.served import JobStatus, ServedModel, ServedReport
+from serfer.core.served import NO_OBJECTIVES, OBJECTIVES, JobStatus, Objectives, ServedModel, ServedReport
 from serfer.core.structure import structure
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Responses of a SerFer service: a report with its timeline, a query's progress, the models, and an instance's state.
+"""What a SerFer service is asked for, and its responses: reports with timelines, progress, models, an instance's state.
 
 INFaaS's section 4 reads signals such as an instance's every two seconds.
 """
@@ -6,11 +6,34 @@ INFaaS's section 4 reads signals such as an instance's every two seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from serfer.core.report import QueryReport
+from serfer.core.structure import Bounds
 
 ModelStatus = Literal["unloaded", "loading", "loaded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What a query asks for; None for what it does not say.
+
+    `latency_ms` is the longest time of an answer, `min_accuracy` a share of correct answers, `max_cost_usd` the dollars
+    of the query. `variant` names a variant, and `network` a registered network whose variants alone may answer. Where
+    they are `strict`, a query that no variant can satisfy is refused rather than answered by the nearest variant.
+    """
+
+    latency_ms: Annotated[float, Bounds(0.0, above=True)] | None = None
+    min_accuracy: Annotated[float, Bounds(0.0, 1.0)] | None = None
+    max_cost_usd: Annotated[float, Bounds(0.0)] | None = None
+    variant: str | None = None
+    network: str | None = None
+    strict: bool = False
+
+
+NO_OBJECTIVES: Final = Objectives()
+OBJECTIVES: Final = ("latency_ms", "min_accuracy", "max_cost_usd", "variant", "network")
+"""Names of what a query may ask for, as parameters of requests."""
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,7 @@ appears in it with all of its variants or not at all.
 
 from __future__ import annotations
 
-from serfer.core.objectives import (
-    NO_OBJECTIVES,
-    OBJECTIVES,
-    Objectives,
-    Selection,
-    SelectionReason,
-    VariantState,
-)
+from serfer.core.served import NO_OBJECTIVES, OBJECTIVES, Objectives
 from serfer.core.variants.application import (
     FORMAT,
     MAX_NETWORKS,
@@ -34,6 +27,7 @@ from serfer.core.variants.application import (
     Release,
     Validation,
 )
+from serfer.core.variants.selection import Selection, SelectionReason, VariantState
 from serfer.core.variants.soundness import check_application, check_variant
 from serfer.core.variants.variant import PRECISIONS, Accuracy, Figure, Place, Source, Variant
 

@@ -1,12 +1,9 @@
-"""What a query asks for in place of a model, and what was selected for it (INFaaS, 3.1 and 4.1)."""
+"""The state of a variant, and what was selected for a query (INFaaS, 4 and 4.1)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Final
-
-from serfer.core.structure import Bounds
 
 
 class VariantState(StrEnum):
@@ -20,28 +17,6 @@ class VariantState(StrEnum):
     """Serving at its peak throughput."""
     INTERFERED = "interfered"
     """Not overloaded, but slower than profiled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """What a query asks for; None for what it does not say.
-
-    `latency_ms` is the longest time of an answer, `min_accuracy` a share of correct answers, `max_cost_usd` the dollars
-    of the query. `variant` names a variant, and `network` a registered network whose variants alone may answer. Where
-    they are `strict`, a query that no variant can satisfy is refused rather than answered by the nearest variant.
-    """
-
-    latency_ms: Annotated[float, Bounds(0.0, above=True)] | None = None
-    min_accuracy: Annotated[float, Bounds(0.0, 1.0)] | None = None
-    max_cost_usd: Annotated[float, Bounds(0.0)] | None = None
-    variant: str | None = None
-    network: str | None = None
-    strict: bool = False
-
-
-NO_OBJECTIVES: Final = Objectives()
-OBJECTIVES: Final = ("latency_ms", "min_accuracy", "max_cost_usd", "variant", "network")
-"""Names of what a query may ask for, as parameters of requests."""
 
 
 class SelectionReason(StrEnum):

@@ -76,7 +76,7 @@ def selected(choice: Choice) -> SelectedVariant:
         place=variant.place,
         release=choice.release,
         reason=selection.reason,
-        missed={name: round(value, 9) for name, value in selection.missed.items()},
+        missed={name: float(f"{value:.6g}") for name, value in selection.missed.items()},
         canary=choice.canary,
         failed=choice.failed,
     )

@@ -67,6 +67,11 @@ def test_objectives_that_no_variant_meets_get_the_nearest_and_by_how_much_it_mis
     assert selected["missed"]["latency_ms"] > 0
 
 
+def test_misses_of_tiny_fractions_of_a_dollar_are_told(http):
+    assert classify(http, "?max_cost_usd=1e-12").json()["selected"]["missed"]["max_cost_usd"] == pytest.approx(1e-5)
+    assert classify(http, "?max_cost_usd=0.0000099999999").json()["selected"]["missed"]["max_cost_usd"] > 0
+
+
 def test_strict_objectives_that_no_variant_meets_are_refused(http):
     reply = classify(http, "?min_accuracy=0.999&strict=true")
     assert (reply.status_code, reply.headers["content-type"]) == (422, "application/problem+json")

@@ -343,13 +343,21 @@ class Service:
         return self._health
 
     async def _look(self) -> Health:
-        """Check every model's store and functions; after a doubtful failure, functions have to start."""
+        """Check every model's store and functions; after a doubtful failure, functions have to start.
+
+        Of the variants that are open one that is well suffices: selection leaves the others out.
+        """
         try:
             doubtful = self._doubtful
-            looks = [pipeline.health(start=doubtful) for pipeline in [*self.pipelines.values()]]
-            states = await asyncio.gather(*(asyncio.wrap_future(look) for look in looks))
-            self._health = next((health for health in states if not health.ready), Health())
-            if doubtful and self._health.ready and not any(health.busy for health in states):
+            looks = {name: pipeline.health(start=doubtful) for name, pipeline in self.pipelines.items()}
+            found = await asyncio.gather(*map(asyncio.wrap_future, looks.values()), return_exceptions=True)
+            states = dict(zip(looks, found, strict=True))
+            models = [_known(states[name]) for name in self.models]
+            variants = [each for name, each in states.items() if name not in self.models and isinstance(each, Health)]
+            if variants and not any(health.ready for health in variants):
+                models.append(variants[0])
+            self._health = next((health for health in models if not health.ready), Health())
+            if doubtful and self._health.ready and not any(health.busy for health in (*models, *variants)):
                 self._doubtful = False
         finally:
             self._looked, self._looking = time.monotonic(), None
@@ -367,6 +375,13 @@ class Service:
             await asyncio.to_thread(self.results.close)
         await self.decoders.close()
         self._threads.shutdown()
+
+
+def _known(state: Health | BaseException) -> Health:
+    """Return a model's health; raises what looking at it raised."""
+    if isinstance(state, BaseException):
+        raise state
+    return state
 
 
 def _cancel(started: Future[Future[Result]]) -> None:

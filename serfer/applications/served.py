@@ -126,6 +126,9 @@ class ServedApplication:
         """Take note of what other drivers tell, and of the signals of a variant at instances: states, and the trial."""
         self.others = others
         self._asked.append(Counter())
+        self._meters = {
+            name: meter for name, meter in self._meters.items() if name in self.table.variants or meter.in_flight
+        }
         own = self._signals()
         on_functions = {
             name: (variant, [own.get(name, DriverSignals()), *_of(name, others)])

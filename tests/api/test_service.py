@@ -294,3 +294,41 @@ class TestHealth:
             assert pipeline.health_looks == [True, True, False]
 
         asyncio.run(check())
+
+
+def looked(pipelines, models):
+    """Return the health of a service with pipelines of variants beside those of its models."""
+
+    async def look():
+        service = Service({name: pipelines[name] for name in models}, Admission(1, 4), Observed(), NoDecoders())
+        service.pipelines |= pipelines
+        return await service.health()
+
+    return asyncio.run(look())
+
+
+def ill(text):
+    pipeline = Pipeline()
+    pipeline.next_health = Health(functions=text)
+    return pipeline
+
+
+def test_one_variant_that_is_well_suffices():
+    assert looked({"m": Pipeline(), "a:one": ill("gone"), "a:two": Pipeline()}, ["m"]).ready
+    assert looked({"a:one": ill("gone"), "a:two": Pipeline()}, []).ready
+
+
+def test_variants_that_are_all_ill_make_the_driver_unready():
+    assert looked({"m": Pipeline(), "a:one": ill("gone"), "a:two": ill("gone")}, ["m"]).functions == "gone"
+
+
+def test_a_variant_that_is_closed_while_it_is_looked_at_is_left_out():
+    closed = Pipeline()
+    closed.health = cancelled
+    assert looked({"m": Pipeline(), "a:one": closed}, ["m"]).ready
+
+
+def cancelled(*, start):  # noqa: ARG001 - a pipeline's
+    future = Future()
+    future.cancel()
+    return future

@@ -35,7 +35,7 @@ from serfer.cli.shared.options import (
 from serfer.cli.shared.report import print_report
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.offline.throttle import Thresholds
-from serfer.core.errors import SerferError, UsageError
+from serfer.core.errors import ImageError, SerferError, UsageError
 from serfer.core.exactness import difference
 from serfer.images import image_files
 from serfer.offline.gate import OfflineGate
@@ -108,7 +108,7 @@ def classify(
             for number, name in enumerate(names):
                 ending.figures = _figures(names, number, failures, turns)
                 try:
-                    data = standard_input() if name == "-" else Path(name)
+                    data = _data(name)
                     with turns.take():
                         pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
                     delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
@@ -133,12 +133,24 @@ def classify(
 
 
 def _named(images: Sequence[str]) -> Iterator[str]:
-    """Yield the images that are meant, those of folders by their paths."""
+    """Yield the images that are meant, those of folders by their paths; a folder without images stands for itself."""
     for image in images:
         if image != "-" and Path(image).is_dir():
-            yield from map(str, image_files(Path(image)))
+            try:
+                yield from map(str, image_files(Path(image)))
+            except ImageError:
+                yield image
         else:
             yield image
+
+
+def _data(name: str) -> bytes | Path:
+    """Return what an image's name stands for; raises ImageError for a folder without images."""
+    if name == "-":
+        return standard_input()
+    if Path(name).is_dir():
+        image_files(Path(name))
+    return Path(name)
 
 
 def _figures(names: Sequence[str], number: int, failures: Sequence[SerferError], turns: _Turns) -> dict[str, float]:

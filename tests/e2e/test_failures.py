@@ -59,7 +59,7 @@ class TestImages:
             result.err.splitlines(),
             (
                 "none.jpg does not exist",
-                "directory is a directory",
+                "directory holds no images",
                 "empty.jpg is empty",
                 "cut.jpg cannot",
                 "two lines",

@@ -15,6 +15,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
+from filecmp import cmp
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -52,7 +53,7 @@ def function_directory(plan: Plan, plan_directory: Path, stage: int, number: int
     if in_use(target):
         if all(_same(target / file, plan_directory / file) for file in files):
             return target
-        shutil.rmtree(target)  # it was altered
+        shutil.rmtree(target, ignore_errors=True)  # it was altered; another process may be at it, too
     with assembled(target) as directory:
         shutil.copytree(base, directory, copy_function=link, dirs_exist_ok=True)
         for file in files:
@@ -85,11 +86,17 @@ def keep_weights(plan: Plan, plan_directory: Path, cache: Path) -> None:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Compare size and time of change: the plan's own file has just been hashed, and a copy keeps its time."""
+    """Compare a copy with the plan's file, which has just been hashed, by size and time of change, which copies keep.
+
+    Another copy of the same plan has other times: then by content, so that processes which start from different copies
+    at once do not replace what the others run.
+    """
     if not one.is_file():
         return False
     mine, theirs = one.stat(), other.stat()
-    return (mine.st_size, mine.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
+    if mine.st_size != theirs.st_size:
+        return False
+    return mine.st_mtime_ns == theirs.st_mtime_ns or cmp(one, other, shallow=False)
 
 
 def dependencies(cache: Path, plugin: str | None = None) -> Path:

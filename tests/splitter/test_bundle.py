@@ -1,5 +1,6 @@
 import base64
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -151,6 +152,14 @@ def test_the_same_inputs_reuse_the_same_directory(planned, functions, cache, mon
     plan, directory = planned
     assert [function_directory(plan, directory, stage, 0, dependencies(cache)) for stage in range(2)] == functions
     assert len(set(functions)) == 2
+
+
+def test_another_copy_of_the_plan_reuses_the_same_directory(planned, functions, cache, tmp_path, monkeypatch):
+    plan, directory = planned
+    shutil.copytree(directory, tmp_path / "copy", copy_function=shutil.copyfile)
+    monkeypatch.setattr(bundle, "assembled", lambda _: pytest.fail("was built again"))
+    found = [function_directory(plan, tmp_path / "copy", stage, 0, dependencies(cache)) for stage in range(2)]
+    assert found == functions
 
 
 def test_another_plan_has_other_directories(functions, cache, tmp_path):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -190,7 +190,7 @@ class Applications:
             except _UnopenedError as error:
                 if asked.objectives.variant is not None:
                     raise UnavailableError(f"variant {asked.objectives.variant} cannot be opened") from error
-                self._exclude(self._served[choice.application], choice.variant)
+                self._exclude(self._served[choice.application], choice.variant, str(error))
                 choice = replace(self.choose(asked), failed=str(error))
             except (QueryError, UnavailableError) as error:
                 if _is_gone(choice, error):
@@ -288,10 +288,13 @@ class Applications:
     def _signals(self, application: str, variant: str) -> Mapping[str, VariantSignals]:
         return self._instances.signals(served_name(application, variant))
 
-    def _exclude(self, served: ServedApplication, variant: Variant) -> None:
-        """Select a variant no more for a while; raises UnavailableError where none is left."""
+    def _exclude(self, served: ServedApplication, variant: Variant, why: str) -> None:
+        """Select a variant no more for a while; raises UnavailableError, with the last reason, where none is left."""
         self._broken[served_name(served.name, variant.name)] = self._clock()
-        self._use(served, served.table.application)
+        try:
+            self._use(served, served.table.application)
+        except UnavailableError as error:
+            raise UnavailableError(f"{error}; {variant.name} cannot be opened: {why}") from error
 
     def _use(self, served: ServedApplication, record: Application) -> None:
         served.use(self._table(served.name, record))
@@ -337,7 +340,8 @@ class Applications:
     async def _warm_once(self, served: ServedApplication, name: str) -> None:
         served.warming.add(name)
         try:
-            await self._warm(served, name)
+            with suppress(UnavailableError):  # the last variant that worked answers on
+                await self._warm(served, name)
         finally:
             served.warming.discard(name)
 
@@ -350,7 +354,7 @@ class Applications:
                 served.meter(name).warm_up()
         except SerferError as error:
             log_event(logging.ERROR, "variant not opened", variant=model, message=_words(error))
-            self._exclude(served, variant)
+            self._exclude(served, variant, _words(error))
             return False
         return True
 

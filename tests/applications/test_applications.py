@@ -183,6 +183,12 @@ def test_a_driver_starts_with_the_next_variant_where_the_cheapest_cannot_be_open
     assert driver.opened == ["cheap", "fast"]
 
 
+def test_a_driver_that_can_open_nothing_says_why(driver):
+    driver.broken |= {"cheap", "fast", "good"}
+    with pytest.raises(UnavailableError, match="it is not whole"):
+        asyncio.run(driver.applications.open())
+
+
 def test_a_cheaper_variant_takes_over_when_enough_queries_would_be_cheaper(driver):
     async def queries():
         driver.broken.add("cheap")

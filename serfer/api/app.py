@@ -106,7 +106,7 @@ def make_app(
         telemetry=_OURS_ALONE,
         lifespan=lifespan,
     )
-    guarded: Sequence[Any] = [Depends(_guard(keys))] if keys else []
+    guarded: Sequence[Any] = [Depends(_guard(keys, service))] if keys else []
     keeping = Keeping(kept, Downloads(settings.api_downloads), telemetry.metrics)
     inferring = Inferring(service, limits, settings.api_deadline_ms, keeping)
     for router in (
@@ -141,15 +141,25 @@ def _kept(service: Service, settings: Settings, *, streams: bool) -> KeptResults
     return KeptResults(service.results, signer, None if streams else settings.api_max_answer_bytes)
 
 
-def _guard(keys: KeyRing) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
+def _guard(keys: KeyRing, service: Service) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
     async def guard(request: Request) -> None:
         request.state.client = client = authorise(request, keys)
         if request.method == "POST":  # a query; other requests are for what its answer has left
-            require(client, Scope.CLASSIFY, request.query_params.get("application"))
+            require(client, Scope.CLASSIFY, _application(request, service))
         else:
             require_scope(client, Scope.CLASSIFY)
 
     return guard
+
+
+def _application(request: Request, service: Service) -> str | None:
+    """Return the application that a query is about, None for a model: where the path names one, that alone counts."""
+    called = request.path_params.get("model")
+    if called is None:
+        return request.query_params.get("application")
+    if service.applications is None or called in service.models:
+        return None
+    return str(called).partition(":")[0]
 
 
 def _answer_errors(app: FastAPI, pace: RefusalPace) -> None:

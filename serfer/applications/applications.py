@@ -308,6 +308,14 @@ class Applications:
     def _works(self, application: str, variant: Variant) -> bool:
         return served_name(application, variant.name) not in self._broken
 
+    def _mended(self, application: str) -> bool:
+        """Let variants of an application be opened again after a while; returns whether there are any."""
+        now, own = self._clock(), served_name(application, "")
+        over = [name for name, at in self._broken.items() if name.startswith(own) and now - at >= _BROKEN_S]
+        for name in over:
+            del self._broken[name]
+        return bool(over)
+
     async def _run(self) -> None:
         while True:
             await self._instances.look()
@@ -318,10 +326,10 @@ class Applications:
     async def look(self, served: ServedApplication) -> None:
         """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
         try:
-            known, broken = served.latest, self._broken
+            known = served.latest
             served.latest = await asyncio.to_thread(self._registry.latest, served.name, known)
-            self._broken = {name: at for name, at in broken.items() if self._clock() - at < _BROKEN_S}
-            if served.latest is not None and (served.latest is not known or len(self._broken) < len(broken)):
+            mended = self._mended(served.name)
+            if served.latest is not None and (served.latest is not known or mended):
                 self._use(served, served.latest.application)
         except SerferError as error:
             self._trouble("registry", served, error)

@@ -100,13 +100,23 @@ class VariantInstances:
     async def _read(self, http: aiohttp.ClientSession, url: str) -> _Seen | None:
         try:
             async with asyncio.timeout(_PATIENCE_S), http.get(f"{url}/v1/models") as reply:
-                data = await reply.content.read(_MOST_BYTES + 1)
+                data = await _read_all(reply.content)
             listing = structure(_Listing, _plain(reply.status, data), "models", lenient=True)
         except (TimeoutError, aiohttp.ClientError, ValueError, RecursionError, PlanError) as error:
             log_event(logging.WARNING, "instance not seen", instance=url, message=str(error)[:200])
             return None
         models = {one.name: one.state for one in listing.models if one.state is not None}
         return _Seen(models, listing.instance.utilisation if listing.instance else 0.0, self._clock())
+
+
+async def _read_all(content: aiohttp.StreamReader) -> bytes:
+    """Return a whole body, or a little more than _MOST_BYTES of it: `read` returns what has arrived, not all."""
+    data = bytearray()
+    async for block in content.iter_any():
+        data += block
+        if len(data) > _MOST_BYTES:
+            break
+    return bytes(data)
 
 
 def _plain(status: int, data: bytes) -> Any:  # noqa: ANN401 - any JSON value

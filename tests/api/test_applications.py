@@ -206,9 +206,11 @@ def test_a_canary_whose_artefact_is_gone_loses_no_query(registry_url, tmp_path, 
         registry.update("faces", lambda _: replace(before))
 
 
+INPUTS = [{"name": "image", "datatype": "UINT8", "shape": [1, 34, 34, 3], "data": [7] * (34 * 34 * 3)}]
+
+
 def infer(http, name="faces", **parameters):
-    inputs = [{"name": "image", "datatype": "UINT8", "shape": [1, 34, 34, 3], "data": [7] * (34 * 34 * 3)}]
-    return http.post(f"/v2/models/{name}/infer", json={"inputs": inputs, "parameters": parameters})
+    return http.post(f"/v2/models/{name}/infer", json={"inputs": INPUTS, "parameters": parameters})
 
 
 def test_the_inference_protocol_asks_an_application_for_objectives(http):
@@ -264,6 +266,8 @@ def keyed(own_registry, tmp_path, forks):
         "asker": add_key(file, "asker", None),
         "ops": add_key(file, "ops", None, scopes=[Scope.CLASSIFY, Scope.PROMOTE, Scope.DELETE]),
         "dogs": add_key(file, "dogs", None, scopes=[Scope.PROMOTE], applications={"dogs": None}),
+        "phone": add_key(file, "phone", None, applications={"faces": 2}),
+        "walker": add_key(file, "walker", None, applications={"dogs": None}),
     }
     app = make_app(
         open_service(str(own_registry), tmp_path / "cache", forks), Settings(), KeyRing(file, time.monotonic)
@@ -271,7 +275,8 @@ def keyed(own_registry, tmp_path, forks):
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
 
         def post(name, path, **body):
-            return client.post(f"/v1/applications/faces/{path}", json=body, headers={"X-API-Key": keys[name]})
+            at = path if path.startswith("/") else f"/v1/applications/faces/{path}"
+            return client.post(at, json=body, headers={"X-API-Key": keys[name]})
 
         yield post
 
@@ -304,3 +309,16 @@ def test_who_may_not_and_what_cannot_be_changes_nothing(keyed, own_registry, nam
     before = own_registry.application("faces")
     assert keyed(name, path, **body).status_code == status
     assert own_registry.application("faces") == before
+
+
+@pytest.mark.parametrize("name", ["faces", "faces:small", "faces:none", "none"])
+def test_a_key_for_another_application_cannot_ask_by_the_inference_protocol_whatever_the_query_names(keyed, name):
+    assert keyed("walker", f"/v2/models/{name}/infer?application=dogs", inputs=INPUTS).status_code == 403
+
+
+def test_a_key_for_an_application_asks_it_by_the_inference_protocol_within_its_quota(keyed):
+    statuses = [
+        keyed("phone", f"/v2/models/{name}/infer", inputs=INPUTS).status_code for name in ("faces", "faces:small")
+    ]
+    assert statuses == [200, 200]
+    assert keyed("phone", "/v2/models/faces/infer", inputs=INPUTS).status_code == 429

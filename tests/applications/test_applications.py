@@ -42,7 +42,7 @@ class Opened:
 class Driver:
     """One driver's applications; `broken` variants cannot be opened, queries on `failing` ones fail."""
 
-    def __init__(self, registry, store, name="driver", instances=None):
+    def __init__(self, registry, store, name="driver", instances=None, names=("faces",), clock=time.monotonic):
         self.served, self.opened, self.placed = {}, [], []
         self.broken, self.failing, self.gone = set(), set(), set()
         self.answered = []
@@ -53,10 +53,11 @@ class Driver:
             VariantPipelines(self._open, self.served),
             InfaasSelector(),
             self.instances,
-            {"faces": Exchange(coordination, "faces", name)},
+            {each: Exchange(coordination, each, name) for each in names},
             place=FunctionsPlace(1000, 300.0),
             runs_here=lambda each: each.place is Place.FUNCTIONS or instances is not None,
             driver=name,
+            clock=clock,
         )
 
     def _open(self, _, chosen, place):
@@ -175,6 +176,26 @@ def test_another_variant_answers_where_one_cannot_be_opened(driver):
     assert first.variant.name == second.variant.name != "good"
     assert "not whole" in first.failed
     assert driver.opened.count("good") == 1
+
+
+def test_a_variant_that_could_not_be_opened_comes_back_in_whichever_application_it_is(registry, store):
+    register(registry, "pets", version("net", 1, FAST, CHEAP))
+    now = [0.0]
+    driver = Driver(registry, store, names=("faces", "pets"), clock=lambda: now[0])
+    driver.broken.add("cheap")
+
+    async def queries():
+        await driver.applications.open()
+        served = [driver.applications.served(name) for name in ("faces", "pets")]
+        for one in served:
+            await driver.applications.look(one)
+        without = ["cheap" in one.variants for one in served]
+        now[0] = 31.0
+        for one in served:
+            await driver.applications.look(one)
+        return without, ["cheap" in one.variants for one in served]
+
+    assert asyncio.run(queries()) == ([False, False], [True, True])
 
 
 def test_a_driver_starts_with_the_next_variant_where_the_cheapest_cannot_be_opened(driver):

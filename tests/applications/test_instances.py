@@ -123,6 +123,21 @@ def test_what_an_instance_tells_wrongly_makes_it_no_place(reply):
     assert asyncio.run(look()) == {}
 
 
+def test_a_listing_of_many_models_is_read_whole():
+    def many():
+        one = listing()["models"][0]
+        others = [{**one, "name": f"faces:other-{number}"} for number in range(5000)]
+        return {**listing(), "models": [*others, one]}
+
+    async def look():
+        async with instance(many) as url:
+            instances = VariantInstances([url], "", Clock())
+            await instances.look()
+            return [*instances.signals(MODEL)] == [url]
+
+    assert asyncio.run(look())
+
+
 def test_a_loaded_variant_on_an_instance_is_selected_and_one_that_is_overloaded_is_not(registry, store):
     told = {}
 

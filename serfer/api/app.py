@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from serfer import __version__
 from serfer.api.admission import RefusalPace
-from serfer.api.auth.clients import Scope, require, require_scope
+from serfer.api.auth.clients import Scope, require, require_application, require_scope
 from serfer.api.auth.hosts import HostCheck
 from serfer.api.auth.keys import KeyRing, authorise
 from serfer.api.http.body import ApiLimits
@@ -48,6 +48,7 @@ from serfer.api.service import Service
 from serfer.core.errors import SerferError
 from serfer.settings import Settings
 
+_APPLICATIONS = "/v1/applications"
 _CLIENT_CLOSED = 499  # for logs and metrics: no client reads it
 _OURS_ALONE: TelemetryConfig = {  # FastAPI's own would record the words of errors, which may quote a client
     "tracing": False,
@@ -144,20 +145,25 @@ def _kept(service: Service, settings: Settings, *, streams: bool) -> KeptResults
 def _guard(keys: KeyRing, service: Service) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
     async def guard(request: Request) -> None:
         request.state.client = client = authorise(request, keys)
-        if request.method == "POST":  # a query; other requests are for what its answer has left
-            require(client, Scope.CLASSIFY, _application(request, service))
-        else:
+        application = _application(request, service)
+        if request.method == "POST":  # a query; other requests are for what its answer has left, or what there is
+            require(client, Scope.CLASSIFY, application)
+            return
+        if not request.url.path.startswith(_APPLICATIONS):  # keys that promote or delete look at these, too
             require_scope(client, Scope.CLASSIFY)
+        if application is not None:
+            require_application(client, application)
 
     return guard
 
 
 def _application(request: Request, service: Service) -> str | None:
     """Return the application that a query is about, None for a model: where the path names one, that alone counts."""
-    called = request.path_params.get("model")
+    called = request.path_params.get("model") or request.path_params.get("name")
     if called is None:
         return request.query_params.get("application")
-    if service.applications is None or called in service.models:
+    is_model = called in service.models and not request.url.path.startswith(_APPLICATIONS)
+    if service.applications is None or is_model:
         return None
     return str(called).partition(":")[0]
 

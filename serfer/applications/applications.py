@@ -19,7 +19,6 @@ from serfer.applications.tables import Table, table_of
 from serfer.control.selection import FUNCTIONS, Selector, VariantSignals, draw_of
 from serfer.core.errors import (
     LambdaThrottledError,
-    OverloadedError,
     QueryError,
     SerferError,
     UnavailableError,
@@ -31,6 +30,7 @@ from serfer.fleet.log_events import log_event
 from serfer.pipeline.pipeline import Pipeline
 from serfer.registry import Registry
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PERIOD_S: Final = 1.0
 """Seconds between two looks: states are at most the paper's 2 s old (INFaaS, section 5)."""
@@ -160,8 +160,11 @@ class Applications:
         Raises UsageError for an unknown application, network or variant, and UnmetObjectivesError where the objectives
         are strict and no variant meets them.
         """
+        self.served(asked.application).ask(asked.objectives)
+        return self._select(asked, live=live)
+
+    def _select(self, asked: Asked, *, live: bool) -> Choice:
         served = self.served(asked.application)
-        served.ask(asked.objectives)
         trial = served.table.trial
         is_canary = bool(trial and not (live or trial.shadow) and draw_of(_CANARY_DRAW + asked.query) < trial.share)
         return self._choice(served, asked, canary=is_canary)
@@ -183,27 +186,37 @@ class Applications:
         Where a variant cannot be opened another one answers, and where the canary fails the live release. Raises what
         `choose`, `run.opening` and `run.answer` raise.
         """
-        choice = self.choose(asked)
+        choice, live = self.choose(asked), False
         while True:
             try:
                 answered = await self._on(choice, run)
             except _UnopenedError as error:
                 if asked.objectives.variant is not None:
                     raise UnavailableError(f"variant {asked.objectives.variant} cannot be opened") from error
-                self._exclude(self._served[choice.application], choice.variant, str(error))
-                choice = replace(self.choose(asked), failed=str(error))
+                failed = str(error)
+                self._exclude(self._served[choice.application], choice.variant, failed)
+                choice = self._select(asked, live=live)
             except (QueryError, UnavailableError) as error:
-                if _is_gone(choice, error):
+                failed = _words(error)
+                if choice.canary:
+                    log_event(logging.WARNING, "canary failed", variant=choice.model, message=failed)
+                    live = True
+                elif choice.selection.place != FUNCTIONS and isinstance(error, UnavailableError):
                     self._leave(choice)
-                    choice = replace(self.choose(asked), failed=_words(error))
-                    continue
-                if not choice.canary:
+                else:
                     raise
-                log_event(logging.WARNING, "canary failed", variant=choice.model, message=_words(error))
-                choice = replace(self.choose(asked, live=True), failed=_words(error))
+                choice = self._elsewhere(asked, error, live=live)
             else:
                 self._copy(asked, answered, run)
                 return choice, answered
+            choice = replace(choice, failed=failed)
+
+    def _elsewhere(self, asked: Asked, error: SerferError, *, live: bool) -> Choice:
+        """Select where a query that failed is answered; raises its error where there is no other place."""
+        try:
+            return self._select(asked, live=live)
+        except UnavailableError:
+            raise error from None
 
     async def _on(self, choice: Choice, run: Run[T]) -> T:
         """Open a variant and run a query on it; raises _UnopenedError, and what `run` raises."""
@@ -318,9 +331,12 @@ class Applications:
 
     async def _run(self) -> None:
         while True:
-            await self._instances.look()
-            for served in self._served.values():
-                await self.look(served)
+            try:
+                await self._instances.look()
+                for served in self._served.values():
+                    await self.look(served)
+            except Exception:  # noqa: BLE001 - no error ends the loop: states would freeze, and no canary be judged
+                _LOG.exception("applications")
             await asyncio.sleep(PERIOD_S)
 
     async def look(self, served: ServedApplication) -> None:
@@ -349,7 +365,8 @@ class Applications:
         served.warming.add(name)
         try:
             with suppress(UnavailableError):  # the last variant that worked answers on
-                await self._warm(served, name)
+                if name in served.table.live.variants:
+                    await self._warm(served, name)
         finally:
             served.warming.discard(name)
 
@@ -415,12 +432,6 @@ def _cheapest_on_functions(table: Table) -> str | None:
     """Return the cheapest variant of the live release for functions; None where there is none."""
     names = (row.name for row in table.live.catalogue.rows)
     return next((name for name in names if table.live.variants[name].place is Place.FUNCTIONS), None)
-
-
-def _is_gone(choice: Choice, error: Exception) -> bool:
-    """Whether an instance failed a query in a way that says that it cannot be reached, so that another place may."""
-    is_fault = isinstance(error, UnavailableError) and not isinstance(error, OverloadedError)
-    return choice.selection.place != FUNCTIONS and is_fault
 
 
 def _unmet(application: str, selection: Selection) -> str:

@@ -265,7 +265,8 @@ def keyed(own_registry, tmp_path, forks):
     keys = {
         "asker": add_key(file, "asker", None),
         "ops": add_key(file, "ops", None, scopes=[Scope.CLASSIFY, Scope.PROMOTE, Scope.DELETE]),
-        "dogs": add_key(file, "dogs", None, scopes=[Scope.PROMOTE], applications={"dogs": None}),
+        "dogs": add_key(file, "dogs", None, scopes=[Scope.CLASSIFY, Scope.PROMOTE], applications={"dogs": None}),
+        "promoter": add_key(file, "promoter", None, scopes=[Scope.PROMOTE]),
         "phone": add_key(file, "phone", None, applications={"faces": 2}),
         "walker": add_key(file, "walker", None, applications={"dogs": None}),
     }
@@ -278,6 +279,7 @@ def keyed(own_registry, tmp_path, forks):
             at = path if path.startswith("/") else f"/v1/applications/faces/{path}"
             return client.post(at, json=body, headers={"X-API-Key": keys[name]})
 
+        post.get = lambda name, path: client.get(path, headers={"X-API-Key": keys[name]})
         yield post
 
 
@@ -322,3 +324,19 @@ def test_a_key_for_an_application_asks_it_by_the_inference_protocol_within_its_q
     ]
     assert statuses == [200, 200]
     assert keyed("phone", "/v2/models/faces/infer", inputs=INPUTS).status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "status"),
+    [
+        ("asker", "/v1/applications/faces", 200),
+        ("ops", "/v1/applications/faces", 200),
+        ("dogs", "/v1/applications/faces", 403),
+        ("dogs", "/v1/models/faces:small.whole", 403),
+        ("dogs", "/v2/models/faces", 403),
+        ("promoter", "/v1/applications/faces", 200),
+        ("promoter", "/v2/models/faces", 403),
+    ],
+)
+def test_keys_look_at_their_applications_alone(keyed, name, path, status):
+    assert keyed.get(name, path).status_code == status

@@ -3,12 +3,15 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 from aiohttp import web
 
+from drivers.driver import RequestContext
+from drivers.instance.client import Fault, FaultKind
 from serfer.applications.applications import Asked, served_name
-from serfer.applications.instances import VariantInstances
-from serfer.core.errors import UnavailableError
+from serfer.applications.instances import OneInstance, VariantInstances
+from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.variants import Objectives, Place, VariantState
 from serfer.registry import open_registry
 from storage import open_store
@@ -186,3 +189,34 @@ def test_a_variant_that_no_instance_has_is_not_selected_and_unavailable_by_name(
         await driver.applications.close()
 
     asyncio.run(queries())
+
+
+class Slow:
+    """A client whose instance does not answer in time."""
+
+    async def infer(self, _batch, timeout_s, patience_s, _request):
+        self.allowed_s = timeout_s, patience_s
+        return Fault(FaultKind.NO_RESPONSE, "too slow")
+
+
+def test_an_instance_that_is_too_slow_leaves_time_for_another_place():
+    target = OneInstance("http://127.0.0.1:9", MODEL, None, "")
+    target._client = Slow()
+    with pytest.raises(UnavailableError, match="too slow"):
+        asyncio.run(target.run(np.zeros((1, 2, 2, 3), np.uint8), 8.0, RequestContext("q")))
+    assert target._client.allowed_s == (4.0, 4.0)
+
+
+def test_what_a_query_itself_causes_at_an_instance_is_no_reason_to_leave_it(registry, store):
+    async def queries():
+        async with instance(listing) as url:
+            driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
+            driver.failing.add("gpu")
+            await driver.applications.open()
+            with pytest.raises(TaskFailedError):
+                await driver.ask("one")
+            states = driver.applications.served("faces").places("gpu")
+            await driver.applications.close()
+            return states
+
+    assert len(asyncio.run(queries())) == 1

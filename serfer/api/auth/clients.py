@@ -93,13 +93,10 @@ def require(client: Client | None, scope: Scope, application: str | None) -> Non
     applications; 429 where its quota for the application is used up. Without keys (None), everything is allowed.
     """
     require_scope(client, scope)
-    if client is None or client.applications is None:
+    require_application(client, application)
+    if client is None or client.applications is None or application is None:
         return
     limits = dict(client.applications)
-    if application is None or application not in limits:
-        known = ", ".join(sorted(limits))
-        asked = "no application" if application is None else f"the application {application!r:.80}"
-        raise _forbidden(f"the API key {client.name!r} is for {known} alone, and the request names {asked}")
     wait = client.meters.take(application) if client.meters else 0.0
     if wait:
         raise Problem(
@@ -108,6 +105,17 @@ def require(client: Client | None, scope: Scope, application: str | None) -> Non
             slug="quota",
             headers={"Retry-After": str(rounded_up(wait))},
         )
+
+
+def require_application(client: Client | None, application: str | None) -> None:
+    """Raise Problem, 403, where a key is limited to other applications than the one that a request is about."""
+    if client is None or client.applications is None:
+        return
+    limits = dict(client.applications)
+    if application is None or application not in limits:
+        known = ", ".join(sorted(limits))
+        asked = "no application" if application is None else f"the application {application!r:.80}"
+        raise _forbidden(f"the API key {client.name!r} is for {known} alone, and the request names {asked}")
 
 
 def _forbidden(detail: str) -> Problem:

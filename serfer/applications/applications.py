@@ -18,6 +18,7 @@ from serfer.applications.served import FailedCanary, FunctionsPlace, ServedAppli
 from serfer.applications.tables import Table, table_of
 from serfer.control.selection import FUNCTIONS, Selector, VariantSignals, draw_of
 from serfer.core.errors import (
+    InputError,
     LambdaThrottledError,
     QueryError,
     SerferError,
@@ -342,11 +343,13 @@ class Applications:
     async def look(self, served: ServedApplication) -> None:
         """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
         try:
-            known = served.latest
-            served.latest = await asyncio.to_thread(self._registry.latest, served.name, known)
+            known, changes = served.latest, served.changes
+            latest = await asyncio.to_thread(self._registry.latest, served.name, known)
             mended = self._mended(served.name)
-            if served.latest is not None and (served.latest is not known or mended):
-                self._use(served, served.latest.application)
+            if served.changes == changes:  # else it may have been read before what this driver has changed meanwhile
+                served.latest = latest
+                if latest is not None and (latest is not known or mended):
+                    self._use(served, latest.application)
         except SerferError as error:
             self._trouble("registry", served, error)
         others = served.others
@@ -390,15 +393,25 @@ class Applications:
         nothing is changed.
         """
         served = self.served(application)
+        read = False
 
         def checked(found: Application | None) -> Application | None:
+            nonlocal read
+            read = True
             if found is None:
                 return None
             record = step(found)
             self._table(served.name, record)
             return record
 
-        self._use(served, await asyncio.to_thread(self._registry.update, application, checked))
+        try:
+            record = await asyncio.to_thread(self._registry.update, application, checked)
+        except InputError as error:
+            if read:
+                raise
+            raise UnavailableError(f"the registry's record of {application} cannot be read") from error
+        served.changes += 1
+        self._use(served, record)
 
     async def _take_back(self, served: ServedApplication, failed: FailedCanary) -> None:
         """End a canary in the registry, as the first of several drivers; until then this one does not use it."""

@@ -56,6 +56,7 @@ class ServedApplication:
         self.name = name
         self.failed: FailedCanary | None = None
         self.latest: Latest | None = None
+        self.changes = 0
         self.states = States({})
         self.trial: Trial | None = None
         self.compared = 0

@@ -1,8 +1,10 @@
 """A driver's applications: selection, canaries, and what happens when parts of them fail."""
 
 import asyncio
+import threading
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -363,3 +365,38 @@ def test_an_application_without_a_usable_variant_is_unavailable(registry, store)
     )
     with pytest.raises(UnavailableError, match="others"):
         asyncio.run(driver.applications.open())
+
+
+def test_a_look_that_began_before_a_change_does_not_undo_it(driver, registry, monkeypatch):
+    register(registry, "faces", version("net", 2, NEW))
+
+    async def change_during_a_look():
+        await driver.applications.open()
+        await driver.look()
+        before, may_end = registry.latest("faces"), threading.Event()
+
+        def slow(*_):
+            assert may_end.wait(60)
+            return replace(before)  # read before the change, and decoded afresh
+
+        with monkeypatch.context() as patched:
+            patched.setattr(registry, "latest", slow)
+            look = asyncio.create_task(driver.look())
+            await asyncio.sleep(0)
+            await driver.applications.change("faces", lambda record: record.promoted({"net": 2}, NOW, "test", "better"))
+            may_end.set()
+            await look
+        return driver.applications.served("faces").table.release.networks
+
+    assert asyncio.run(change_during_a_look()) == {"net": 2}
+
+
+def test_a_record_that_cannot_be_read_is_not_the_clients_fault(driver, registry):
+    async def change():
+        await driver.applications.open()
+        version = registry.latest("faces").version
+        registry.store.compare_and_set("applications/faces.json", version, b"torn")
+        await driver.applications.change("faces", lambda record: record)
+
+    with pytest.raises(UnavailableError, match="cannot be read"):
+        asyncio.run(change())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from serfer.core.errors import InputError
+
+_OWN = 0o600
 
 
 def read_text(path: Path, most_bytes: int) -> str:
@@ -77,3 +81,17 @@ def write_chunks(path: Path, chunks: Iterable[bytes], mode: int = 0o666) -> None
             part.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{str(path)!r} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold a lock on a file, which is made where there is none, while no other process holds it; raises OSError.
+
+    `kind` is fcntl's: LOCK_SH is shared by those who ask for that.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)

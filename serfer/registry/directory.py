@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError, UsageError
+from serfer.files import locked
 from serfer.registry.files import opened, sha256_of
 from serfer.registry.store import (
     MAX_DOCUMENT_BYTES,
@@ -318,14 +319,8 @@ class DirectoryStore:
             os.close(descriptor)
             part.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _lock(self, kind: int) -> Iterator[None]:
-        descriptor = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, kind)
-            yield
-        finally:
-            os.close(descriptor)
+    def _lock(self, kind: int) -> contextlib.AbstractContextManager[None]:
+        return locked(self._root / _LOCK, kind)
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,6 +16,7 @@ from typing import Annotated, Final
 from serfer.core.errors import InputError, PlanError, UnavailableError
 from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE, is_part
 from serfer.core.structure import Bounds
+from serfer.files import locked
 from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.registry.records import decode_record, encode_record
 from serfer.registry.store import MAX_DOCUMENT_BYTES, RegistryStore, check_digest
@@ -86,7 +84,7 @@ def fetch_directory(store: RegistryStore, digest: str, cache: Path) -> Path:
         return place
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _alone(cache / f".{digest}.lock"):
+        with locked(cache / f".{digest}.lock"):
             if not place.is_dir():
                 _fetch(store, digest, place)
     except OSError as error:
@@ -109,16 +107,6 @@ def _fetch(store: RegistryStore, digest: str, place: Path) -> None:
         part.rename(place)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _named(path: Path) -> list[tuple[str, str | None, int]]:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from serfer.core.errors import InputError, RegistrationLostError, UnavailableError
 from serfer.core.structure import structure, unstructure
 from serfer.core.variants import Variant
-from serfer.files import read_text, write_whole
+from serfer.files import locked, read_text, write_whole
 from serfer.registry.registration import HEARTBEAT_S, Registrations
 from serfer.registry.registration_record import (
     MAX_DETAIL,
@@ -88,7 +88,7 @@ class Steps:
 def owner_name(folder: Path) -> str:
     """Return the name of this user's processes on this machine, as those that share `folder` have chosen it."""
     path = folder / "owner"
-    with _locked(folder / "owner.lock"):
+    with locked(folder / "owner.lock"):
         if not path.exists():
             write_whole(path, uuid.uuid4().hex.encode())
         return read_text(path, _MAX_OWNER_BYTES).strip()
@@ -151,13 +151,3 @@ def _acquired(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -397,7 +397,12 @@ def test_a_key_that_may_not_classify_or_is_for_other_applications_gets_no_answer
         assert "lacks the scope 'classify'" in error(ask("ops"), 403)
         assert "lacks the scope 'classify'" in error(ask("ops", "/v2", "GET"), 403)
         assert ask("faces", "/v2", "GET").status_code == 200
-        assert "names no application" in error(ask("faces"), 403)
-        assert "names the application 'pets'" in error(ask("faces", f"{INFER}?application=pets"), 403)
-        assert ask("faces", f"{INFER}?application=faces").status_code == 200
-        assert "1 requests a minute for faces" in error(ask("faces", f"{INFER}?application=faces"), 429)
+        for place in (INFER, f"{INFER}?application=faces"):  # a model: what the path names counts
+            assert "names no application" in error(ask("faces", place), 403)
+        for name, status, words in (
+            ("pets", 403, "names the application 'pets'"),
+            ("faces", 422, "no applications"),
+            ("faces", 429, "1 requests a minute for faces"),
+        ):
+            refused = ask("faces", f"/v1/classify?application={name}")
+            assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text

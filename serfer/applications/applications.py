@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
@@ -15,7 +15,7 @@ from serfer.applications.instances import VariantInstances
 from serfer.applications.meters import ms_since
 from serfer.applications.pipelines import AT, VariantPipelines
 from serfer.applications.served import FailedCanary, FunctionsPlace, ServedApplication
-from serfer.applications.tables import Table, table_of
+from serfer.applications.tables import Side, Table, table_of
 from serfer.control.selection import FUNCTIONS, Selector, VariantSignals, draw_of
 from serfer.core.errors import (
     InputError,
@@ -167,8 +167,10 @@ class Applications:
     def _select(self, asked: Asked, *, live: bool) -> Choice:
         served = self.served(asked.application)
         trial = served.table.trial
-        is_canary = bool(trial and not (live or trial.shadow) and draw_of(_CANARY_DRAW + asked.query) < trial.share)
-        return self._choice(served, asked, canary=is_canary)
+        if trial is None or live or trial.shadow:
+            return self._choice(served, asked, [served.table.live])
+        is_drawn = draw_of(_CANARY_DRAW + asked.query) < trial.share
+        return self._choice(served, asked, served.table.sides(canary_first=is_drawn))
 
     async def reference(self, application: str, network: str | None) -> Pipeline:
         """Return an open pipeline of a network of the live release, by default the one of its cheapest variant.
@@ -176,7 +178,7 @@ class Applications:
         All variants of a network take the same tensors. Raises as `choose`, and what opening raises.
         """
         served = self.served(application)
-        chosen = self._choice(served, Asked(application, Objectives(network=network), ""), canary=False)
+        chosen = self._choice(served, Asked(application, Objectives(network=network), ""), [served.table.live])
         with self.pipelines.running(chosen.model):
             await self.pipelines.open(chosen.model, chosen.variant, chosen.selection.place)
             return self.pipelines.get(chosen.model)
@@ -270,16 +272,17 @@ class Applications:
 
     async def _compare(self, served: ServedApplication, asked: Asked, answered: T, run: Run[T]) -> None:
         try:
-            copied = await self._on(self._choice(served, asked, canary=True), run)
-        except SerferError as error:
+            copied = await self._on(self._choice(served, asked, served.table.sides(canary_first=True)), run)
+        except Exception as error:  # noqa: BLE001 - whatever becomes of a copy, its query has its answer
             log_event(logging.WARNING, "shadow failed", application=served.name, message=_words(error))
             return
         served.compared += 1
         served.agreed += run.agree(answered, copied)
 
-    def _choice(self, served: ServedApplication, asked: Asked, *, canary: bool) -> Choice:
+    def _choice(self, served: ServedApplication, asked: Asked, sides: Sequence[Side]) -> Choice:
+        """Select a variant of the first side that has what a query names; raises as `choose`."""
         table = served.table
-        side = table.canary if canary and table.canary else table.live
+        side = next((side for side in sides if side.has(asked.objectives)), sides[0])
         selection = self._selector.get_variant(asked.objectives, side.catalogue, served.states, draw_of(asked.query))
         if asked.objectives.strict and selection.missed:
             raise UnmetObjectivesError(_unmet(served.name, selection))
@@ -357,6 +360,7 @@ class Applications:
             others = await asyncio.to_thread(self._exchanges[served.name].exchange, served.entry(self._driver))
         except SerferError as error:
             self._trouble("store", served, error)
+        served.next_second()
         served.look(others, lambda variant: self._signals(served.name, variant))
         if served.failed is not None:
             await self._take_back(served, served.failed)

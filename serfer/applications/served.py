@@ -105,6 +105,10 @@ class ServedApplication:
         if objectives in now or len(now) < _MOST_OBJECTIVES:
             now[objectives] += 1
 
+    def next_second(self) -> None:
+        """Count objectives apart from those of the last second."""
+        self._asked.append(Counter())
+
     def worth_warming(self) -> list[str]:
         """Return the live release's variants that are worth a warm-up, by the queries of the last minute."""
         asked = sum(self._asked, Counter[Objectives]())
@@ -126,7 +130,6 @@ class ServedApplication:
     def look(self, others: Sequence[Seen], instances: Callable[[str], Mapping[str, VariantSignals]]) -> None:
         """Take note of what other drivers tell, and of the signals of a variant at instances: states, and the trial."""
         self.others = others
-        self._asked.append(Counter())
         self._meters = {
             name: meter for name, meter in self._meters.items() if name in self.table.variants or meter.in_flight
         }

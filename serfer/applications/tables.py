@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from serfer.control.selection import Catalogue
 from serfer.core.errors import UnavailableError
-from serfer.core.variants import Application, Canary, Release, Variant
+from serfer.core.variants import Application, Canary, Objectives, Release, Variant
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,10 @@ class Side:
     variants: Mapping[str, Variant]
     catalogue: Catalogue
 
+    def has(self, asked: Objectives) -> bool:
+        """Whether it has the variant and the network that a query names, if it names any."""
+        return asked.variant in (None, *self.variants) and asked.network in (None, *self.networks)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -27,6 +31,11 @@ class Table:
     release: Release
     live: Side
     canary: Side | None
+
+    def sides(self, *, canary_first: bool) -> list[Side]:
+        """Return the live release and the canary, if there is one, in the order in which a query is to try them."""
+        both = [self.live, *([self.canary] if self.canary else [])]
+        return both[::-1] if canary_first else both
 
     @property
     def trial(self) -> Canary | None:

@@ -400,3 +400,39 @@ def test_a_record_that_cannot_be_read_is_not_the_clients_fault(driver, registry)
 
     with pytest.raises(UnavailableError, match="cannot be read"):
         asyncio.run(change())
+
+
+def test_a_query_that_names_a_variant_of_the_live_release_gets_it_whatever_the_canary_has(driver, registry):
+    with_canary(registry)
+
+    async def queries():
+        await driver.applications.open()
+        return [(await driver.ask(f"query {number}", variant="good"))[0] for number in range(5)]
+
+    assert {(choice.variant.name, choice.canary) for choice in asyncio.run(queries())} == {("good", False)}
+
+
+def test_a_variant_of_the_canary_can_be_named(driver, registry):
+    with_canary(registry, share=1e-9)
+
+    async def query():
+        await driver.applications.open()
+        return (await driver.ask("query", variant="new"))[0]
+
+    choice = asyncio.run(query())
+    assert (choice.variant.name, choice.canary) == ("new", True)
+
+
+def test_a_shadow_that_cannot_be_opened_costs_its_query_nothing(driver, registry):
+    with_canary(registry, shadow=True)
+    driver.broken.add("new")
+
+    async def query():
+        await driver.applications.open()
+        choice, _ = await driver.ask("query")
+        while working := [*driver.applications._working]:
+            await asyncio.wait(working)
+            assert all(task.exception() is None for task in working)
+        return choice
+
+    assert asyncio.run(query()).variant.name == "cheap"

@@ -30,7 +30,6 @@ from serfer.fleet.log_events import log_event
 
 PERIOD_S: Final = 2.0
 """Seconds between two looks at an instance (INFaaS, section 5)."""
-MAX_INSTANCES: Final = 100
 _PATIENCE_S = 1.5
 _MOST_BYTES = 4 << 20
 _DOWN_S = 4.5  # without an answer to a look, after which an instance is no place any more

@@ -104,7 +104,7 @@ class VariantMeter:
         )
 
 
-def functions_signals(variant: Variant, seen: Sequence[DriverSignals], share: float, age_s: float) -> VariantSignals:
+def functions_signals(variant: Variant, seen: Sequence[DriverSignals], share: float) -> VariantSignals:
     """Return the signals of a variant on functions, of all drivers', of which `share` of the concurrency is in use.
 
     An answer counts as slow beside what the variant was predicted to take, or took here undisturbed, if that is more:
@@ -123,7 +123,6 @@ def functions_signals(variant: Variant, seen: Sequence[DriverSignals], share: fl
         throttles=sum(each.throttled for each in seen),
         latency_ratio=ratio,
         cold_share=cold / (answered + cold) if cold else 0.0,
-        age_s=age_s,
     )
 
 

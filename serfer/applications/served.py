@@ -141,8 +141,7 @@ class ServedApplication:
         }
         share = in_use(on_functions.values(), self._place.concurrency)
         signals = {
-            (name, FUNCTIONS): functions_signals(variant, seen, share, 0.0)
-            for name, (variant, seen) in on_functions.items()
+            (name, FUNCTIONS): functions_signals(variant, seen, share) for name, (variant, seen) in on_functions.items()
         }
         for name in self.table.variants.keys() - on_functions.keys():
             signals |= {(name, place): each for place, each in instances(name).items()}

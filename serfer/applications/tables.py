@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from serfer.control.selection import Catalogue
 from serfer.core.errors import UnavailableError
@@ -20,7 +21,8 @@ class Side:
 
     def has(self, asked: Objectives) -> bool:
         """Whether it has the variant and the network that a query names, if it names any."""
-        return asked.variant in (None, *self.variants) and asked.network in (None, *self.networks)
+        has_variant = asked.variant is None or asked.variant in self.variants
+        return has_variant and (asked.network is None or asked.network in self.networks)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Table:
         """The canary's terms; None where its variants cannot run here."""
         return self.application.canary if self.canary else None
 
-    @property
+    @cached_property
     def variants(self) -> dict[str, Variant]:
         """All variants that queries may be answered by."""
         return {**self.live.variants, **(self.canary.variants if self.canary else {})}

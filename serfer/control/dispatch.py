@@ -20,7 +20,8 @@ from serfer.control.batching import MS_PER_S, Profile
 
 _LEARNS = 0.2  # the weight of each observation in the moving average
 _OUTLIER = 3.0  # observations are clipped to this many times the prediction
-_SPARE = 1.5  # a batch stops waiting for more queries this many times its own time before its first deadline
+SPARE = 1.5
+"""A batch stops waiting for more queries this many times its own time before its first deadline."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def choose(queue: Sequence[QueuedQuery], now: float, batching: Batching, times: 
     batch, images = _gathered(queue, left, now, batching.max_batch, times)
     if len(batch) == len(left) and images < batching.max_batch:
         oldest = min(queue[number].arrived for number in left)
-        look_at = min(oldest + batching.window_s, queue[left[0]].deadline - _SPARE * times.seconds(images))
+        look_at = min(oldest + batching.window_s, queue[left[0]].deadline - SPARE * times.seconds(images))
         if look_at > now:
             return Dispatch(late=late, look_at=look_at)
     return Dispatch(batch, late)

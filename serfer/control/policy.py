@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
+from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
 from serfer.control.saved.fields import Snapshot
 from serfer.control.scenario import InstanceType, Market
 
@@ -27,12 +28,13 @@ class InstanceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """So many instances of a type and market that are in one state."""
+    """So many instances of a type and market that are in one state, with one batch size; 0 where it was never set."""
 
     kind: str
     market: Market
     state: InstanceState
     count: int
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,23 @@ NO_QUERIES: Final = LatencyWindow(0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Dispatched:
+    """The images of a driver's queries that went to instances of a type with a batch size, or to Lambda: no type."""
+
+    images: int
+    kind: str = ""
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What a policy sees, once a period.
 
     `now_s` is the caller's clock in seconds: Unix time in a service, the load's own time in a simulation. `rate` is the
     load of all drivers in queries/s over the `elapsed_s` seconds up to now, one image each; `applications` divides it
     by application, None where there is one. `latency` is None where it is not known, as in simulations; `fleet` has the
-    instances that are paid for.
+    instances that are paid for. `dispatched` is where this driver alone sent its queries since the last observation,
+    under a policy that dispatches by rates.
     """
 
     now_s: float
@@ -75,25 +87,31 @@ class Observation:
     latency: LatencyWindow | None = None
     interruptions: tuple[Interruption, ...] = ()
     applications: Mapping[str, float] | None = None
+    dispatched: tuple[Dispatched, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceCount:
-    """The wanted number of instances of a type and market, booting or serving."""
+    """The wanted number of instances of a type and market, booting or serving, with a batch size.
+
+    A `batch` of 0 is the plan's `max_batch` for the type, or else the largest of the scenario. An instance with a batch
+    size waits for it to be full (3.2 of INFless), others do not.
+    """
 
     kind: str
     market: Market
     count: int
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProvisioningPlan:
     """The capacity that a policy wants from now on, and the reason, in a few words for logs and counters.
 
-    `instances` lists each type and market once, the one first that is the last to be given up under a ceiling of
-    dollars. `warm` is how many environments of the serverless target there are to be at least: pings start those that
-    queries do not keep, at the price of a query each, sent in a service by the driver that leads. `max_batch` limits
-    the images of a batch by instance type, where the scenario's own limit is not wanted.
+    `instances` lists each type, market and batch size once, the one first that is the last to be given up under a
+    ceiling of dollars. `warm` is how many environments of the serverless target there are to be at least: pings start
+    those that queries do not keep, at the price of a query each, sent in a service by the driver that leads.
+    `max_batch` limits the images of a batch by instance type, where the scenario's own limit is not wanted.
     """
 
     instances: tuple[InstanceCount, ...]
@@ -105,6 +123,23 @@ class ProvisioningPlan:
     def total(self) -> int:
         """The number of instances of all types and markets."""
         return sum(group.count for group in self.instances)
+
+    def counts(self) -> dict[tuple[str, Market], int]:
+        """Return the number of instances of each type and market, whatever their batch sizes."""
+        counts: dict[tuple[str, Market], int] = {}
+        for group in self.instances:
+            counts[group.kind, group.market] = counts.get((group.kind, group.market), 0) + group.count
+        return counts
+
+    def batches(self, kind: str, market: Market) -> list[int]:
+        """Return the batch size of each instance of a type and market."""
+        usual = (self.max_batch or {}).get(kind, 0)
+        sizes = [
+            [group.batch or usual] * group.count
+            for group in self.instances
+            if (group.kind, group.market) == (kind, market)
+        ]
+        return [batch for same in sizes for batch in same]
 
 
 def on_demand(kind: InstanceType, count: int, reason: str) -> ProvisioningPlan:
@@ -126,6 +161,15 @@ def paid_for(fleet: Iterable[InstanceGroup], kind: str | None = None) -> int:
 def on_demand_in(fleet: Iterable[InstanceGroup], kind: InstanceType) -> int:
     """Return how many instances of one type, bought on demand, boot or serve: all that `on_demand` plans."""
     return paid_for((group for group in fleet if group.market is Market.ON_DEMAND), kind.name)
+
+
+@runtime_checkable
+class ByRates(Protocol):
+    """A policy under which routers divide queries among instances by their rates (INFless, 3.2)."""
+
+    def dispatcher(self) -> RateDispatcher:
+        """Return what divides the queries of one router."""
+        ...
 
 
 class Policy(Protocol):

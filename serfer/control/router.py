@@ -3,6 +3,8 @@
              tick: observation ──> policy ──> plan ──> at most what the ceiling allows ──> the fleet
 query ──> route: endpoints (instances that serve, and their queues), Lambda's queries in flight
              ──> targets in order of preference, and the reason
+
+The instance is the one that will answer first, or, under a policy that dispatches by rates, the one whose turn it is.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from serfer.control.budget_limiter import BudgetLimiter
-from serfer.control.policy import Observation, Policy, ProvisioningPlan
+from serfer.control.policy import ByRates, Observation, Policy, ProvisioningPlan
 from serfer.control.scenario import Market, Scenario
 
 SERVERLESS: Final = "serverless"
@@ -27,6 +29,7 @@ class Reason(StrEnum):
     ROOM = "an instance answers in time"
     NO_INSTANCE = "no instance serves"
     FULL = "instances would be late"
+    RATES = "instances have the rate that they take"
     LATE = "lambda is full: an instance answers late"
     LAMBDA_FULL = "lambda is full and no instance serves"
     CEILING = "the hour's dollars are spent"
@@ -36,12 +39,13 @@ class Reason(StrEnum):
 class Endpoint:
     """An instance that serves; `waiting` images were sent to it and are not answered yet.
 
-    `kind` is its type's place among those of the scenario.
+    `kind` is its type's place among those of the scenario, `batch` its batch size, 0 for the largest of its type.
     """
 
     name: str
     waiting: int
     kind: int = 0
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Router:
         self.budget_limiter = BudgetLimiter(max_usd_per_hour)
         self.counts: Counter[Reason] = Counter()
         self._overflow = overflow
+        self._dispatcher = policy.dispatcher() if isinstance(policy, ByRates) else None
 
     def tick(self, seen: Observation) -> ProvisioningPlan:
         """Decide on the capacity that there should be."""
@@ -77,6 +82,8 @@ class Router:
         Nothing is kept warm where Lambda is not used. The sender pays for pings. It is for a caller that
         runs the policy apart from its queries, because a decision may take long.
         """
+        if self._dispatcher is not None:
+            self._dispatcher.observe(seen.rate, seen.elapsed_s)
         limiter = self.budget_limiter
         if plan.warm and not self._overflow:
             plan = replace(plan, warm=0)
@@ -127,23 +134,31 @@ class Router:
         self.budget_limiter.pay(now, usd)
         return True
 
-    def wait_ms(self, waiting: int, images: int = 1, kind_number: int = 0) -> float:
+    def wait_ms(self, waiting: int, images: int = 1, kind_number: int = 0, batch: int = 0) -> float:
         """Predict when an instance answers, in ms: full batches of the `waiting` images, then the query's own batch.
 
         Images of the last batch before may have to wait for the query's own, so it counts in both. The prediction
-        never falls as more images wait.
+        never falls as more images wait. Batches have `batch` images at most, 0 for the largest of the type; a window in
+        which one fills up is not counted, as it ends in time for the oldest query.
         """
         kind = self.scenario.instances[kind_number]
-        last = (waiting - 1) % kind.max_batch + 1 if waiting else 0
-        own = kind.batch_ms(min(images + last, kind.max_batch))
-        if images > kind.max_batch:
-            whole, rest = divmod(images, kind.max_batch)
-            own = whole * kind.batch_ms(kind.max_batch) + (kind.batch_ms(rest) if rest else 0.0)
-        return math.ceil(waiting / kind.max_batch) * kind.batch_ms(min(waiting, kind.max_batch)) + own
+        most = min(batch, kind.max_batch) or kind.max_batch
+        last = (waiting - 1) % most + 1 if waiting else 0
+        own = kind.batch_ms(min(images + last, most))
+        if images > most:
+            whole, rest = divmod(images, most)
+            own = whole * kind.batch_ms(most) + (kind.batch_ms(rest) if rest else 0.0)
+        return math.ceil(waiting / most) * kind.batch_ms(min(waiting, most)) + own
 
     def _decide(self, now: float, endpoints: Sequence[Endpoint], in_flight: int, images: int) -> Decision:
         best = self.soonest(endpoints, images) if endpoints else None
-        if best is not None and self.wait_ms(best.waiting, images, best.kind) <= self.scenario.slo_ms:
+        room = best is not None and self._in_time(best, images)
+        if room and self._dispatcher is not None:
+            place = self._dispatcher.choose(endpoints, images, lambda place: self._in_time(endpoints[place], images))
+            if place is None and self._on_lambda(now, in_flight, images):
+                return Decision((SERVERLESS,), Reason.RATES)
+            best = best if place is None else endpoints[place]
+        if best is not None and room:
             targets = (best.name, SERVERLESS) if self._overflow else (best.name,)
             return Decision(targets, Reason.ROOM)
         late = (best.name,) if best is not None else ()
@@ -156,12 +171,20 @@ class Router:
         return Decision((SERVERLESS, *late), Reason.FULL if late else Reason.NO_INSTANCE)
 
     def soonest(self, endpoints: Sequence[Endpoint], images: int) -> Endpoint:
-        """Return the instance that will answer first, of one or more: of a type, the one where least waits."""
-        best: dict[int, Endpoint] = {}
+        """Return the instance that will answer first, of one or more: of those alike, the one where least waits."""
+        best: dict[tuple[int, int], Endpoint] = {}
         for endpoint in endpoints:
-            known = best.get(endpoint.kind)
+            known = best.get((endpoint.kind, endpoint.batch))
             if known is None or endpoint.waiting < known.waiting:
-                best[endpoint.kind] = endpoint
+                best[endpoint.kind, endpoint.batch] = endpoint
         if len(best) == 1:
             return next(iter(best.values()))
-        return min(best.values(), key=lambda each: self.wait_ms(each.waiting, images, each.kind))
+        return min(best.values(), key=lambda each: self.wait_ms(each.waiting, images, each.kind, each.batch))
+
+    def _in_time(self, endpoint: Endpoint, images: int) -> bool:
+        return self.wait_ms(endpoint.waiting, images, endpoint.kind, endpoint.batch) <= self.scenario.slo_ms
+
+    def _on_lambda(self, now: float, in_flight: int, images: int) -> bool:
+        """Return whether Lambda takes a query: it is used, has room, and the ceiling allows it."""
+        has_room = self._overflow and in_flight < self.scenario.serverless.concurrency
+        return has_room and self.budget_limiter.allows(now, images * self.scenario.serverless.usd_per_query)

@@ -52,7 +52,7 @@ class RateAccount:
 
     def want(self, plan: ProvisioningPlan) -> None:
         """Launch, stop and ping so that there is what a plan wants; raises KeyError for a type the scenario lacks."""
-        wanted: dict[_Bought, int] = {(group.kind, group.market): group.count for group in plan.instances}
+        wanted: dict[_Bought, int] = plan.counts()
         for name, _ in wanted:
             self._scenario.kind(name)
         for bought in [*self._launches, *wanted]:

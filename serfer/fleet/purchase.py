@@ -33,7 +33,7 @@ def purchases_of(scenario: Scenario) -> list[Purchase]:
 
 def wanted_by(plan: ProvisioningPlan) -> dict[Purchase, int]:
     """Return how many instances of each type and market a plan wants."""
-    return {Purchase(group.kind, group.market): group.count for group in plan.instances}
+    return {Purchase(*bought): count for bought, count in plan.counts().items()}
 
 
 def startable(plan: ProvisioningPlan, purchases: Collection[Purchase]) -> ProvisioningPlan:

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Interruption
+from serfer.control.nonuniform.mix import assign
+from serfer.control.policy import InstanceGroup, InstanceState, Interruption, ProvisioningPlan
 from serfer.control.scenario import S_PER_HOUR, InstanceType, Market, Scenario
 
 Floats = NDArray[np.float64]
@@ -65,13 +66,14 @@ class Purchase:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """An instance that is paid for: `lost_s` is when it will be taken away."""
+    """An instance that is paid for: `lost_s` is when it will be taken away, `batch` is set by plans, 0 is unset."""
 
     purchase: int
     kind: InstanceType
     launched_s: float
     lost_s: float = math.inf
     on: bool = True
+    batch: int = 0
 
     @property
     def ready_s(self) -> float:
@@ -172,7 +174,7 @@ class Fleet:
         self._bought: list[Purchase] = []
         self._on: list[list[Instance]] = []  # by purchase, in the order of their launches
         self._rows: list[tuple[float, float, bool, bool, int]] = []
-        self._wanted: tuple[InstanceCount, ...] = ()
+        self._wanted: ProvisioningPlan | None = None
         self._losing: list[tuple[float, int, Instance]] = []  # a heap
         self._launches = 0
         self._groups: tuple[InstanceGroup, ...] = ()
@@ -204,15 +206,16 @@ class Fleet:
                 self._end(instance, instance.lost_s, lost=True)
                 lost.append(instance)
         if lost:
-            self._wanted = ()  # the next plan replaces them, if it wants as many
+            self._wanted = None  # the next plan replaces them, if it wants as many
             self._count(now)
         return lost
 
-    def carry_out(self, now: float, wanted: tuple[InstanceCount, ...]) -> tuple[list[Instance], list[Instance]]:
-        """Launch and stop instances so that there are as many as wanted; return both lists."""
-        if wanted == self._wanted:
+    def carry_out(self, now: float, plan: ProvisioningPlan) -> tuple[list[Instance], list[Instance]]:
+        """Launch and stop instances, and set batch sizes, so that there is what a plan wants; return both lists."""
+        before = self._wanted
+        if before is not None and (plan.instances, plan.max_batch) == (before.instances, before.max_batch):
             return [], []
-        counts = {self._number(one.kind, one.market): one.count for one in wanted}
+        counts = {self._number(*bought): count for bought, count in plan.counts().items()}
         launched, stopped = [], []
         for number, group in enumerate(self._on):
             count = counts.get(number, 0)
@@ -220,10 +223,21 @@ class Fleet:
                 stopped.append(group.pop())
                 self._end(stopped[-1], now, lost=False)
             launched += [self._launch(number, now) for _ in range(count - len(group))]
-        self._wanted = wanted
-        if launched or stopped:
+        is_set = self._set_batches(plan)
+        self._wanted = plan
+        if launched or stopped or is_set:
             self._count(now)
         return launched, stopped
+
+    def _set_batches(self, plan: ProvisioningPlan) -> bool:
+        """Give the instances the batch sizes that a plan wants; say whether any is another one now."""
+        changed = False
+        for bought, group in zip(self._bought, self._on, strict=True):
+            batches = assign([one.batch for one in group], plan.batches(bought.kind.name, bought.market))
+            for one, batch in zip(group, batches, strict=True):
+                changed = changed or one.batch != batch
+                one.batch = batch
+        return changed
 
     def history(self, end_s: float) -> InstanceHistory:
         """Return all instances up to the end."""
@@ -268,11 +282,10 @@ class Fleet:
     def _count(self, now: float) -> None:
         groups, self._changes_s = [], math.inf
         for bought, group in zip(self._bought, self._on, strict=True):
-            states = Counter(self._state(one, now) for one in group)
+            states = Counter((self._state(one, now), one.batch) for one in group)
             groups += [
-                InstanceGroup(bought.kind.name, bought.market, state, states[state])
-                for state in InstanceState
-                if states[state]
+                InstanceGroup(bought.kind.name, bought.market, state, count, batch)
+                for (state, batch), count in sorted(states.items(), key=_by_state)
             ]
         self._groups = tuple(groups)
 
@@ -284,6 +297,11 @@ class Fleet:
         booting = one.ready_s > now
         self._changes_s = min(self._changes_s, notice_s, one.ready_s if booting else math.inf)
         return InstanceState.BOOTING if booting else InstanceState.SERVING
+
+
+def _by_state(counted: tuple[tuple[InstanceState, int], int]) -> tuple[int, int]:
+    (state, batch), _ = counted
+    return [*InstanceState].index(state), batch
 
 
 def interruptions_of(lost: Sequence[Instance]) -> tuple[Interruption, ...]:

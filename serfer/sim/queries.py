@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from serfer.control.nonuniform.sizes import window_s
 from serfer.control.policy import Observation
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import Scenario
@@ -63,8 +64,13 @@ class _Instance:
     name: str
     kind: int  # its type's place in the scenario
     ready_s: float
+    launched: Instance
+    most: int  # images in a batch
+    window_s: float = 0.0  # for which it waits for a full one
     queue: deque[float] = field(default_factory=deque)
     computing: int = 0
+    next_s: float = math.inf  # when its batch is done, or its window over
+    batch: int = 0  # as the plan set it
     place: int = -1  # its place among those that serve, -1 for none
     on: bool = True
 
@@ -215,11 +221,15 @@ class QueriesRun:
             end, seconds, len(times) / seconds, self._fleet.groups(end), interruptions=interruptions_of(lost)
         )
         plan = self._router.tick(seen)
-        launched, stopped = self._fleet.carry_out(end, plan.instances)
+        launched, stopped = self._fleet.carry_out(end, plan)
         before = self._pings
         self._keep_warm(plan.warm, end)
         pings_usd = (self._pings - before) * self._scenario.serverless.usd_per_query
         self._router.budget_limiter.pay(end, pings_usd)
+        for known in self._instances.values():
+            if known.launched.batch != known.batch:
+                self._set_batch(known)
+                self._note(known)
         for instance in launched:
             self._launch(instance)
         self._launches += len(launched)
@@ -261,9 +271,7 @@ class QueriesRun:
         """Queue a query at an instance that serves."""
         instance.queue.append(now)
         if instance.computing:
-            self._endpoints[instance.place] = Endpoint(
-                instance.name, len(instance.queue) + instance.computing, instance.kind
-            )
+            self._note(instance)
         else:
             self._compute(instance, now)
 
@@ -385,9 +393,15 @@ class QueriesRun:
             self._latencies.append(done - came)
 
     def _compute(self, instance: _Instance, now: float) -> None:
-        """Start a batch of what waits, as large as batches are, or let the instance rest."""
+        """Start a batch of what waits, as large as batches are, or let the instance wait for more, or rest."""
         queue, batch_s = instance.queue, self._batch_s[instance.kind]
-        instance.computing = images = min(len(queue), len(batch_s) - 1)
+        images = min(len(queue), instance.most)
+        if instance.window_s and 0 < images < instance.most and queue[0] + instance.window_s > now:
+            instance.computing = 0
+            self._look(instance, queue[0] + instance.window_s)
+            self._note(instance)
+            return
+        instance.computing, instance.next_s = images, math.inf
         if images:
             done = now + batch_s[images]
             came = [queue.popleft() for _ in range(images)]
@@ -396,26 +410,46 @@ class QueriesRun:
                 self._latencies.extend(counted)
                 self._on_instances += len(counted)
                 self._batches += 1
+            self._look(instance, done)
+        self._note(instance)
+
+    def _look(self, instance: _Instance, time: float) -> None:
+        """Look at an instance again at a time, and at none that was set before."""
+        if instance.next_s != time:
+            instance.next_s = time
             self._number += 1
-            heappush(self._computing, (done, self._number, instance))
+            heappush(self._computing, (time, self._number, instance))
+
+    def _note(self, instance: _Instance) -> None:
         if instance.place >= 0:
-            self._endpoints[instance.place] = Endpoint(instance.name, len(queue) + images, instance.kind)
+            waiting = len(instance.queue) + instance.computing
+            self._endpoints[instance.place] = Endpoint(instance.name, waiting, instance.kind, instance.launched.batch)
 
     def _finish_batches(self, now: float) -> None:
         computing = self._computing
         while computing and computing[0][0] <= now:
             done, _, instance = heappop(computing)
-            self._compute(instance, done)
+            if instance.next_s == done:
+                instance.next_s = math.inf
+                self._compute(instance, done)
 
     def _launch(self, launched: Instance) -> None:
         self._number += 1
-        instance = _Instance(f"i{self._number}", self._kinds[launched.kind.name], launched.ready_s)
+        name, kind = f"i{self._number}", self._kinds[launched.kind.name]
+        instance = _Instance(name, kind, launched.ready_s, launched, launched.kind.max_batch)
+        self._set_batch(instance)
         self._instances[launched] = instance
         heappush(self._booting, (instance.ready_s, self._number, instance))
 
+    def _set_batch(self, instance: _Instance) -> None:
+        """Take over the batch size that the plan has set, and its window; a batch that runs or fills up ends first."""
+        kind, batch = instance.launched.kind, instance.launched.batch
+        instance.batch, instance.most = batch, min(batch, kind.max_batch) or kind.max_batch
+        instance.window_s = window_s(kind, batch, self._scenario.slo_ms) if batch else 0.0
+
     def _serve(self, instance: _Instance) -> None:
         instance.place = len(self._endpoints)
-        self._endpoints.append(Endpoint(instance.name, 0, instance.kind))
+        self._endpoints.append(Endpoint(instance.name, 0, instance.kind, instance.launched.batch))
         self._named[instance.name] = instance
 
     def _stop(self, instance: _Instance) -> None:

@@ -197,7 +197,7 @@ class _UnlimitedStepper:
             now += seconds
             lost = interruptions_of(fleet.lose(now))
             plan = observe(Observation(now, seconds, rate, fleet.groups(now), interruptions=lost))
-            fleet.carry_out(now, plan.instances)
+            fleet.carry_out(now, plan)
             warm.append(plan.warm)
         self._now = now
         return 1.0
@@ -237,7 +237,7 @@ class _LimitedStepper:
             allowed.append(paid / over if over else 1.0)
             seen = Observation(self._now, seconds, rate, fleet.groups(self._now), interruptions=lost)
             plan = self._router.tick(seen)
-            fleet.carry_out(self._now, plan.instances)
+            fleet.carry_out(self._now, plan)
             self._environments.pass_time(self._now, paid / self._usd_per_query / seconds)
             pings = self._environments.keep(self._now, plan.warm)
             self._router.budget_limiter.pay(self._now, pings * self._usd_per_query)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from serfer.control.policies import make_policy
 from serfer.control.policy import (
+    Dispatched,
     InstanceCount,
     InstanceGroup,
     InstanceState,
@@ -29,12 +30,15 @@ FULL = Observation(
     now_s=1.7e9 + 0.1,
     elapsed_s=1.25,
     rate=1 / 3,
-    fleet=(InstanceGroup("gpu", Market.SPOT, InstanceState.DRAINING, 3),),
+    fleet=(InstanceGroup("gpu", Market.SPOT, InstanceState.DRAINING, 3, 8),),
     latency=LatencyWindow(10, 2, 123.4),
     interruptions=(Interruption("gpu", 1),),
     applications={"a": 0.25, "b": 1 / 12},
+    dispatched=(Dispatched(7, "gpu", 8), Dispatched(2)),
 )
-PLAN = ProvisioningPlan((InstanceCount("gpu", Market.ON_DEMAND, 2),), "a reason", 4, {"gpu": 8})
+PLAN = ProvisioningPlan(
+    (InstanceCount("gpu", Market.ON_DEMAND, 2), InstanceCount("gpu", Market.ON_DEMAND, 1, 4)), "a reason", 4, {"gpu": 8}
+)
 
 
 def written(path, header, events):

@@ -2,10 +2,14 @@
 
 import math
 import tomllib
+from collections import Counter
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from serfer.control.nonuniform.rate_dispatcher import shares
+from serfer.control.policies import make_policy
 from serfer.control.policies.fixed import Serverless
 from serfer.control.policy import InstanceCount, Observation, ProvisioningPlan, on_demand
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
@@ -210,3 +214,40 @@ def test_the_ceiling_gives_up_the_last_instances_of_a_plan_first():
         ("g4dn.xlarge", Market.ON_DEMAND, 1),
     ]
     assert plan.reason == "two types; the ceiling allows 3"
+
+
+def by_rates(rate, batches, **options):
+    """Return a router that divides by rates, whose load was `rate` for long, and instances with batch sizes."""
+    made = Router(WORLD, make_policy("infless", WORLD), **options)
+    for _ in range(30):
+        made.tick(Observation(0.0, 1.0, rate))
+    return made, [Endpoint(f"i{number}", 0, 0, batch) for number, batch in enumerate(batches)]
+
+
+def test_by_rates_queries_go_to_instances_in_proportion_and_not_to_the_idlest():
+    made, endpoints = by_rates(300.0, [16, 4])
+    found = Counter(made.route(0.0, endpoints, 0).targets[0] for _ in range(400))
+    expected = shares(300.0, endpoints, WORLD)
+    assert expected.rest == 0
+    assert {name: found[name] / 400 for name in found} == pytest.approx(expected.of, abs=0.01)
+
+
+def test_by_rates_what_exceeds_the_upper_bounds_goes_to_lambda_unless_it_is_not_used():
+    made, endpoints = by_rates(1000.0, [8])
+    decisions = [made.route(0.0, endpoints, 0) for _ in range(100)]
+    rest = [decision for decision in decisions if decision.targets == (SERVERLESS,)]
+    assert {decision.reason for decision in rest} == {Reason.RATES}
+    assert len(rest) == pytest.approx(100 * (1 - 8 / 0.044 / 1000), abs=2)
+    alone, _ = by_rates(1000.0, [8], overflow=False)
+    assert {alone.route(0.0, endpoints, 0).targets for _ in range(100)} == {("i0",)}
+
+
+def test_by_rates_an_instance_that_would_be_late_gets_nothing():
+    made, (full, free) = by_rates(200.0, [8, 8])
+    full = Endpoint(full.name, 200, 0, 8)
+    assert {made.route(0.0, [full, free], 0).targets[0] for _ in range(20)} == {"i1"}
+    assert made.route(0.0, [full], 0).targets == (SERVERLESS, "i0")
+
+
+def test_a_smaller_batch_size_makes_a_queue_last_longer():
+    assert router().wait_ms(64, batch=8) > router().wait_ms(64, batch=32) == router().wait_ms(64)

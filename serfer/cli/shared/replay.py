@@ -14,7 +14,7 @@ from serfer.cli.shared.terminal import out
 from serfer.core.errors import WrongAnswerError
 
 if TYPE_CHECKING:
-    from serfer.control.policy import ProvisioningPlan
+    from serfer.control.policy import InstanceCount, ProvisioningPlan
     from serfer.control.saved.replay import Difference, ReplayReport
     from serfer.control.values.trainer import Trainer
 
@@ -65,9 +65,14 @@ def _place(first: Difference) -> str:
     return f"observation {first.at:,} (at {first.now_s:.3f} s): recorded {recorded}; replayed {replayed}"
 
 
+def _group(group: InstanceCount) -> str:
+    batch = f" in batches of {group.batch}" if group.batch else ""
+    return f"{group.count} {group.kind} {group.market}{batch}"
+
+
 def _words(plan: ProvisioningPlan | None) -> str:
     if plan is None:
         return "an error"
-    groups = ", ".join(f"{group.count} {group.kind} {group.market}" for group in plan.instances) or "no instances"
+    groups = ", ".join(map(_group, plan.instances)) or "no instances"
     warm = f", {plan.warm} environments warm" if plan.warm else ""
     return f"{groups}{warm} ({plan.reason})"

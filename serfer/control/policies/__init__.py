@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from serfer.control.nonuniform.policy import NonUniform
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
 from serfer.control.policies.mark.forecaster import TRAINED
@@ -29,6 +30,7 @@ POLICIES: Final[dict[str, Callable[[Scenario], Policy]]] = {
     "sagemaker": SageMaker,
     "mark": Mark,
     "mark-spot": MarkSpot,
+    "infless": NonUniform,
 }
 _FORECASTING: Final[dict[str, type[Mark]]] = {"mark": Mark, "mark-spot": MarkSpot}
 ALONE: Final = frozenset({"sagemaker"})

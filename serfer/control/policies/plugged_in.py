@@ -12,6 +12,7 @@ from serfer.control.policy import InstanceCount, InstanceGroup, Observation, Pol
 from serfer.control.saved.fields import Snapshot
 from serfer.control.scenario import Market, Scenario
 from serfer.core.errors import InputError, UsageError
+from serfer.core.wire import MAX_BATCH
 from serfer.modules import in_one_line, load_entry, load_object, plugged_in
 
 GROUP: Final = "serfer.policies"
@@ -97,8 +98,11 @@ class _CheckedPolicy:
         for what, count in counts:
             if type(count) is not int or not 0 <= count <= MAX_INSTANCES:
                 return f"a plan of {count!r:.40} {what}: 0 to {MAX_INSTANCES:,}, an int, is possible"
-        if len({(one.kind, one.market) for one in plan.instances}) < len(plan.instances):
+        if len({(one.kind, one.market, one.batch) for one in plan.instances}) < len(plan.instances):
             return "a plan that lists a type and market twice"
+        for batch in (*(one.batch for one in plan.instances), *(plan.max_batch or {}).values()):
+            if type(batch) is not int or not 0 <= batch <= MAX_BATCH:
+                return f"a plan of batches of {batch!r:.40} images: 0 to {MAX_BATCH:,}, an int, is possible"
         return None
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from serfer.control.policy import InstanceGroup, Learner, Observation, Policy, ProvisioningPlan
 from serfer.control.saved.fields import Snapshot
@@ -86,8 +86,13 @@ def event_fields(event: Resumed | Decided) -> Snapshot:
     return {key: _brief(value) for key, value in fields.items() if value is not None}
 
 
-def _brief(value: Snapshot | list[Snapshot] | str) -> Snapshot | list[Snapshot] | str:
-    return {key: one for key, one in value.items() if one not in (None, [])} if isinstance(value, dict) else value
+def _brief(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Leave out what is empty, and batch sizes that were never set: earlier versions read the rest."""
+    if isinstance(value, list):
+        return [_brief(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _brief(one) for key, one in value.items() if one not in (None, []) and (key, one) != ("batch", 0)}
 
 
 def read_recording(path: Path) -> tuple[Header, Iterator[Resumed | Decided]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
@@ -25,17 +26,20 @@ from drivers.instance.open_inference import (
     answer_bytes,
     decode_answer,
     encode_request,
+    read_batching,
     read_form,
     read_index,
 )
 from serfer.core.errors import InputError
 from serfer.core.plan import Plan
 from serfer.core.plan.pixels import normalise
+from serfer.core.units import MS_PER_S
 
 _CONNECT_S = 2.0
 _KEEP_ALIVE_S = 4.0  # less than servers keep connections for: uvicorn 5 s
 _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_UNKNOWN = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)  # of what a server does not offer
 _LATE = (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.REQUEST_TIMEOUT)
 
 
@@ -118,6 +122,25 @@ class InstanceClient:
         except (TimeoutError, aiohttp.ClientError, _StatusError, InputError):
             return False
         return True
+
+    async def set_batching(self, batch: int, window_s: float, patience_s: float) -> int | None:
+        """Have the instance compute at most `batch` images at once, and wait so long for them; 0: as it was started.
+
+        Returns what it does now, 0 where it does as it was started, as servers of other kinds always do; None where
+        that is not known.
+        """
+        wanted = {"max_batch": batch, "window_ms": window_s * MS_PER_S} if batch else {}
+        data, headers = json.dumps(wanted).encode(), {"Content-Type": "application/json"}
+        path = f"/v2/repository/models/{quote(self._model, safe='')}/batching"
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._known()  # what the model is called here
+                body, _ = await self._read("POST", path, MOST_HEAD, data, headers)
+        except _StatusError as error:
+            return 0 if error.status in _UNKNOWN else None
+        except (TimeoutError, aiohttp.ClientError, InputError):
+            return None
+        return read_batching(body) if batch else 0
 
     async def _known(self) -> Form:
         """Return the model's inputs and output; raises InputError if they do not suit the plan."""

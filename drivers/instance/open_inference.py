@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
+from serfer.core.wire import MAX_BATCH
 
 HEADER: Final = "Inference-Header-Content-Length"
 MOST_HEAD: Final = 64 * 1024
@@ -88,6 +89,16 @@ def read_index(body: bytes) -> str | None:
     names = {each.get("name") for each in document if isinstance(each, dict)} if isinstance(document, list) else set()
     only = names.pop() if len(names) == 1 else None
     return only if isinstance(only, str) and 1 <= len(only) <= _MOST_NAME else None
+
+
+def read_batching(body: bytes) -> int | None:
+    """Return how many images a server says that it computes at once, None where it says nothing that can be true."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    most = document.get("max_batch") if isinstance(document, dict) else None
+    return most if type(most) is int and 1 <= most <= MAX_BATCH else None
 
 
 def encode_request(array: NDArray[Any], name: str, output: str, timeout_s: float) -> tuple[bytes, int]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
+from serfer.control.dispatch import Batching
 from serfer.core.served import InstanceState, ModelState
 from serfer.instance.residents import Residents
 from serfer.pipeline.event_loop import LoopThread
@@ -33,3 +34,7 @@ class InstanceRepository:
     async def unload(self, name: str) -> bool:
         """Unload a network that has nothing to do; see Residents.unload."""
         return await asyncio.wrap_future(self._loop.submit(self._residents.unload(name)))
+
+    async def set_batching(self, name: str, max_batch: int | None, window_s: float) -> Batching:
+        """Set how a network is batched; see Residents.set_batching."""
+        return await asyncio.wrap_future(self._loop.submit(self._residents.set_batching(name, max_batch, window_s)))

@@ -21,6 +21,7 @@ from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
 from serfer.api.online_load import LoadMonitor
 from serfer.applications.applications import Applications
+from serfer.control.dispatch import Batching
 from serfer.core.errors import (
     DeadlineError,
     LambdaThrottledError,
@@ -122,6 +123,10 @@ class ModelRepository(Protocol):
 
     async def unload(self, name: str) -> bool:
         """Unload a network, unless it has queries to answer, and return whether it is unloaded."""
+        ...
+
+    async def set_batching(self, name: str, max_batch: int | None, window_s: float) -> Batching:
+        """Set the images computed at once and the window for them, None: as at the start; return what holds now."""
         ...
 
 

@@ -66,6 +66,10 @@ class ServiceTimeEstimator:
         self._max_batch = max_batch
         self._scale = 1.0
 
+    def limit(self, max_batch: int) -> None:
+        """Predict for batches of at most so many images from now on."""
+        self._max_batch = max_batch
+
     @property
     def slowdown(self) -> float:
         """Observed over profiled batch time, a moving average: above 1 something interferes (INFaaS, section 4)."""

@@ -72,6 +72,11 @@ class Router:
         self._overflow = overflow
         self._dispatcher = policy.dispatcher() if isinstance(policy, ByRates) else None
 
+    @property
+    def by_rates(self) -> bool:
+        """Whether queries are divided among instances by their rates."""
+        return self._dispatcher is not None
+
     def tick(self, seen: Observation) -> ProvisioningPlan:
         """Decide on the capacity that there should be."""
         return self.afford(seen, self.policy.observe(seen))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drivers.instance.client import InstanceClient
-from serfer.control.policy import InstanceGroup, InstanceState, Observation, ProvisioningPlan, paid_for
+from serfer.control.policy import Dispatched, InstanceGroup, InstanceState, Observation, ProvisioningPlan, paid_for
 from serfer.control.scenario import S_PER_HOUR
 from serfer.fleet.beside.decider import Decider
 from serfer.fleet.latencies import of_all
@@ -93,6 +93,7 @@ class Controller:
         self._resumed = False
         self._paid = _Paid()
         self._last_troubles: dict[str, str] = {}
+        self._dispatched: tuple[Dispatched, ...] = ()
         self._loop: asyncio.Task[None] | None = None
         self._exchanging: asyncio.Task[PoolView] | None = None
         self.work: asyncio.Task[None] | None = None
@@ -125,7 +126,8 @@ class Controller:
         latency = of_all((load.latency, *(other.latency for other in self._view.others)))
         rate, lost = load.rate + self._view.rate, self._fleet.interruptions()
         self._fleet.pay(now, elapsed_s)
-        wanted = await self._wanted(Observation(now, elapsed_s, rate, fleet, latency, lost), leads=leads)
+        seen = Observation(now, elapsed_s, rate, fleet, latency, lost, dispatched=self._dispatched)
+        wanted = await self._wanted(seen, leads=leads)
         self._act(now, wanted, leads=leads, busy=frozenset((*load.busy, *self._view.busy)))
         if leads:
             self._keep_warm(now, load.in_flight + self._view.in_flight, wanted.warm)
@@ -156,6 +158,7 @@ class Controller:
 
     def _load(self, elapsed_s: float) -> DriverLoad:
         stats = self._pool.take_stats()
+        self._dispatched = stats.dispatched
         rate = stats.images / elapsed_s if elapsed_s > 0 else 0.0
         return DriverLoad(
             self._registry.driver, rate, stats.in_flight, stats.paid_usd, stats.hour_usd, stats.busy, stats.latency
@@ -246,7 +249,7 @@ class Controller:
     def _use(self) -> None:
         """Send queries to the instances that serve."""
         self._pool.use(
-            ServingInstance(one.name, one.url, bought)
+            ServingInstance(one.name, one.url, bought, one.batch)
             for bought, one in self._fleet.members
             if one.state == InstanceState.SERVING and one.url and self._admits(bought, one.url)
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from drivers.instance.client import InstanceClient
 from serfer.control.policy import InstanceState, Interruption, ProvisioningPlan
 from serfer.control.scenario import Scenario
+from serfer.fleet.batch_sizes import BatchSizes
 from serfer.fleet.log_events import log_event
 from serfer.fleet.observed_fleet import bought_as
 from serfer.fleet.provisioners.provisioner import Member, Provisioner
@@ -48,6 +49,7 @@ class Leader:
         self._clients: dict[str, InstanceClient] = {}
         self._reconcilers = {each: Reconciler(scenario.kind(each.kind).boot_s, each) for each in provisioners}
         self._listed = _by_purchase(fleet.members if fleet else (), scenario)
+        self._sizes = BatchSizes(scenario, fleet.members if fleet else ())
         self._interruptions = Counter({one.kind: one.count for one in fleet.interruptions} if fleet else {})
         for each, reconciler in self._reconcilers.items():
             reconciler.adopt(self._listed.get(each, ()), now)
@@ -78,6 +80,7 @@ class Leader:
             bought: self._reconcilers[bought].decide(now, there, ready, counts.get(bought, 0), busy)
             for bought, there in members.items()
         }
+        await self._set_sizes(actions, wanted, ready)
         fleet = self._state(actions, wanted)
         # The probes took time, and so does a request: without the lease nothing is started or stopped.
         if self._registry.leads and await asyncio.to_thread(self._registry.publish, fleet):
@@ -89,7 +92,6 @@ class Leader:
     def _state(self, actions: Mapping[Purchase, Actions], wanted: ProvisioningPlan) -> FleetState:
         """Return the state to publish; interruptions are counted, and logged."""
         for bought, action in actions.items():
-            self._listed[bought] = action.listed
             if action.interrupted:
                 self._interruptions[bought.kind] += action.interrupted
                 self._changes["interrupted"] += action.interrupted
@@ -97,6 +99,17 @@ class Leader:
         listed = tuple(member for bought in self._reconcilers for member in self._listed.get(bought, ()))
         lost = tuple(Interruption(kind, count) for kind, count in sorted(self._interruptions.items()))
         return FleetState(self._registry.driver, listed, wanted.total, wanted.reason[:MAX_REASON], lost)
+
+    async def _set_sizes(
+        self, actions: Mapping[Purchase, Actions], wanted: ProvisioningPlan, ready: Mapping[str, bool]
+    ) -> None:
+        """Bring the batch sizes of each type in line with the plan, as long as this driver leads."""
+        for bought, action in actions.items():
+            self._listed[bought] = action.listed
+            if self._registry.leads:
+                sized = await self._sizes.bring(bought, action.listed, wanted, ready, self._clients.__getitem__)
+                self._listed[bought] = sized
+        self._sizes.keep(member.name for there in self._listed.values() for member in there)
 
     async def _look(self) -> tuple[dict[Purchase, list[Member]], list[BaseException]]:
         """Return the members of each type whose provisioner answers, and the others' errors."""

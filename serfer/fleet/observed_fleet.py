@@ -34,10 +34,11 @@ class ObservedFleet:
         return Counter(bought for bought, _ in self.members)
 
     def groups(self) -> tuple[InstanceGroup, ...]:
-        """Return the instances that are paid for, by type, market and state."""
-        counts = Counter((bought, InstanceState(member.state)) for bought, member in self.members)
+        """Return the instances that are paid for, by type, market, state and batch size."""
+        counts = Counter((bought, InstanceState(member.state), member.batch) for bought, member in self.members)
         return tuple(
-            InstanceGroup(bought.kind, bought.market, state, count) for (bought, state), count in sorted(counts.items())
+            InstanceGroup(bought.kind, bought.market, state, count, batch)
+            for (bought, state, batch), count in sorted(counts.items())
         )
 
     def interruptions(self) -> tuple[Interruption, ...]:

@@ -23,7 +23,7 @@ from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from drivers.instance.client import Fault, FaultKind, InstanceClient
 from drivers.instance.open_inference import Inferred
 from drivers.target import InstanceAnswer
-from serfer.control.policy import LatencyWindow
+from serfer.control.policy import Dispatched, LatencyWindow
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import S_PER_HOUR
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
@@ -43,11 +43,12 @@ _SILENT = (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
 
 @dataclass(frozen=True)
 class ServingInstance:
-    """An instance that queries may be sent to: its URL, and its type and market, which the scenario has."""
+    """An instance that queries may be sent to: its URL, its type and market, which the scenario has, its batch size."""
 
     name: str
     url: str
     purchase: Purchase
+    batch: int = 0
 
 
 @dataclass
@@ -60,6 +61,7 @@ class _Endpoint:
     name: str
     client: InstanceClient
     purchase: Purchase
+    batch: int = 0
     waiting: int = 0
     heard: float = 0.0
     listed: bool = True
@@ -86,6 +88,7 @@ class DriverStats:
     hour_usd: float
     busy: tuple[str, ...]
     latency: LatencyWindow
+    dispatched: tuple[Dispatched, ...] = ()
 
 
 class Pool:
@@ -105,6 +108,7 @@ class Pool:
         self._clock = clock
         self._endpoints: dict[str, _Endpoint] = {}
         self._images = 0
+        self._dispatched: Counter[tuple[str, int]] = Counter()  # images by type and batch size; Lambda has no type
         self._in_flight = 0
         self._paid_usd = 0.0
         self._hour = RollingSum()
@@ -120,9 +124,10 @@ class Pool:
         """
         deadline, images = self._clock() + deadline_s, len(batch)
         self._images += images
-        decision = self.router.route(self._clock(), self._router_endpoints(), self._in_flight + self.elsewhere, images)
+        decision = self.router.route(self._clock(), self.endpoints(), self._in_flight + self.elsewhere, images)
         if not decision.targets:
             raise self._refusal(decision.reason, images)
+        self._note_dispatch(decision.targets[0], images)
         if decision.targets[0] == SERVERLESS:
             self._pay(images)
             return None
@@ -152,14 +157,17 @@ class Pool:
         for name, each in members.items():
             known = self._endpoints.get(name)
             if known is None or not _is_of(known, each):
-                self._endpoints[name] = _Endpoint(name, self._connect(each.url), each.purchase)
+                known = self._endpoints[name] = _Endpoint(name, self._connect(each.url), each.purchase)
+            known.batch = each.batch
 
     def take_stats(self) -> DriverStats:
         """Return what this driver did since the last call, and does now."""
         images, self._images = self._images, 0
         busy = tuple(endpoint.name for endpoint in self._endpoints.values() if endpoint.waiting)
         hour_usd, latency = self._hour.total(self._clock()), self._latencies.take()
-        return DriverStats(images, self._in_flight, self._paid_usd, hour_usd, busy, latency)
+        dispatched = tuple(Dispatched(count, *sent) for sent, count in sorted(self._dispatched.items()))
+        self._dispatched.clear()
+        return DriverStats(images, self._in_flight, self._paid_usd, hour_usd, busy, latency, dispatched)
 
     def down(self) -> Sequence[InstanceClient]:
         """Return the clients of instances that get no queries because they did not answer one."""
@@ -182,13 +190,24 @@ class Pool:
         there = list(self._endpoints.values())  # the metrics' thread calls it
         return Counter(endpoint.purchase for endpoint in there if endpoint.listed and not endpoint.down)
 
-    def _router_endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[Endpoint]:
         """Return what the router may choose from; other drivers are assumed to have sent as much as this one."""
         return [
-            Endpoint(endpoint.name, endpoint.waiting * self.drivers, self._kind_numbers[endpoint.purchase.kind])
+            Endpoint(
+                endpoint.name,
+                endpoint.waiting * self.drivers,
+                self._kind_numbers[endpoint.purchase.kind],
+                endpoint.batch,
+            )
             for endpoint in self._endpoints.values()
             if endpoint.listed and not endpoint.down
         ]
+
+    def _note_dispatch(self, target: str, images: int) -> None:
+        """Count where a query goes first, for recordings of policies that dispatch by rates."""
+        if self.router.by_rates:
+            endpoint = self._endpoints.get(target)
+            self._dispatched[(endpoint.purchase.kind, endpoint.batch) if endpoint else ("", 0)] += images
 
     async def _try_in_turn(self, name: str, query: _Query) -> InstanceAnswer | None:
         """Send a query to an instance; where that fails, to the functions if they may, else to the other instances."""
@@ -204,7 +223,7 @@ class Pool:
                 self._pay(len(query.batch))
                 return None
             tried.add(target)
-            left = [endpoint for endpoint in self._router_endpoints() if endpoint.name not in tried]
+            left = [endpoint for endpoint in self.endpoints() if endpoint.name not in tried]
             target = self.router.soonest(left, len(query.batch)).name if left else None
         raise self._refusal(Reason.CEILING if query.spare else Reason.NO_INSTANCE, len(query.batch))
 

@@ -24,6 +24,7 @@ from serfer.control.scenario import Market
 from serfer.core.backoff import Backoff
 from serfer.core.errors import PlanError, StoreUnavailableError
 from serfer.core.structure import structure, unstructure
+from serfer.core.wire import MAX_BATCH
 from serfer.fleet.lease import Election, Lease
 from storage.coordination import Coordination
 
@@ -64,7 +65,8 @@ class DriverLoad:
 class FleetMember:
     """An instance as the leader publishes it: queries go to those that serve, others boot or drain.
 
-    One without a `kind`, as earlier versions published it, is of the scenario's first type.
+    One without a `kind`, as earlier versions published it, is of the scenario's first type. `batch` is its batch size,
+    0 where it was never set.
     """
 
     name: str
@@ -72,6 +74,7 @@ class FleetMember:
     state: InstanceState
     kind: str = ""
     market: Market = Market.ON_DEMAND
+    batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -285,6 +288,8 @@ def _lease(value: Any) -> Lease | None:  # noqa: ANN401
 def _fleet(value: Any) -> FleetState | None:  # noqa: ANN401
     fleet = _structured(FleetState, value)
     if fleet is None or len(fleet.members) > MAX_MEMBERS or len(fleet.interruptions) > _MAX_KINDS:
+        return None
+    if any(not 0 <= member.batch <= MAX_BATCH for member in fleet.members):
         return None
     kinds = [*(member.kind for member in fleet.members), *(one.kind for one in fleet.interruptions)]
     if not (_bounded(fleet.wanted, *(one.count for one in fleet.interruptions)) and all(map(_is_kind, kinds))):

@@ -141,6 +141,12 @@ class Engine:
         finally:
             self._rest()
 
+    def set_batching(self, batching: Batching) -> None:
+        """Batch like this from now on, also what waits already."""
+        self._batching = batching
+        self._times.limit(batching.max_batch)
+        self._device.look()
+
     def attach(self, network: Network) -> None:
         """Compute with a network from now on, first what waits for it."""
         self.network, self.ready_at = network, 0.0

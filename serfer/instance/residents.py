@@ -38,9 +38,10 @@ _LOG = logging.getLogger(__name__)
 class Resident:
     """A network and its engine: a Target, whether or not the network is in memory."""
 
-    def __init__(self, name: str, measured: Measured, engine: Engine, owner: Residents) -> None:
+    def __init__(self, name: str, measured: Measured, window_s: float, engine: Engine, owner: Residents) -> None:
         self.name = name
         self.measured = measured
+        self.window_s = window_s
         self.engine = engine
         self.held = measured.size if engine.network else 0  # bytes that it takes now
         self.status: ModelStatus = "loaded" if engine.network else "unloaded"
@@ -109,7 +110,7 @@ class Residents:
             on_rest=self._changed,
             on_missing=lambda: self.want(resident),
         )
-        resident = self._all[name] = Resident(name, measured, engine, self)
+        resident = self._all[name] = Resident(name, measured, window_s, engine, self)
         return resident
 
     def __getitem__(self, name: str) -> Resident:
@@ -172,6 +173,18 @@ class Residents:
             if resident.status == "loaded":
                 await self._unload([resident])
             return resident.status == "unloaded"
+
+    async def set_batching(self, name: str, max_batch: int | None, window_s: float) -> Batching:
+        """Compute at most so many images at once, and wait for so many within a window; return what holds now.
+
+        None are those that the network was opened with, and its window; more than that is never computed at once.
+        """
+        resident = self._all[name]
+        most = resident.measured.max_batch
+        own = Batching(most, resident.window_s)
+        batching = own if max_batch is None else Batching(min(max_batch, most), window_s)
+        resident.engine.set_batching(batching)
+        return batching
 
     async def close(self, resident: Resident) -> None:
         """Serve a network no more; with the last one the threads end."""

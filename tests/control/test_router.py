@@ -250,4 +250,4 @@ def test_by_rates_an_instance_that_would_be_late_gets_nothing():
 
 
 def test_a_smaller_batch_size_makes_a_queue_last_longer():
-    assert router().wait_ms(64, batch=8) > router().wait_ms(64, batch=32) == router().wait_ms(64)
+    assert router().wait_ms(64, batch=4) > router().wait_ms(64, batch=32) == router().wait_ms(64)

@@ -87,6 +87,11 @@ class FakeInstance:
             return Fault(fault, f"{self.url} is {fault}")
         return Inferred(np.zeros((len(array), CLASSES), np.float32), 4, 2.5)
 
+    async def set_batching(self, batch, window_s, patience_s):
+        del patience_s
+        self.net.settings.append((self.url, batch, window_s))
+        return self.net.batching(batch)
+
     async def ready(self, patience_s):
         del patience_s
         return self.url not in self.net.faults and self.url in self.net.up
@@ -99,6 +104,8 @@ class Net:
         self.up = set()
         self.faults = {}
         self.requests = []
+        self.settings = []
+        self.batching = lambda batch: batch  # what instances answer that are asked to have a batch size
         self.gate = asyncio.Event()
         self.gate.set()
 

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from serfer.api.http.validation import MAX_DEADLINE_MS, Body, shown
 from serfer.core.variants import NAME
+from serfer.core.wire import MAX_BATCH
 
 _SHARED_MEMORY: Final = "shared_memory"
 _MAX_ID = 4096  # characters
@@ -132,6 +133,23 @@ class RepositoryRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     parameters: RepositoryParameters | None = None
+
+
+class BatchingRequest(BaseModel):
+    """Images computed at once, and how long a free engine waits for so many; without `max_batch`, as at the start."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    max_batch: int | None = Field(default=None, ge=1, le=MAX_BATCH)
+    window_ms: float = Field(default=0.0, ge=0, le=60_000, allow_inf_nan=False)
+
+
+class BatchingState(BaseModel):
+    """How a model is batched now: never more images at once than it was measured with at its start."""
+
+    name: str
+    max_batch: int
+    window_ms: float
 
 
 class AnswerParameters(BaseModel):

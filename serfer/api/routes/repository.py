@@ -15,7 +15,13 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
 from serfer.api.http.body import ApiLimits, read_body
-from serfer.api.http.inference_models import IndexEntry, IndexRequest, RepositoryRequest
+from serfer.api.http.inference_models import (
+    BatchingRequest,
+    BatchingState,
+    IndexEntry,
+    IndexRequest,
+    RepositoryRequest,
+)
 from serfer.api.http.problems import Problem
 from serfer.api.http.validation import first_fault
 from serfer.api.routes.inference import PREFIX, VERSION
@@ -24,7 +30,7 @@ from serfer.api.service import ModelRepository, Service
 
 _MOST_BYTES = 64 * 1024
 _MS_PER_S = 1000
-_Body = TypeVar("_Body", IndexRequest, RepositoryRequest)
+_Body = TypeVar("_Body", IndexRequest, RepositoryRequest, BatchingRequest)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,21 @@ def _add_changes(router: APIRouter, routes: Holding, repository: ModelRepository
         if not await repository.unload(name):
             raise Problem(HTTPStatus.CONFLICT, f"{name} has queries to answer, or is being loaded: try again later")
         return IndexEntry(name=name, version=VERSION, state="UNAVAILABLE", reason="unloaded")
+
+    @router.post(
+        "/models/{model}/batching",
+        responses={200: {"description": "How it is batched now."}, **inference_errors(400, 401, 403, 404, 408, 413)},
+        openapi_extra={"requestBody": request_body({"application/json": BatchingRequest}, required=False)},
+    )
+    async def batching(request: Request, model: str) -> BatchingState:
+        """Set how many images of a model are computed at once, and how long a free engine waits for so many.
+
+        It is an extension of SerFer's, for drivers that give each instance a batch size of its own.
+        """
+        name = routes.service.name(model)
+        wanted = await _read(request, routes, BatchingRequest)
+        now = await repository.set_batching(name, wanted.max_batch, wanted.window_ms / _MS_PER_S)
+        return BatchingState(name=name, max_batch=now.max_batch, window_ms=now.window_s * _MS_PER_S)
 
 
 def _entries(service: Service, *, is_ready: bool) -> Iterator[IndexEntry]:

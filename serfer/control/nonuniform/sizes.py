@@ -13,6 +13,7 @@ from serfer.core.units import MS_PER_S
 
 OWN: Final = 0
 """The batch size of an instance that nobody has set: the largest of its type, and no window."""
+_AWAY: Final = 0.1  # of the SLO, for the way to the instance and back
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,12 @@ class Size:
 
 
 def window_s(kind: InstanceType, batch: int, slo_ms: float) -> float:
-    """Return how long an instance waits for a full batch: the SLO without the batch (3.2), and half of it to spare.
+    """Return how long an instance waits for a full batch: the SLO without the batch's time (3.2).
 
-    It is the same spare time that dispatch leaves before a deadline. A batch of 1 waits for nothing.
+    A tenth of the SLO is for the way there and back, half of the batch.s time for what a queue spares.
+    A batch of 1 waits for nothing.
     """
-    return max(0.0, slo_ms - SPARE * kind.batch_ms(batch)) / MS_PER_S if batch > 1 else 0.0
+    return max(0.0, (1 - _AWAY) * slo_ms - SPARE * kind.batch_ms(batch)) / MS_PER_S if batch > 1 else 0.0
 
 
 def size_of(kind: InstanceType, batch: int, slo_ms: float) -> Size:

@@ -36,8 +36,8 @@ def test_an_instance_that_nobody_has_set_takes_what_its_type_sustains_from_the_f
     assert (own.low, own.up) == pytest.approx((0.0, GPU.sustained_qps(SLO_MS) / 1.1))
 
 
-def test_windows_end_so_early_that_the_batch_and_half_of_its_time_are_left():
-    assert window_s(GPU, 4, SLO_MS) == pytest.approx(0.2 - 1.5 * 0.02)
+def test_windows_end_so_early_that_the_batch_half_of_its_time_and_a_tenth_of_the_slo_are_left():
+    assert window_s(GPU, 4, SLO_MS) == pytest.approx(0.18 - 1.5 * 0.02)
     assert window_s(GPU, 1, SLO_MS) == 0
     assert window_s(GPU, 16, 50.0) == 0
 

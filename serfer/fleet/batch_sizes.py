@@ -1,0 +1,85 @@
+"""The batch sizes of a pool's instances, which its leader sets by requests as the plan wants: nothing is restarted.
+
+plan: so many instances of a type with each size ──> which instance gets which ──> those that have another are asked
+
+An instance that did not answer a probe may have been started again, and is asked again. Servers of other kinds than
+`serfer instance` keep what they were started with, and so do those of policies that set nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from drivers.instance.client import InstanceClient
+from serfer.control.nonuniform.mix import assign
+from serfer.control.nonuniform.sizes import OWN, window_s
+from serfer.control.policy import InstanceState, ProvisioningPlan
+from serfer.control.scenario import InstanceType, Scenario
+from serfer.fleet.log_events import log_event
+from serfer.fleet.purchase import Purchase
+from serfer.fleet.registry import FleetMember
+
+_ASK_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class _Size:
+    """The size that an instance was asked to have, and the one that it has: not above what it was measured with."""
+
+    asked: int
+    has: int
+
+
+class BatchSizes:
+    """What is known of instances' batch sizes, beginning with what the previous leader published."""
+
+    def __init__(self, scenario: Scenario, known: Iterable[FleetMember]) -> None:
+        self._scenario = scenario
+        self._of = {member.name: _Size(member.batch, member.batch) for member in known}
+
+    async def bring(
+        self,
+        bought: Purchase,
+        listed: Sequence[FleetMember],
+        plan: ProvisioningPlan,
+        ready: Mapping[str, bool],
+        client: Callable[[str], InstanceClient],
+    ) -> tuple[FleetMember, ...]:
+        """Ask the instances of a type and market that serve to have what a plan wants; return them with their sizes.
+
+        `client` returns that of a name. One that does not answer is asked again next time.
+        """
+        for member in listed:
+            if not ready.get(member.name):
+                self._of.pop(member.name, None)
+        staying = [one for one in listed if one.state in (InstanceState.BOOTING, InstanceState.SERVING)]
+        staying.sort(key=lambda one: one.state is not InstanceState.SERVING)
+        sizes = assign([self._known(one.name).asked for one in staying], plan.batches(bought.kind, bought.market))
+        kind = self._scenario.kind(bought.kind)
+        await asyncio.gather(
+            *(
+                self._ask(one.name, size, kind, client(one.name))
+                for one, size in zip(staying, sizes, strict=True)
+                if one.state is InstanceState.SERVING and ready.get(one.name) and size != self._known(one.name).asked
+            )
+        )
+        return tuple(replace(one, batch=self._known(one.name).has) for one in listed)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Forget the instances that are gone."""
+        there = set(names)
+        self._of = {name: size for name, size in self._of.items() if name in there}
+
+    def _known(self, name: str) -> _Size:
+        return self._of.get(name, _Size(OWN, OWN))
+
+    async def _ask(self, name: str, size: int, kind: InstanceType, client: InstanceClient) -> None:
+        has = await client.set_batching(size, window_s(kind, size, self._scenario.slo_ms) if size else 0.0, _ASK_S)
+        if has is None:
+            return
+        self._of[name] = _Size(size, has)
+        log_event(logging.INFO, "pool sets a batch size", instance=name, wanted=size, batch=has)

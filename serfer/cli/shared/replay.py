@@ -57,6 +57,9 @@ def _print(report: ReplayReport) -> None:
     table.add_row("Lambda $", *(f"{one.serverless_usd:,.4f}" for one in sides))
     table.add_row("instances $", *(f"{one.instances_usd:,.4f}" for one in sides))
     table.add_row("cost $", *(f"{one.usd:,.4f}" for one in sides))
+    for one in report.dispatch:
+        where = f"images to {one.kind} in batches of {one.batch or 'any size'}" if one.kind else "images to Lambda"
+        table.add_row(plain(where), f"{one.recorded:,}", f"{one.replayed:,.0f}")
     out.print(table)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from serfer.control.nonuniform.replayed_shares import DispatchAccount, DispatchedShare
 from serfer.control.policy import Observation, Policy, ProvisioningPlan
 from serfer.control.saved.recording import Decided, Header, Resumed
 from serfer.control.scenario import Scenario
@@ -40,7 +41,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """The decisions of a recording beside those of a replay; `same` counts equal plans, `first` is where they part."""
+    """The decisions of a recording beside those of a replay; `same` counts equal plans, `first` is where they part.
+
+    `dispatch` is where the recorded driver sent its queries, under a policy that dispatches by rates.
+    """
 
     decisions: int
     seconds: float
@@ -48,6 +52,7 @@ class ReplayReport:
     first: Difference | None
     recorded: Totals
     replayed: Totals
+    dispatch: tuple[DispatchedShare, ...] = ()
 
 
 def replay(header: Header, events: Iterable[Resumed | Decided], scenario: Scenario, policy: Policy) -> ReplayReport:
@@ -60,7 +65,7 @@ def replay(header: Header, events: Iterable[Resumed | Decided], scenario: Scenar
     again = policy.name == header.policy
     if again:
         header.begin(policy)
-    walk = _Walk(_Course(header.policy, RateAccount(scenario)), Shadow(policy, scenario, same_fleet=again))
+    walk = _Walk(_Course(header.policy, RateAccount(scenario)), Shadow(policy, scenario, same_fleet=again), scenario)
     for event in events:
         walk.take(event)
     return walk.report()
@@ -89,9 +94,10 @@ class _Course:
 class _Walk:
     """Goes through a recording with the recorded plans and a shadow side by side."""
 
-    def __init__(self, recorded: _Course, shadow: Shadow) -> None:
+    def __init__(self, recorded: _Course, shadow: Shadow, scenario: Scenario) -> None:
         self._recorded, self._shadow = recorded, shadow
         self._replayed = _Course(shadow.policy.name, shadow.account)
+        self._dispatch = DispatchAccount(scenario)
         self._decisions = self._same = 0
         self._seconds = 0.0
         self._first: Difference | None = None
@@ -102,6 +108,7 @@ class _Walk:
             self._shadow.resume(event.resume)
             return
         seen, plan = event.seen, event.plan
+        self._dispatch.take(seen)
         self._recorded.account.pass_time(seen.elapsed_s, seen.rate)
         again = self._observed(seen)
         if plan is not None:
@@ -130,4 +137,5 @@ class _Walk:
             self._first,
             self._recorded.totals(self._seconds),
             self._replayed.totals(self._seconds),
+            self._dispatch.rows(),
         )

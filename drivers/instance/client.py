@@ -37,6 +37,7 @@ from serfer.core.units import MS_PER_S
 
 _CONNECT_S = 2.0
 _KEEP_ALIVE_S = 4.0  # less than servers keep connections for: uvicorn 5 s
+_BATCHING = "batching"
 _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _UNKNOWN = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)  # of what a server does not offer
@@ -131,7 +132,7 @@ class InstanceClient:
         """
         wanted = {"max_batch": batch, "window_ms": window_s * MS_PER_S} if batch else {}
         data, headers = json.dumps(wanted).encode(), {"Content-Type": "application/json"}
-        path = f"/v2/repository/models/{quote(self._model, safe='')}/batching"
+        path = f"/v2/repository/models/{quote(self._model, safe='')}/{_BATCHING}"
         try:
             async with asyncio.timeout(patience_s):
                 await self._known()  # what the model is called here

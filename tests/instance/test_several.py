@@ -1,5 +1,6 @@
 """An instance of several networks: each is asked by name, memory is bounded, and others can read and change it all."""
 
+import asyncio
 import resource
 import shutil
 import signal
@@ -15,6 +16,8 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
+from drivers.instance import client as module
+from drivers.instance.client import InstanceClient, open_http
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
@@ -149,6 +152,47 @@ def test_the_repository_lists_loads_and_unloads_what_it_was_given(url, http):
     }
 
 
+def test_a_models_batch_size_and_window_are_set_by_a_request_within_what_was_measured(http):
+    def set_to(**wanted):
+        answer = http.post("/v2/repository/models/other/batching", json=wanted).raise_for_status().json()
+        assert states(http)["other"]["signals"]["max_batch"] == answer["max_batch"]
+        return answer
+
+    assert set_to(max_batch=2, window_ms=1.5) == {"name": "other", "max_batch": 2, "window_ms": 1.5}
+    logits = http.post("/v2/models/other/infer", json=plain(batch(3))).raise_for_status().json()
+    assert logits["outputs"][0]["shape"] == [3, CLASSES]
+    assert set_to(max_batch=64)["max_batch"] == 4
+    assert set_to() == {"name": "other", "max_batch": 4, "window_ms": 0.0}
+    assert states(http)["small"]["signals"]["max_batch"] == 4
+    http.post("/v2/repository/models/other/batching", json={"max_batch": 2}).raise_for_status()
+    for change in ("unload", "load"):
+        http.post(f"/v2/repository/models/other/{change}").raise_for_status()
+    assert states(http)["other"]["signals"]["max_batch"] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_batch": 0}, {"max_batch": 2000}, {"window_ms": -1}, {"max_batch": 1.5}, {"a": 1}]
+)
+def test_a_batch_size_that_no_instance_can_have_is_refused(http, wrong):
+    assert http.post("/v2/repository/models/other/batching", json=wrong).status_code == 400
+    assert http.post("/v2/repository/models/third/batching", json={"max_batch": 2}).status_code == 404
+
+
+def test_the_client_of_an_instance_sets_batch_sizes_and_knows_servers_that_have_none(url, other, monkeypatch):
+    async def scene():
+        async with open_http() as http:
+            client = InstanceClient(url, "other", load_plan(other), http)
+            assert await client.set_batching(2, 0.1, PATIENCE) == 2
+            assert await client.set_batching(64, 0.1, PATIENCE) == 4
+            assert await client.set_batching(0, 0.0, PATIENCE) == 0
+            monkeypatch.setattr(module, "_BATCHING", "nothing")
+            assert await client.set_batching(2, 0.1, PATIENCE) == 0
+            gone = InstanceClient("http://127.0.0.1:1", "other", load_plan(other), http)
+            assert await gone.set_batching(2, 0.1, PATIENCE) is None
+
+    asyncio.run(scene())
+
+
 def test_signals_stand_in_the_metrics_and_at_each_model(http):
     http.post("/v2/models/other/infer", json=plain(batch(3))).raise_for_status()
     signals = http.get("/v1/models/other").json()["state"]["signals"]
@@ -204,7 +248,7 @@ def test_the_repository_is_guarded_as_the_other_routes_are(directory, other, tmp
         serving({"small": directory, "other": other}, ring) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
-        for path in ("index", "models/other/load", "models/other/unload"):
+        for path in ("index", "models/other/load", "models/other/batching", "models/other/unload"):
             assert http.post(f"/v2/repository/{path}").status_code == 401
             assert http.post(f"/v2/repository/{path}", headers={"X-API-Key": key}).status_code == 200
 

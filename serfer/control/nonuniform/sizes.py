@@ -28,8 +28,8 @@ class Size:
 def window_s(kind: InstanceType, batch: int, slo_ms: float) -> float:
     """Return how long an instance waits for a full batch: the SLO without the batch's time (3.2).
 
-    A tenth of the SLO is for the way there and back, half of the batch.s time for what a queue spares.
-    A batch of 1 waits for nothing.
+    A tenth of the SLO is for the way there and back, and half of the batch's time is spared, as an engine spares it
+    before each deadline. A batch of 1 waits for nothing.
     """
     return max(0.0, (1 - _AWAY) * slo_ms - SPARE * kind.batch_ms(batch)) / MS_PER_S if batch > 1 else 0.0
 

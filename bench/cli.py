@@ -16,6 +16,7 @@ COMMANDS = {
     "infaas": ("bench.selection.figure6:command", "INFaaS' figure 6 redone, beside its published factors."),
     "autoscaling": ("bench.selection.scaling:command", "INFaaS' greedy scaling against its integer programme."),
     "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
+    "nonuniform": ("bench.serving.nonuniform:command", "Two instances: batch sizes of their own, or the same."),
     "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
     "offline": ("bench.serving.offline:command", "Online queries beside a map that yields, or does not."),
     "overhead": ("bench.pipeline.overhead:command", "Processor time of the pipeline against the unsplit pass."),

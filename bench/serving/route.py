@@ -119,7 +119,7 @@ def measure(directory: Path, experiment: Experiment, settings: Settings, progres
     plan = load_plan(directory)
     if plan.preprocess is None:
         raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
-    examples = _examples_of(plan, directory, settings)
+    examples = examples_of(plan, directory, settings)
     before = set(_records(settings))
     progress("starting a driver")
     with serving("serve", directory, experiment.options) as report:
@@ -128,7 +128,7 @@ def measure(directory: Path, experiment: Experiment, settings: Settings, progres
     return _steps(clients.ends, clients.instances, experiment)
 
 
-def _examples_of(plan: Plan, directory: Path, settings: Settings) -> list[tuple[bytes, int]]:
+def examples_of(plan: Plan, directory: Path, settings: Settings) -> list[tuple[bytes, int]]:
     """Return photographs of noise, and the unsplit network's class of each."""
     whole, examples = unsplit(plan, directory), []
     for seed in range(_PICTURES):
@@ -198,7 +198,7 @@ class _Clients:
         headers = {"Content-Type": "image/jpeg"}
         try:
             async with http.post(f"{self.url}/v1/classify?top_k=1", data=image, headers=headers) as reply:
-                return _outcome(reply.status, await reply.json(content_type=None), expected)
+                return outcome(reply.status, await reply.json(content_type=None), expected)
         finally:
             self._ended += 1
 
@@ -216,7 +216,7 @@ class _Clients:
             await asyncio.sleep(1.0)
 
 
-def _outcome(status: int, answer: dict[str, object], expected: int) -> str:
+def outcome(status: int, answer: dict[str, object], expected: int) -> str:
     """Return a query's target, "refused", "wrong" or what failed."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "refused"

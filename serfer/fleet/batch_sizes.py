@@ -2,8 +2,9 @@
 
 plan: so many instances of a type with each size ──> which instance gets which ──> those that have another are asked
 
-An instance that did not answer a probe may have been started again, and is asked again. Servers of other kinds than
-`serfer instance` keep what they were started with, and so do those of policies that set nothing.
+Each instance is asked when it first serves, also under policies that set nothing, as an earlier pool may have left it
+with any size, and again when it did not answer a probe: it may have been started again. Servers of other kinds than
+`serfer instance` keep what they were started with.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import FleetMember
 
 _ASK_S: Final = 2.0
+_UNKNOWN: Final = -1  # an earlier pool may have set anything
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class BatchSizes:
             *(
                 self._ask(one.name, size, kind, client(one.name))
                 for one, size in zip(staying, sizes, strict=True)
-                if one.state is InstanceState.SERVING and ready.get(one.name) and size != self._known(one.name).asked
+                if one.state is InstanceState.SERVING
+                and ready.get(one.name)
+                and size not in (_UNKNOWN, self._known(one.name).asked)
             )
         )
         return tuple(replace(one, batch=self._known(one.name).has) for one in listed)
@@ -75,7 +79,7 @@ class BatchSizes:
         self._of = {name: size for name, size in self._of.items() if name in there}
 
     def _known(self, name: str) -> _Size:
-        return self._of.get(name, _Size(OWN, OWN))
+        return self._of.get(name, _Size(_UNKNOWN, OWN))
 
     async def _ask(self, name: str, size: int, kind: InstanceType, client: InstanceClient) -> None:
         has = await client.set_batching(size, window_s(kind, size, self._scenario.slo_ms) if size else 0.0, _ASK_S)

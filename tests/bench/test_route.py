@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench.core.workload import Sent
-from bench.serving.route import Experiment, _outcome, _steps, draw
+from bench.serving.route import Experiment, _steps, draw
 from tests.e2e.conftest import cache, plan, serfer_, start  # noqa: F401 - fixtures
 from tests.e2e.test_routing import scenario  # noqa: F401 - same
 
@@ -36,7 +36,7 @@ def test_ends_are_counted_in_the_step_of_their_arrival():
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "outcome"),
+    ("status", "answer", "expected"),
     [
         (200, {"target": "gpu", "images": [{"predictions": [{"index": 3}]}]}, "gpu"),
         (200, {"target": "gpu", "images": [{"predictions": [{"index": 4}]}]}, "wrong"),
@@ -44,8 +44,8 @@ def test_ends_are_counted_in_the_step_of_their_arrival():
         (503, {}, "503"),
     ],
 )
-def test_an_answer_is_its_target_where_it_is_right(status, answer, outcome):
-    assert _outcome(status, answer, 3) == outcome
+def test_an_answer_is_its_target_where_it_is_right(status, answer, expected):
+    assert outcome(status, answer, 3) == expected
 
 
 def test_a_picture_is_drawn(tmp_path):

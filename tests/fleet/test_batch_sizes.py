@@ -40,14 +40,14 @@ def test_instances_are_asked_once_and_only_those_that_have_another_size():
     assert pool.bring(wanting(2, 4)) == ([4, 2], [("http://i-0", 4)])
 
 
-def test_policies_that_set_nothing_send_nothing_and_take_back_what_was_set():
+def test_policies_that_set_nothing_take_back_once_what_was_set():
     pool = Pool(2)
-    assert pool.bring(wanting(0)) == ([0, 0], [])
+    both = ProvisioningPlan((InstanceCount("gpu", Market.ON_DEMAND, 2),), "both")
+    asked = [("http://i-0", 0), ("http://i-1", 0)]
+    assert pool.bring(both) == ([0, 0], asked)
+    assert pool.bring(both) == ([0, 0], [])
     pool.bring(wanting(8, 2))
-    assert pool.bring(ProvisioningPlan((InstanceCount("gpu", Market.ON_DEMAND, 2),), "both")) == (
-        [0, 0],
-        [("http://i-0", 0), ("http://i-1", 0)],
-    )
+    assert pool.bring(both) == ([0, 0], asked)
 
 
 def test_a_plans_largest_batch_of_a_type_holds_for_its_instances():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from serfer.control.policy import InstanceCount, InstanceGroup, Observation, Policy, ProvisioningPlan
+from serfer.control.policy import ByRates, InstanceCount, InstanceGroup, Observation, Policy, ProvisioningPlan
 from serfer.control.saved.fields import Snapshot
 from serfer.control.scenario import Market, Scenario
 from serfer.core.errors import InputError, UsageError
@@ -60,6 +60,8 @@ class _CheckedPolicy:
             self._policy = made(scenario)
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
             raise UsageError(f"policy {name} could not be made for the scenario: {in_one_line(error)}") from error
+        if isinstance(self._policy, ByRates):
+            self.dispatcher = self._policy.dispatcher  # so that this one dispatches by rates, too
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
         """Return the policy's plan; raises InputError where it fails, or makes something else than a plan."""

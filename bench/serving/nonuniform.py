@@ -1,0 +1,295 @@
+"""Two instances with batch sizes of their own against the same two with one size, under bursts through HTTP.
+
+    bench ── POST /v1/classify, at each arrival ──> serfer serve --route SYSTEM ──> two instances of one thread
+                                                                              └──> functions in its process
+
+The instances stay, each system's driver sets their batch sizes when it starts. Systems come in turn, round by round.
+Latencies count from scheduled arrivals; bench, driver and instances share this machine's processors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import aiohttp
+import psutil
+import typer
+
+from bench.core.arrivals import poisson
+from bench.core.options import RowsOption, plan_of
+from bench.core.quantiles import percentiles
+from bench.core.results import publish_rows
+from bench.core.server_process import serving
+from bench.core.workload import Sent, run
+from bench.serving.route import examples_of, outcome
+from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
+from serfer.control.nonuniform.sizes import sizes_of
+from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan
+from serfer.control.scenario import Market, Scenario
+from serfer.control.scenario_files import read_scenario
+from serfer.core.errors import QueryError, UnavailableError, UsageError
+from serfer.plan_directory import load_plan
+from serfer.settings import load_settings
+
+SMALL = 2
+_HERE = "bench.serving.nonuniform"
+_PATIENCE_S = 60.0
+_READY_S = 30.0
+_LOOK_S = 0.1
+_MS_PER_S = 1000.0
+Progress = Callable[[str], None]
+
+
+class _Fixed:
+    """A policy that always wants the same two instances."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Their batch sizes."""
+        return 0, 0
+
+    def observe(self, seen: Observation) -> ProvisioningPlan:
+        """Want the two."""
+        del seen
+        kind = self._scenario.instance.name
+        counts = {batch: self.batches.count(batch) for batch in self.batches}
+        groups = (InstanceCount(kind, Market.ON_DEMAND, count, batch) for batch, count in counts.items())
+        return ProvisioningPlan(tuple(groups), "two instances")
+
+    def resume(self, fleet: Sequence[InstanceGroup]) -> None:
+        """Go on."""
+
+
+class AtOnce(_Fixed):
+    """Batches of what waits, at once, and the instance that answers first: the rule of the other policies."""
+
+
+class Uniform(_Fixed):
+    """Both with the largest size, windows for full batches, and dispatch by rates."""
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Their batch sizes."""
+        large = sizes_of(self._scenario.instance, self._scenario.slo_ms)[0].batch
+        return large, large
+
+    def dispatcher(self) -> RateDispatcher:
+        """Return what divides queries by rates."""
+        return RateDispatcher(self._scenario)
+
+
+class Pair(Uniform):
+    """One with the largest size and one with a small one."""
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Their batch sizes."""
+        return super().batches[0], SMALL
+
+
+SYSTEMS: dict[str, type[_Fixed]] = {"non-uniform": Pair, "uniform": Uniform, "at once": AtOnce}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A burst of a system: shares of its queries, images and batches of each instance, and processor time."""
+
+    system: str
+    rate: float
+    round: int
+    queries: int
+    in_time: float
+    per_s: float
+    serverless: int
+    failed: int
+    p50_ms: float
+    p99_ms: float
+    images: tuple[int, ...]
+    batch_means: tuple[float, ...]
+    cpu_ms: float
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Its columns."""
+        return {
+            "system": self.system,
+            "queries/s": f"{self.rate:g}",
+            "round": str(self.round),
+            "queries": f"{self.queries:,}",
+            "in time": f"{self.in_time:.1%}",
+            "in time, a second": f"{self.per_s:.1f}",
+            "on functions": f"{self.serverless:,}",
+            "failed": str(self.failed),
+            "p50 ms": f"{self.p50_ms:,.0f}",
+            "p99 ms": f"{self.p99_ms:,.0f}",
+            "images of each": " + ".join(map(str, self.images)),
+            "mean batches": ", ".join(f"{mean:.1f}" for mean in self.batch_means),
+            "processor ms an image": f"{self.cpu_ms:.1f}",
+        }
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Poisson bursts of each rate for some seconds, to each system in turn, `rounds` times."""
+
+    scenario: Path
+    rates: Sequence[float]
+    seconds: float
+    rounds: int
+
+
+def measure(directory: Path, experiment: Experiment, progress: Progress) -> Iterator[Row]:
+    """Yield a row for each burst; raises UsageError for a plan without images, UnavailableError."""
+    plan, scenario = load_plan(directory), read_scenario(experiment.scenario)
+    if plan.preprocess is None:
+        raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
+    examples = examples_of(plan, directory, load_settings())
+    options = ["--threads", "1", "--max-batch", str(scenario.instance.max_batch)]
+    with ExitStack() as stack:
+        reports = [stack.enter_context(serving("instance", directory, options)) for _ in range(2)]
+        instances = _Instances([str(one["url"]) for one in reports], [psutil.Process(one["pid"]) for one in reports])
+        for number in range(experiment.rounds):
+            for rate in experiment.rates:
+                for name, policy in SYSTEMS.items():
+                    progress(f"round {number + 1}, {rate:g} queries/s: {name}")
+                    yield _burst(directory, experiment, instances, examples, (name, policy(scenario), rate, number))
+
+
+@dataclass(frozen=True)
+class _Instances:
+    """The two instances: their addresses and processes."""
+
+    urls: Sequence[str]
+    processes: Sequence[psutil.Process]
+
+    def cpu_s(self) -> float:
+        """Return the processor time that they have taken."""
+        return sum(times.user + times.system for times in (one.cpu_times() for one in self.processes))
+
+    async def signals(self, http: aiohttp.ClientSession) -> list[dict[str, Any]]:
+        """Return each one's counters and its batch size."""
+        found = []
+        for url in self.urls:
+            async with http.get(f"{url}/v1/models") as reply:
+                found.append((await reply.json())["models"][0]["state"]["signals"])
+        return found
+
+
+def _burst(
+    directory: Path,
+    experiment: Experiment,
+    instances: _Instances,
+    examples: Sequence[tuple[bytes, int]],
+    turn: tuple[str, _Fixed, float, int],
+) -> Row:
+    options = ["--route", f"{_HERE}:{type(turn[1]).__name__}", "--instances", f"static:{','.join(instances.urls)}"]
+    options += ["--scenario", str(experiment.scenario), "--workers", "inprocess", "--store", "memory://"]
+    with serving("serve", directory, options) as report:
+        return asyncio.run(_send(str(report["url"]), experiment, instances, examples, turn))
+
+
+async def _send(
+    url: str,
+    experiment: Experiment,
+    instances: _Instances,
+    examples: Sequence[tuple[bytes, int]],
+    turn: tuple[str, _Fixed, float, int],
+) -> Row:
+    name, policy, rate, number = turn
+    timeout = aiohttp.ClientTimeout(_PATIENCE_S)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+
+        async def classify(query: int) -> str:
+            image, expected = examples[query % len(examples)]
+            headers = {"Content-Type": "image/jpeg"}
+            async with http.post(f"{url}/v1/classify?top_k=1", data=image, headers=headers) as reply:
+                return outcome(reply.status, await reply.json(content_type=None), expected)
+
+        def send(query: int) -> asyncio.Task[str]:
+            return asyncio.create_task(classify(query))
+
+        await _until_ready(url, http, instances, policy)
+        before, cpu_s = await instances.signals(http), instances.cpu_s()
+        arrivals = poisson(rate, experiment.seconds, number)
+        ends: list[Sent[str]] = await run(send, arrivals, patience_s=_PATIENCE_S)
+        cpu_s = instances.cpu_s() - cpu_s
+        after = await instances.signals(http)
+    slo_ms = read_scenario(experiment.scenario).slo_ms
+    deltas = [
+        (new["images"] - old["images"], new["batches"] - old["batches"]) for old, new in zip(before, after, strict=True)
+    ]
+    return _row((name, rate, number), experiment.seconds, ends, slo_ms, deltas, cpu_s)
+
+
+def _row(
+    turn: tuple[str, float, int],
+    seconds: float,
+    ends: Sequence[Sent[str]],
+    slo_ms: float,
+    deltas: Sequence[tuple[int, int]],
+    cpu_s: float,
+) -> Row:
+    answered = [end for end in ends if end.result in ("gpu", "serverless")]
+    times = [end.latency * _MS_PER_S for end in answered]
+    within = sum(time <= slo_ms for time in times)
+    p50, p99 = percentiles(times, 50, 99)
+    images = tuple(images for images, _ in deltas)
+    return Row(
+        system=turn[0],
+        rate=turn[1],
+        round=turn[2] + 1,
+        queries=len(ends),
+        in_time=within / max(1, len(ends)),
+        per_s=within / seconds,
+        serverless=sum(end.result == "serverless" for end in answered),
+        failed=len(ends) - len(answered),
+        p50_ms=p50,
+        p99_ms=p99,
+        images=images,
+        batch_means=tuple(images / max(1, batches) for images, batches in deltas),
+        cpu_ms=cpu_s * _MS_PER_S / max(1, sum(images)),
+    )
+
+
+async def _until_ready(url: str, http: aiohttp.ClientSession, instances: _Instances, policy: _Fixed) -> None:
+    """Wait until the driver uses both instances, and they have the sizes that the policy wants."""
+    largest = 'serfer_pool_instances{state="serving"} 2.0'
+    try:
+        async with asyncio.timeout(_READY_S):
+            while True:
+                async with http.get(f"{url}/metrics") as reply:
+                    serve = largest in await reply.text()
+                sizes = sorted(one["max_batch"] for one in await instances.signals(http))
+                if serve and (sizes == sorted(policy.batches) or not any(policy.batches)):
+                    return
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        raise UnavailableError(f"the instances have batches of {sizes}, not {sorted(policy.batches)}") from None
+
+
+def command(
+    scenario: Annotated[Path, typer.Option(metavar="FILE.toml", help="Prices and speeds, as of one thread.")],
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    rate: Annotated[list[float] | None, typer.Option(help="Queries a second; may be repeated. [default: 20]")] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long each burst lasts.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1, max=100)] = 3,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send bursts to two instances: with batch sizes of their own, with the same, and with batches at once."""
+    experiment = Experiment(scenario, rate or (20.0,), seconds, rounds)
+    with status_lines() as progress:
+        rows = list(measure(plan_of(model, plan), experiment, progress))
+    publish_rows(rows, directory, as_json=as_json)
+    if failed := sum(row.failed for row in rows):
+        raise QueryError(f"{failed:,} of {sum(row.queries for row in rows):,} queries had no right answer")

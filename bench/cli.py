@@ -17,6 +17,7 @@ COMMANDS = {
     "autoscaling": ("bench.selection.scaling:command", "INFaaS' greedy scaling against its integer programme."),
     "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "nonuniform": ("bench.serving.nonuniform:command", "Two instances: batch sizes of their own, or the same."),
+    "sharing": ("bench.policies.sharing:command", "Shared invocations: at once, or in windows; simulated."),
     "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
     "offline": ("bench.serving.offline:command", "Online queries beside a map that yields, or does not."),
     "overhead": ("bench.pipeline.overhead:command", "Processor time of the pipeline against the unsplit pass."),

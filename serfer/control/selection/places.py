@@ -17,7 +17,7 @@ _LEAST: Final = 0.05
 _MODERATE: Final = (0.5, 1.5)
 """What a load counts at least and at most where queries are divided by it: a queue of a period ago may be gone."""
 _DAMPING: Final = 0.5
-"""The power of the load that queries are divided by: by the load itself, two places exchange their loads each period."""
+"""The power of the load that queries are divided by: by the load itself, two places swap their loads each period."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from serfer.applications.applications import Applications, served_name
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import AT, VariantPipelines
+from serfer.applications.scaling.opening import open_fleet
+from serfer.applications.scaling.spec import InstancePool
 from serfer.applications.served import FunctionsPlace
 from serfer.control.selection import InfaasSelector
 from serfer.core.errors import UsageError
@@ -35,14 +37,15 @@ MAX_APPLICATIONS: Final = 100
 
 @dataclass(frozen=True)
 class ApplicationOptions:
-    """The applications to serve, of the registry at a URL, and the URLs of instances that run variants for instances.
+    """The applications to serve, of the registry at a URL, and where variants for instances run (`InstancePool`).
 
-    Without names, all that the registry has when the driver starts.
+    Without names, all that the registry has when the driver starts. Those instances may cost `max_usd_per_hour`.
     """
 
     registry: str
     names: tuple[str, ...] = ()
-    instances: tuple[str, ...] = ()
+    instances: tuple[InstancePool, ...] = ()
+    max_usd_per_hour: float | None = None
 
 
 def open_applications(
@@ -70,10 +73,11 @@ def open_applications(
         )
     driver, coordination = secrets.token_hex(16), store.coordination()
 
-    instances = VariantInstances(options.instances, settings.instance_key.get_secret_value(), time.monotonic)
+    urls = [url for pool in options.instances for url in pool.urls]
+    instances = VariantInstances(urls, settings.instance_key.get_secret_value(), time.monotonic)
 
     def runs_here(variant: Variant) -> bool:
-        return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(instances.urls)
+        return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(options.instances)
 
     def opened(name: str, variant: Variant, place: str) -> Pipeline:
         directory = registry.directory(variant.artefact, settings.cache_dir / VARIANTS)
@@ -82,7 +86,7 @@ def open_applications(
         plan = load_plan(directory)
         return _on_instance(instances.target(place, name.partition(AT)[0], plan), plan, settings)
 
-    return Applications(
+    applications = Applications(
         registry,
         VariantPipelines(opened, served),
         InfaasSelector(),
@@ -92,6 +96,19 @@ def open_applications(
         runs_here=runs_here,
         driver=driver,
     )
+    if options.instances:
+        applications.fleet = open_fleet(
+            options.instances,
+            applications,
+            instances,
+            coordination,
+            registry=options.registry,
+            store_url=store_url,
+            driver=driver,
+            max_usd_per_hour=options.max_usd_per_hour,
+            settings=settings,
+        )
+    return applications
 
 
 def variants_for_instances(options: ApplicationOptions, settings: Settings) -> dict[str, tuple[Variant, Path]]:

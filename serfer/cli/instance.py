@@ -131,7 +131,7 @@ def _variants(
     """Return the variants of applications for instances: plan directories, precisions and batch sizes, by name."""
     from serfer.applications.opening import variants_for_instances  # noqa: PLC0415 - instances without a registry start faster
 
-    options = applications_of(settings, registry, names, None)
+    options = applications_of(settings, registry, names)
     if options is None:
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
     found = variants_for_instances(options, settings)

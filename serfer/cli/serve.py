@@ -48,6 +48,7 @@ from serfer.cli.shared.service_options import (
     with_results,
 )
 from serfer.cli.shared.terminal import err
+from serfer.control.router import SERVERLESS
 from serfer.fleet.beside.options import BesideOptions
 from serfer.fleet.open_pool import routing_of
 from serfer.settings import load_settings
@@ -76,7 +77,7 @@ def serve(
     results: ResultsOption = None,
     registry: RegistryOption = None,
     app: AppsOption = None,
-    variant_instance: VariantInstancesOption = None,
+    variant_instances: VariantInstancesOption = None,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
@@ -96,15 +97,17 @@ def serve(
     settings = with_results(with_hosts(settings, allow_host), results)
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
+    applications = applications_of(
+        settings, registry, app, variant_instances, max_usd_per_hour or settings.max_usd_per_hour
+    )
     routing = routing_of(
         settings,
         route=route,
         instances=instances,
         scenario=scenario,
-        max_usd_per_hour=max_usd_per_hour,
+        max_usd_per_hour=None if variant_instances and (route or settings.route) == SERVERLESS else max_usd_per_hour,
         beside=BesideOptions(record, tuple(shadow or ()), policy_state, history),
     )
-    applications = applications_of(settings, registry, app, variant_instance)
     models = served_models(model, plan) if model or plan or not applications else {}
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))

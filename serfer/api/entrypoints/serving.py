@@ -16,9 +16,11 @@ from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
 from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
+from serfer.applications.scaling.controller import VariantFleet
 from serfer.applications.served import FunctionsPlace
 from serfer.core.variants import Variant
 from serfer.fleet.open_pool import Routing, RunningPool
@@ -85,6 +87,8 @@ def serve_models(
         if opening.applications is not None:
             service.applications = _applications(opening, opening.applications, service, settings)
             opened.callback(_close_all, service.pipelines)
+            if isinstance(fleet := service.applications.fleet, VariantFleet):
+                telemetry.metrics.registry.register(VariantMetrics(fleet, service.applications.copies))
             progress("opening a variant of each application")
             asyncio.run(service.applications.open())
         serve(

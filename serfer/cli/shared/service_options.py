@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from serfer.applications.opening import ApplicationOptions
+from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.options import plan_directory
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
@@ -110,7 +111,11 @@ ResultsOption = Annotated[
 ]
 CeilingOption = Annotated[
     float | None,
-    typer.Option("--max-usd-per-hour", help="What functions and instances may cost together in any hour; then 429."),
+    typer.Option(
+        "--max-usd-per-hour",
+        help="What functions and instances of --route may cost together in any hour; then 429. Also what the instances "
+        "of --variant-instances may cost: no more are started then.",
+    ),
 ]
 
 
@@ -124,12 +129,13 @@ AppsOption = Annotated[
     ),
 ]
 VariantInstancesOption = Annotated[
-    list[str] | None,
+    str | None,
     typer.Option(
-        "--variant-instance",
-        metavar="URL",
-        help="With --registry: an instance (serfer instance --registry) that runs variants for instances; may be "
-        "repeated.",
+        "--variant-instances",
+        metavar="SPEC",
+        help="With --registry: the instances that run variants for instances, started and stopped as the load changes: "
+        "local or local:N (processes here), ec2:GROUP (an Auto Scaling group), static:URL,URL (instances of yours); of "
+        "several types, one for each: TYPE=ec2:GROUP,TYPE=static:URL|URL.",
     ),
 ]
 
@@ -179,18 +185,20 @@ def least_concurrency(directories: Iterable[Path], settings: Settings) -> int:
 
 
 def applications_of(
-    settings: Settings, registry: str | None, names: list[str] | None, instances: list[str] | None
+    settings: Settings,
+    registry: str | None,
+    names: list[str] | None,
+    instances: str | None = None,
+    max_usd_per_hour: float | None = None,
 ) -> ApplicationOptions | None:
     """Return the applications to serve, None for none; raises UsageError for options that cannot be."""
     url = registry or settings.registry
     if registry is None and not names and not instances:
         return None
     if url is None:
-        raise UsageError("--app and --variant-instance are about applications: give --registry, or SERFER_REGISTRY")
-    for instance in instances or ():
-        if not instance.startswith(("http://", "https://")):
-            raise UsageError(f"--variant-instance is a URL such as http://10.0.0.7:8000, not {instance[:80]!r}")
-    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), tuple(dict.fromkeys(instances or ())))
+        raise UsageError("--app and --variant-instances are about applications: give --registry, or SERFER_REGISTRY")
+    pools = parse_instances(instances) if instances is not None else ()
+    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, max_usd_per_hour)
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

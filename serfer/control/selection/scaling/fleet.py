@@ -217,7 +217,7 @@ class _Slot:
             self.desired[group.application, name] += more
 
     def _worth_more(self, group: NetworkGroup, name: str) -> str:
-        """Return a variant, or the fastest one of a pool that more instances are worth their price of than there are."""
+        """Return a variant, or else the fastest one of a pool of which more instances are worth it than there are."""
 
         def open_(pool: str) -> bool:
             return self.worth[pool] > self.staying[pool] and not self._pools[pool].fixed

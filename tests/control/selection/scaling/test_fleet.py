@@ -48,7 +48,7 @@ class World:
     def start(self):
         self.made += 1
         name = f"i{self.made}"
-        self.copies[name] = {key: "unloaded" for key in VARIANTS}
+        self.copies[name] = dict.fromkeys(VARIANTS, "unloaded")
         self.boots[name] = self.boot_slots
 
     def want(self, rate, network="net", *, functions_usd=1e-3, stranded=0.0, **fields):

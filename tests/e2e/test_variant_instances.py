@@ -26,9 +26,9 @@ QUIET_S, LOUD_S = 0.2, 0.02  # between queries: what batches of one take, and wh
 @pytest.fixture
 def registry(tmp_path):
     """A network on functions that cost much, and on instances, in batches of one and of eight."""
-    files = write_digits(tmp_path / "files", ("small",), 8)
+    files = write_digits(tmp_path / "files", ("tiny",), 8)
     path = serfer.split(
-        str(files.networks["small"]),
+        str(files.networks["tiny"]),
         out=tmp_path / "plan",
         grids=[(1, 1)],
         preprocess=read_preprocess(files.preprocess),
@@ -39,7 +39,7 @@ def registry(tmp_path):
     kept = {"plan": load_plan(path).digest, "artefact": found.put_directory(path)}
     functions = variant("function", ms=50.0, usd=1e-3, **kept)
     ones, eights = (instance_variant(f"b{batch}", qps, batch, kept) for batch, qps in ((1, 8.0), (8, 400.0)))
-    register(found, APP, version("small", 1, functions, ones, eights))
+    register(found, APP, version("net", 1, functions, ones, eights))
     return str(tmp_path / "registry")
 
 
@@ -90,10 +90,16 @@ class Load:
         return {answer["selected"]["variant"] for _, answer in self.answers[-last:]}
 
     async def until(self, condition, what):
-        async with asyncio.timeout(PATIENCE):
-            while not condition(detail := (await self._http.get(f"/v1/applications/{APP}")).json()):
-                await asyncio.sleep(0.1)
-        assert detail, what
+        """Look again and again until a condition on the application holds, and return what was seen."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    detail = (await self._http.get(f"/v1/applications/{APP}")).json()
+                    if condition(detail):
+                        return detail
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"never happened: {what}; {detail['scaled']}") from None
 
 
 def counts(detail, what):
@@ -102,12 +108,11 @@ def counts(detail, what):
 
 async def rise(url):
     async with Load(url) as load:
-        await load.until(lambda _: load.variants(5) == {"b1"}, "the instance answers")
+        await load.until(lambda _: "function" not in load.variants(3), "an instance answers")
         load.gap_s = LOUD_S
-        await load.until(lambda _: load.variants(20) == {"b8"}, "an upgrade answers")
-        await load.until(lambda detail: counts(detail, "loaded") == {"b1": 0, "b8": 1}, "the old variant goes")
-        detail = (await httpx.AsyncClient(base_url=url).get(f"/v1/applications/{APP}")).json()
-        assert counts(detail, "desired") == {"b1": 0, "b8": 1}
+        await load.until(lambda _: "b8" in load.variants(20), "the faster variant answers")
+        detail = await load.until(lambda detail: counts(detail, "loaded") == {"b1": 0, "b8": 1}, "the slower one goes")
+        assert counts(detail, "desired")["b8"]
         assert detail["scaled"]
     return load.answers
 

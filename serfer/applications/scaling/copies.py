@@ -96,8 +96,10 @@ class VariantCopies:
         elif action == "load":
             self.changes["failed"] += 1
             self._done[url, model] = _Done("unloaded", self._clock(), failed=True)
-        level = logging.INFO if failure is None else logging.WARNING
-        log_event(level, f"variant {action}ed", instance=url, variant=model, failure=failure)
+        if failure is None:
+            log_event(logging.INFO, f"variant {action}ed", instance=url, variant=model)
+        else:
+            log_event(logging.WARNING, f"variant not {action}ed", instance=url, variant=model, message=failure)
         self._changed()
 
     async def _requested(self, action: Action, url: str, model: str) -> str | None:

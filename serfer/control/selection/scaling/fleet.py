@@ -32,7 +32,11 @@ from serfer.control.selection.scaling.worth import Demanded, InstanceWorth, affo
 
 _QUIET_S = 3.0  # without a query, after which a copy that was replaced goes: every driver has seen the new one
 _LEAST_IDLE_S = 10.0
+_HELD_S = 60.0  # after all copies were busy, in which none goes
+_FORGOTTEN_S = 300.0  # in which what was seen of a saturated copy loses all but 1/e of its weight
+_LEAST_SPEED = 0.05  # of the profile
 _MOST_REASON = 300
+_ANY = "instances"  # what reasons call those for all types
 
 
 class FleetScaler:
@@ -48,12 +52,14 @@ class FleetScaler:
         self._worth = {name: InstanceWorth(terms.boot_s) for name, terms in pools.items() if not terms.fixed}
         self._scalers: dict[tuple[str, str, str], tuple[tuple[InstanceCosts, ...], GreedyScaler]] = {}
         self._idle_since: dict[str, float] = {}
+        self._speed: dict[tuple[str, str, str], float] = {}
+        self._held: dict[tuple[str, str, str], float] = {}
         self._resumed = False
 
     def observe(self, seen: FleetObservation) -> FleetPlan:
         """Learn from a slot, and decide."""
         self._resume(seen)
-        every = groups_of(seen, self._pools)
+        every = self._at_their_speed(seen, groups_of(seen, self._pools))
         worth = self._worths(seen, every)
         slot = _Slot(seen, self._pools, worth, self._options.slack_threshold)
         groups = [self._gated(group, slot) for group in every]
@@ -64,6 +70,7 @@ class FleetScaler:
         for group in groups:
             slot.retire_replaced(group)
         self._scalers = {group.key: self._scalers[group.key] for group in groups}
+        self._held = {group.key: until for group in groups if (until := self._held.get(group.key, 0.0)) > seen.now_s}
         return self._planned(slot, worth, groups)
 
     def _resume(self, seen: FleetObservation) -> None:
@@ -74,6 +81,24 @@ class FleetScaler:
         for pool, count in Counter(one.pool for one in seen.instances if not one.leaves).items():
             if pool in self._worth:
                 self._worth[pool].resume(count)
+
+    def _at_their_speed(self, seen: FleetObservation, groups: list[NetworkGroup]) -> list[NetworkGroup]:
+        """Count a demand as what saturated copies answer by their profile, and half a copy more, where it is less.
+
+        Others may share their device. What was seen counts less and less: what no longer holds is tried again.
+        """
+        found, speeds = [], {}
+        for group in groups:
+            before = self._speed.get(group.key, 1.0)
+            speed = before + (1.0 - before) * min(1.0, seen.elapsed_s / _FORGOTTEN_S)
+            if (saturated := group.saturated_qps(seen.instances)) > 0:
+                speed = min(speed, max(_LEAST_SPEED, group.demand.rate / saturated))
+            speeds[group.key] = speed
+            demand = group.demand
+            at_speed = replace(demand, rate=demand.rate / speed, stranded=demand.stranded / speed)
+            found.append(replace(group, demand=at_speed))
+        self._speed = speeds
+        return found
 
     def _worths(self, seen: FleetObservation, groups: list[NetworkGroup]) -> dict[str, float]:
         """Return how many instances of each pool are worth their price; of fixed ones all."""
@@ -101,10 +126,13 @@ class FleetScaler:
         if scaler is None or eligible != group.eligible:
             scaler = GreedyScaler(group.eligible, self._options)
         self._scalers[group.key] = group.eligible, scaler
-        plan = scaler.observe(slot.observation(group))
+        load = slot.observation(group)
+        plan = scaler.observe(load)
+        if load.overloaded and load.overloaded >= load.running.keys():
+            self._held[group.key] = slot.seen.now_s + _HELD_S
         if any(count > 0 for count in [*plan.changes.values(), *plan.elsewhere.values()]):
             slot.add(group, plan)
-        else:
+        elif slot.seen.now_s >= self._held.get(group.key, 0.0):
             slot.remove(group, plan)
 
     def _planned(self, slot: _Slot, worth: Mapping[str, float], groups: list[NetworkGroup]) -> FleetPlan:
@@ -349,8 +377,9 @@ def _triggers(slot: _Slot) -> Mapping[str, str]:
         if one.memory_mb:
             utilisation["memory"] = slot.used_mb(one) / one.memory_mb
         states = {f"{key[0]} {key[1]}": copy.state for key, copy in one.copies.items() if copy.status == "loaded"}
-        workers.append(WorkerObservation(one.name, one.pool, utilisation, states, boots=one.boots))
-    return {pool: why for pool, why in plan_workers(workers).add.items() if pool not in free}
+        workers.append(WorkerObservation(one.name, one.pool or _ANY, utilisation, states, boots=one.boots))
+    added = {"" if kind == _ANY else kind: why for kind, why in plan_workers(workers).add.items()}
+    return {pool: why for pool, why in added.items() if pool not in free}
 
 
 def _reasons(slot: _Slot, groups: list[NetworkGroup]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from serfer.control.selection.scaling.room import Room
 from serfer.control.selection.scaling.workers import WORKERS
 from serfer.core.variants import Place, Variant, VariantState
 
+_MORE: Final = 0.5
 _BUSY: Final = frozenset({VariantState.OVERLOADED, VariantState.INTERFERED})
 
 
@@ -78,6 +79,20 @@ class NetworkGroup:
                 available[f"{one.pool} instances"] = available.get(f"{one.pool} instances", 0.0) + 1.0
         pressed = frozenset(running.keys() - calm)
         return LoadObservation(self.demand.rate, self.demand.slo_ms, running, available, pressed)
+
+    def saturated_qps(self, instances: Iterable[InstanceSeen]) -> float:
+        """Return what copies and half a copy more answer by their profiles if all are at their peak, otherwise 0."""
+        qps, count = 0.0, 0
+        for one in instances:
+            key = self.counted(one)
+            if key is None:
+                continue
+            copy = one.copies[key]
+            is_full = copy.state == VariantState.OVERLOADED or one.utilisation > WORKERS.utilisation
+            if copy.status != "loaded" or not is_full:
+                return 0.0
+            qps, count = qps + self.costs[key[1]].qps, count + 1
+        return qps * (1 + _MORE / count) if count else 0.0
 
     def _can_host(self, one: InstanceSeen, room: Room) -> bool:
         return any(

@@ -184,14 +184,40 @@ def test_a_variant_that_queries_name_is_loaded_beside_a_faster_one_and_kept():
     assert world.loaded() == ["fast", "slow"]
 
 
-def test_an_overloaded_copy_is_replicated_though_its_profile_has_headroom():
+def test_copies_that_saturate_below_their_profile_get_another_instance_which_stays_for_minutes():
     world = World()
-    world.want(10.0, functions_usd=1.0)
+    world.want(40.0)
     world.slots(10)
+    assert len(world.copies) == 1
     world.states["i1", (APP, "fast")] = VariantState.OVERLOADED
-    world.want(100.0, functions_usd=1.0)
     world.slots(10)
-    assert len(world.copies) == 2
+    assert world.loaded() == ["fast", "fast"]
+    world.states.clear()
+    world.slots(30)
+    assert world.loaded() == ["fast", "fast"]
+    world.slots(600)
+    assert world.loaded() == ["fast"]
+
+
+def test_interfered_copies_get_a_replica_where_an_instance_is_free():
+    world = World(stays=2)
+    world.copies["i1"][APP, "fast"] = "loaded"
+    world.states["i1", (APP, "fast")] = VariantState.INTERFERED
+    world.want(40.0)
+    world.slots(4)
+    assert world.loaded() == ["fast", "fast"]
+
+
+def test_a_loaded_copy_stays_until_the_one_that_is_to_take_over_is_loaded():
+    world = World(stays=2)
+    world.load_slots = 9
+    world.copies["i1"][APP, "fast"] = "loaded"
+    world.want(100.0)
+    world.slots(2)
+    world.want(40.0)
+    loaded = []
+    world.slots(15, lambda world, _seen, _plan: loaded.append(world.loaded()))
+    assert min(len(each) for each in loaded) == 1
 
 
 def test_static_instances_load_more_and_unload_nothing_for_lack_of_load():
@@ -232,9 +258,13 @@ NUMBERS = st.sampled_from([0.0, 3.0, 15.0, 30.0, 90.0, 200.0, 900.0])
     ceiling=st.sampled_from([0.0, PRICE, 2.5 * PRICE, float("inf")]),
     memory_mb=st.sampled_from([None, 100.0, 250.0]),
     overloaded=st.booleans(),
+    load_slots=st.integers(1, 9),
 )
-def test_bounds_hold_and_no_copy_goes_that_is_needed_among_those_loaded(phases, most, ceiling, memory_mb, overloaded):
+def test_bounds_hold_and_no_copy_goes_that_is_needed_among_those_loaded(
+    phases, most, ceiling, memory_mb, overloaded, load_slots
+):
     world = World(most=most, ceiling=ceiling, memory_mb=memory_mb)
+    world.load_slots = load_slots
 
     def check(world, seen, plan):
         wanted = plan.wanted[""]

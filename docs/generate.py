@@ -28,10 +28,12 @@ from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
 from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
+from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
 from serfer.core.served import EngineSignals, InstanceState, ModelState
+from serfer.core.variants import Place
 from serfer.fleet.beside.shadows import Course
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.status import Status, TypeStatus
@@ -152,6 +154,11 @@ def metrics() -> Iterator[str]:
     state = ModelState("loaded", 0, 0, None, 0, 0, 0.0, "", load)
     repository: Any = SimpleNamespace(states=lambda: {"": state}, state=lambda: InstanceState("", 0, 0, 0.0))
     course = Course("", 0, 0.0, 0.0, 0)
+    served = SimpleNamespace(scaled=None, variants={"": SimpleNamespace(place=Place.INSTANCE)})
+    copies = SimpleNamespace(changes=counts)
+    fleet: Any = SimpleNamespace(
+        served={"": served}, counts={("", ""): 0}, leads=False, changes=counts, copies=copies, troubles=counts
+    )
     made = Metrics({"": ""})
     sources = (
         *made.registry._collector_to_names,  # noqa: SLF001 - collectors, which know their labels
@@ -160,6 +167,7 @@ def metrics() -> Iterator[str]:
             PoolMetrics(running),
             ShadowMetrics(lambda: [course]),
             InstanceMetrics(repository),
+            VariantMetrics(fleet, lambda _application, _variant: 0),
         ),
     )
     rows = []

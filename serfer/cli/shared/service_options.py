@@ -111,10 +111,14 @@ ResultsOption = Annotated[
 ]
 CeilingOption = Annotated[
     float | None,
+    typer.Option("--max-usd-per-hour", help="What functions and instances may cost together in any hour; then 429."),
+]
+ServeCeilingOption = Annotated[
+    float | None,
     typer.Option(
         "--max-usd-per-hour",
-        help="What functions and instances of --route may cost together in any hour; then 429. Also what the instances "
-        "of --variant-instances may cost: no more are started then.",
+        help="With --route: what functions and instances may cost together in any hour; then 429. With "
+        "--variant-instances: what its instances may cost an hour; then no more are started.",
     ),
 ]
 

@@ -127,7 +127,9 @@ class FleetScaler:
             scaler = GreedyScaler(group.eligible, self._options)
         self._scalers[group.key] = group.eligible, scaler
         load = slot.observation(group)
-        plan = scaler.observe(load)
+        fastest = max((each.qps for each in group.eligible), default=0.0)
+        most = fastest * (1 + sum(terms.most for terms in self._pools.values()))
+        plan = scaler.observe(replace(load, rate=min(load.rate, most)))  # more than all could take is all the same
         if load.overloaded and load.overloaded >= load.running.keys():
             self._held[group.key] = slot.seen.now_s + _HELD_S
         if any(count > 0 for count in [*plan.changes.values(), *plan.elsewhere.values()]):

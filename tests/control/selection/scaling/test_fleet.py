@@ -248,6 +248,13 @@ def test_a_new_leader_keeps_the_instances_that_an_earlier_one_has_found_worth_th
     assert world.loaded() == ["fast"]
 
 
+def test_a_load_beyond_all_bounds_is_decided_on_as_fast_as_any():
+    world = World(most=3)
+    world.want(1e9)
+    world.slots(20)
+    assert world.loaded() == ["fast"] * 3
+
+
 NUMBERS = st.sampled_from([0.0, 3.0, 15.0, 30.0, 90.0, 200.0, 900.0])
 
 

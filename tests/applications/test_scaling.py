@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from serfer.applications.instances import SeenInstance
+from serfer.applications.opening import ApplicationOptions, open_applications
 from serfer.applications.scaling.controller import VariantFleet, VariantPools
 from serfer.applications.scaling.spec import parse_instances
 from serfer.applications.served import FunctionsPlace, ServedApplication
 from serfer.applications.tables import table_of
+from serfer.cli.shared.service_options import applications_of
 from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.served import EngineSignals, ModelState
@@ -18,8 +20,10 @@ from serfer.core.variants import NO_OBJECTIVES, Application, Figure, Place
 from serfer.fleet.controller import Timing
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import PoolRegistry
+from serfer.registry import open_registry
+from serfer.settings import Settings
 from storage.memory import MemoryStore
-from tests.applications.worlds import variant, version
+from tests.applications.worlds import register, variant, version
 from tests.fleet.fakes import Clock, FakeProvisioner, Net
 from tests.fleet.test_controller import FailingCoordination
 
@@ -361,3 +365,41 @@ def test_specs_name_pools(text, expected):
 def test_specs_that_cannot_be_are_refused_by_the_name_of_the_option(text):
     with pytest.raises(UsageError, match="--variant-instances"):
         parse_instances(text)
+
+
+def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_those_of_its_pools_alone(tmp_path):
+    registry = open_registry(str(tmp_path / "registry"))
+    register(registry, "faces", version("net", 1, FUNCTION, on_instance("b1", 10.0, 1)))
+    with MemoryStore() as store:
+        applications = open_applications(
+            ApplicationOptions(
+                str(tmp_path / "registry"), ("faces",), parse_instances("gpu=ec2:group,cpu=local:3"), 2.0
+            ),
+            {},
+            lambda _: None,
+            Settings(cache_dir=tmp_path / "cache"),
+            store,
+            "memory://",
+            FunctionsPlace(1000, 300.0),
+        )
+    fleet = applications.fleet
+    local = fleet._pools.provisioners[Purchase("cpu")]
+    assert [*local._command][-10:-7] == ["instance", f"--registry={tmp_path}/registry", "--app=faces"]
+    assert (local._most, fleet._pools.ends, fleet._pools.max_usd_per_hour) == (3, (Purchase("cpu"),), 2.0)
+    assert fleet._admits(Purchase("cpu"), "http://127.0.0.1:4711")
+    assert not fleet._admits(Purchase("cpu"), "http://10.0.0.7:8000")
+    assert fleet._admits(Purchase("gpu"), "http://10.0.0.7:8000")
+    assert not fleet._admits(Purchase("gpu"), "http://127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((None, None, "local"), "--registry"),
+        (("registry", None, "locally"), "--variant-instances"),
+        (("registry", None, "local", -1.0), "--max-usd-per-hour"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        applications_of(Settings(registry=None), *options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -201,6 +202,8 @@ def applications_of(
         return None
     if url is None:
         raise UsageError("--app and --variant-instances are about applications: give --registry, or SERFER_REGISTRY")
+    if instances is not None and max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
+        raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {max_usd_per_hour}")
     pools = parse_instances(instances) if instances is not None else ()
     return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, max_usd_per_hour)
 

@@ -17,22 +17,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from serfer.control.selection.scaling.fleet_groups import NetworkGroup, groups_of, home
-from serfer.control.selection.scaling.fleet_records import FleetObservation, FleetPlan, InstanceSeen, Key, PoolTerms
+from serfer.control.selection.scaling.fleet_records import FleetObservation, FleetPlan, PoolTerms
+from serfer.control.selection.scaling.fleet_slot import Slot
 from serfer.control.selection.scaling.greedy import GreedyScaler
-from serfer.control.selection.scaling.records import (
-    OPTIONS,
-    InstanceCosts,
-    LoadObservation,
-    ScalingOptions,
-    ScalingPlan,
-)
-from serfer.control.selection.scaling.room import Room
+from serfer.control.selection.scaling.records import OPTIONS, InstanceCosts, ScalingOptions
 from serfer.control.selection.scaling.workers import WorkerObservation, plan_workers
 from serfer.control.selection.scaling.worth import Demanded, InstanceWorth, affordable
 
-_QUIET_S = 3.0  # without a query, after which a copy that was replaced goes: every driver has seen the new one
 _LEAST_IDLE_S = 10.0
-_HELD_S = 60.0  # after all copies were busy, in which none goes
+_HELD_S = 60.0  # after all copies were busy, in which none goes while there is demand
 _FORGOTTEN_S = 300.0  # in which what was seen of a saturated copy loses all but 1/e of its weight
 _LEAST_SPEED = 0.05  # of the profile
 _MOST_REASON = 300
@@ -61,7 +54,7 @@ class FleetScaler:
         self._resume(seen)
         every = self._at_their_speed(seen, groups_of(seen, self._pools))
         worth = self._worths(seen, every)
-        slot = _Slot(seen, self._pools, worth, self._options.slack_threshold)
+        slot = Slot(seen, self._pools, worth, self._options.slack_threshold)
         groups = [self._gated(group, slot) for group in every]
         for group in groups:
             slot.keep(group)
@@ -112,7 +105,7 @@ class FleetScaler:
             worth.observe(seen.elapsed_s, seen.prices.get(pool, 0.0), demanded[pool])
         return {pool: math.inf if terms.fixed else self._worth[pool].count for pool, terms in self._pools.items()}
 
-    def _gated(self, group: NetworkGroup, slot: _Slot) -> NetworkGroup:
+    def _gated(self, group: NetworkGroup, slot: Slot) -> NetworkGroup:
         """Leave the pools out that have no instance and are not worth one; where none is worth it, functions answer."""
         pools = {group.pools[each.name] for each in group.eligible}
         if not any(slot.worth[pool] > 0 for pool in pools):
@@ -120,7 +113,7 @@ class FleetScaler:
         usable = {pool for pool in pools if slot.worth[pool] > 0 or slot.staying[pool]}
         return replace(group, eligible=tuple(each for each in group.eligible if group.pools[each.name] in usable))
 
-    def _scale(self, slot: _Slot, group: NetworkGroup) -> None:
+    def _scale(self, slot: Slot, group: NetworkGroup) -> None:
         """Have the heuristic decide on one network's copies, and take its actions down."""
         eligible, scaler = self._scalers.get(group.key, ((), None))
         if scaler is None or eligible != group.eligible:
@@ -134,10 +127,10 @@ class FleetScaler:
             self._held[group.key] = slot.seen.now_s + _HELD_S
         if any(count > 0 for count in [*plan.changes.values(), *plan.elsewhere.values()]):
             slot.add(group, plan)
-        elif slot.seen.now_s >= self._held.get(group.key, 0.0):
+        elif not group.demand.rate or slot.seen.now_s >= self._held.get(group.key, 0.0):
             slot.remove(group, plan)
 
-    def _planned(self, slot: _Slot, worth: Mapping[str, float], groups: list[NetworkGroup]) -> FleetPlan:
+    def _planned(self, slot: Slot, worth: Mapping[str, float], groups: list[NetworkGroup]) -> FleetPlan:
         seen, wanted = slot.seen, {}
         spare = self._spare(slot, worth)
         reasons = _reasons(slot, groups)
@@ -147,12 +140,8 @@ class FleetScaler:
             if terms.fixed:
                 continue
             staying = [one for one in seen.instances if one.pool == pool and not one.leaves]
-            serving, least = (
-                sum(one.serves for one in staying),
-                len(staying) - sum(one.name in spare for one in staying),
-            )
-            more = slot.elsewhere[pool]
-            count = max(least, serving + more) if more else least
+            least, more = sum(one.name not in spare for one in staying), slot.elsewhere[pool]
+            count = max(least, more + sum(one.serves for one in staying)) if more else least
             if pool in triggers and not more:
                 count += 1
                 reasons = {name: f"{text}; {triggers[pool]}" for name, text in reasons.items()}
@@ -169,7 +158,7 @@ class FleetScaler:
             {application: text[:_MOST_REASON] for application, text in reasons.items()},
         )
 
-    def _spare(self, slot: _Slot, worth: Mapping[str, float]) -> frozenset[str]:
+    def _spare(self, slot: Slot, worth: Mapping[str, float]) -> frozenset[str]:
         """Return the instances that nothing needs: for as long as a start takes, or beyond what is worth the price.
 
         To keep an idle instance for that long costs as much as to start it again: the rule of ski rental.
@@ -187,187 +176,7 @@ class FleetScaler:
         return frozenset(spare)
 
 
-class _Slot:
-    """What is decided in one slot, as it is decided."""
-
-    def __init__(
-        self, seen: FleetObservation, pools: Mapping[str, PoolTerms], worth: Mapping[str, float], slack: float
-    ) -> None:
-        self.seen = seen
-        self.worth = worth
-        self.staying = Counter(one.pool for one in seen.instances if not one.leaves)
-        self.load: list[tuple[str, Key]] = []
-        self.unload: list[tuple[str, Key]] = []
-        self.elsewhere: Counter[str] = Counter()
-        self.desired: Counter[Key] = Counter()
-        self.reasons: dict[tuple[str, str, str], str] = {}
-        self._pools = pools
-        self._slack = slack
-        self._room = Room(seen.instances)
-        self._groups: list[NetworkGroup] = []
-
-    def keep(self, group: NetworkGroup) -> None:
-        """Count what a network's demand uses as needed, so that it keeps its room."""
-        self._groups.append(group)
-        for one in self.seen.instances:
-            key = group.counted(one)
-            if key is not None:
-                self._room.need(one, key)
-                if not group.named:
-                    self.desired[key] += 1
-
-    def observation(self, group: NetworkGroup) -> LoadObservation:
-        """Return what the heuristic sees of a network: one copy at an instance, and instances that have room."""
-        return group.observation(self.seen.instances, self._room)
-
-    def add(self, group: NetworkGroup, plan: ScalingPlan) -> None:
-        """Place copies at instances; what has no place is an upgrade in place, if that is enough, or elsewhere."""
-        missing: Counter[str] = Counter({name: count for name, count in plan.elsewhere.items() if count > 0})
-        for name, count in plan.changes.items():
-            for _ in range(max(0, count)):
-                if not self._place(group, name):
-                    missing[name] += 1
-        short = sum(count * group.costs[name].qps for name, count in missing.items())
-        note = plan.reason
-        if missing:
-            gained, upgraded = self._upgrade(group, plan.short_qps or short)
-            note += f"; upgraded in place: {', '.join(upgraded)}" if upgraded else ""
-            self._ask_elsewhere(group, missing, max(0.0, (plan.short_qps or short) - gained))
-        self.reasons[group.key] = note
-
-    def _ask_elsewhere(self, group: NetworkGroup, missing: Mapping[str, int], short_qps: float) -> None:
-        """Ask for as many more instances as the missing copies still take; instances are shared, so the most counts."""
-        for wished, count in missing.items():
-            name = self._worth_more(group, wished)
-            pool = group.pools[name]
-            if self._pools[pool].fixed or short_qps <= 0:
-                continue
-            more = min(count, math.ceil(short_qps / group.costs[name].qps))
-            self.elsewhere[pool] = max(self.elsewhere[pool], more)
-            self.desired[group.application, name] += more
-
-    def _worth_more(self, group: NetworkGroup, name: str) -> str:
-        """Return a variant, or else the fastest one of a pool of which more instances are worth it than there are."""
-
-        def open_(pool: str) -> bool:
-            return self.worth[pool] > self.staying[pool] and not self._pools[pool].fixed
-
-        if open_(group.pools[name]):
-            return name
-        others = [
-            each for each in group.eligible if open_(group.pools[each.name]) and each.latency_ms <= group.demand.slo_ms
-        ]
-        return max(others, key=lambda each: (each.qps, each.name)).name if others else name
-
-    def _place(self, group: NetworkGroup, name: str) -> bool:
-        """Load a copy at the least used instance with room and none of the network; returns whether there is one."""
-        key = group.application, name
-        one = self._room.best(key, group.pools[name], lambda other: group.counted(other) is None)
-        if one is None:
-            return False
-        self._load(one, key)
-        return True
-
-    def _upgrade(self, group: NetworkGroup, short_qps: float) -> tuple[float, list[str]]:
-        """Load faster variants beside what instances have of a network, for no more instances; returns queries/s won.
-
-        The slower one goes later, once the faster one is loaded.
-        """
-        gained, names = 0.0, []
-        for one in self.seen.instances:
-            key = group.counted(one) if one.serves else None
-            if key is None or gained >= short_qps or one.copies[key].status == "loading":
-                continue
-            now = group.costs[key[1]].qps
-            faster = [
-                each
-                for each in group.eligible
-                if each.qps > now
-                and each.latency_ms <= group.demand.slo_ms
-                and group.pools[each.name] == one.pool
-                and self._room.fits(one, (group.application, each.name))
-            ]
-            if faster:
-                best = max(faster, key=lambda each: (each.qps, each.name))
-                self._load(one, (group.application, best.name))
-                gained += best.qps - now
-                names.append(best.name)
-        return gained, names
-
-    def _load(self, one: InstanceSeen, key: Key) -> None:
-        self._room.need(one, key)
-        self.desired[key] += 1
-        if (one.name, key) not in self.load:
-            self.load.append((one.name, key))
-
-    def remove(self, group: NetworkGroup, plan: ScalingPlan) -> None:
-        """Unload copies that a network's load no longer needs, where the others that are loaded support it."""
-        self.reasons[group.key] = plan.reason
-        for name, count in plan.changes.items():
-            for _ in range(-count):
-                if not self._remove(group, (group.application, name)):
-                    self.reasons[group.key] = f"{group.demand.rate:g} queries/s are supported by what runs"
-
-    def _remove(self, group: NetworkGroup, key: Key) -> bool:
-        """Unload a copy at the instance that needs least else, the youngest of them."""
-        having = [
-            one
-            for one in self.seen.instances
-            if group.counted(one) == key
-            and one.copies[key].status == "loaded"
-            and not self._pools[one.pool].fixed
-            and (one.name, key) not in self.unload
-        ]
-        if not having or not self._can_go(key):
-            return False
-        order = {one.name: number for number, one in enumerate(self.seen.instances)}
-        one = min(having, key=lambda each: (self._room.needed(each), -order[each.name]))
-        self.unload.append((one.name, key))
-        self._room.release(one, key)
-        self.desired[key] -= 1
-        return True
-
-    def _can_go(self, key: Key) -> bool:
-        """Whether every demand that a copy counts for is supported without it by what is loaded."""
-        for group in self._groups:
-            if group.application != key[0] or key[1] not in group.costs or not group.demand.rate:
-                continue
-            loaded = 0.0
-            for one in self.seen.instances:
-                counted = group.counted(one)
-                if counted is None or (one.name, counted) in self.unload or one.leaves:
-                    continue
-                if one.copies[counted].status != "loaded":
-                    return False
-                loaded += group.costs[counted[1]].qps
-            if loaded - group.costs[key[1]].qps < group.demand.rate * self._slack:
-                return False
-        return True
-
-    def retire_replaced(self, group: NetworkGroup) -> None:
-        """Unload copies beside a faster one of the same network that is loaded, once no query uses them any more."""
-        if group.named:
-            return
-        for one in self.seen.instances:
-            key = group.counted(one)
-            if key is None or one.copies[key].status != "loaded" or (one.name, key) in self.unload:
-                continue
-            for other, copy in one.copies.items():
-                replaced = other != key and other in group.every and copy.status == "loaded"
-                quiet = not copy.waiting and (copy.idle_s is None or copy.idle_s >= _QUIET_S)
-                if replaced and quiet and not self._room.is_needed(one, other):
-                    self.unload.append((one.name, other))
-
-    def is_idle(self, one: InstanceSeen) -> bool:
-        """Whether an instance has nothing that is needed, and nothing to do."""
-        return not self._room.needed(one) and not any(copy.waiting for copy in one.copies.values())
-
-    def used_mb(self, one: InstanceSeen) -> float:
-        """Return the megabytes of what is needed at an instance."""
-        return self._room.used_mb(one)
-
-
-def _triggers(slot: _Slot) -> Mapping[str, str]:
+def _triggers(slot: Slot) -> Mapping[str, str]:
     """Return the pools to which INFaaS' triggers add an instance; none while one has nothing to do, or boots."""
     workers, free = [], set()
     for one in slot.seen.instances:
@@ -384,7 +193,7 @@ def _triggers(slot: _Slot) -> Mapping[str, str]:
     return {pool: why for pool, why in added.items() if pool not in free}
 
 
-def _reasons(slot: _Slot, groups: list[NetworkGroup]) -> dict[str, str]:
+def _reasons(slot: Slot, groups: list[NetworkGroup]) -> dict[str, str]:
     """Return the reasons of each application's networks in one line."""
     reasons: dict[str, list[str]] = {}
     for group in groups:

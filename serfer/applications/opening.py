@@ -111,10 +111,12 @@ def open_applications(
     return applications
 
 
-def variants_for_instances(options: ApplicationOptions, settings: Settings) -> dict[str, tuple[Variant, Path]]:
+def variants_for_instances(
+    options: ApplicationOptions, settings: Settings, kind: str | None = None
+) -> dict[str, tuple[Variant, Path]]:
     """Return the variants for instances of applications' live releases and canaries, fetched, by their served names.
 
-    Raises UsageError where there is none.
+    With `kind` they are those for that instance type alone. Raises UsageError where there is none.
     """
     registry = open_registry(options.registry, create=False)
     found = {}
@@ -123,10 +125,11 @@ def variants_for_instances(options: ApplicationOptions, settings: Settings) -> d
         live, canary = record.live_release, record.canary
         for networks in [each.networks for each in (live, canary) if each]:
             for variant in record.variants(networks):
-                if variant.place is Place.INSTANCE:
+                if variant.place is Place.INSTANCE and kind in {None, variant.kind}:
                     found[served_name(name, variant.name)] = variant
     if not found:
-        raise UsageError(f"the registry {options.registry} has no variants for instances of these applications")
+        which = f"instances of the type {kind[:80]!r}" if kind else "instances"
+        raise UsageError(f"the registry {options.registry} has no variants for {which} of these applications")
     cache = settings.cache_dir / VARIANTS
     return {name: (variant, registry.directory(variant.artefact, cache)) for name, variant in found.items()}
 

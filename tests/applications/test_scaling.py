@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from serfer.applications.instances import SeenInstance
-from serfer.applications.opening import ApplicationOptions, open_applications
+from serfer.applications.opening import ApplicationOptions, open_applications, variants_for_instances
 from serfer.applications.scaling.controller import VariantFleet, VariantPools
 from serfer.applications.scaling.spec import parse_instances
 from serfer.applications.served import FunctionsPlace, ServedApplication
@@ -23,7 +23,7 @@ from serfer.fleet.registry import PoolRegistry
 from serfer.registry import open_registry
 from serfer.settings import Settings
 from storage.memory import MemoryStore
-from tests.applications.worlds import register, variant, version
+from tests.applications.worlds import plan_variant, register, variant, version
 from tests.fleet.fakes import Clock, FakeProvisioner, Net
 from tests.fleet.test_controller import FailingCoordination
 
@@ -384,12 +384,27 @@ def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_thos
         )
     fleet = applications.fleet
     local = fleet._pools.provisioners[Purchase("cpu")]
-    assert [*local._command][-10:-7] == ["instance", f"--registry={tmp_path}/registry", "--app=faces"]
+    words = [*local._command]
+    at = words.index("instance")
+    assert words[at : at + 3] == ["instance", f"--registry={tmp_path}/registry", "--app=faces"]
+    assert words[-1] == "--instance-type=cpu"
     assert (local._most, fleet._pools.ends, fleet._pools.max_usd_per_hour) == (3, (Purchase("cpu"),), 2.0)
     assert fleet._admits(Purchase("cpu"), "http://127.0.0.1:4711")
     assert not fleet._admits(Purchase("cpu"), "http://10.0.0.7:8000")
     assert fleet._admits(Purchase("gpu"), "http://10.0.0.7:8000")
     assert not fleet._admits(Purchase("gpu"), "http://127.0.0.1:8000")
+
+
+def test_an_instance_of_a_type_has_the_variants_for_it_alone(tmp_path):
+    registry = open_registry(str(tmp_path / "registry"))
+    made = plan_variant(registry, tmp_path / "plan", "small", place=Place.INSTANCE, kind="cpu")
+    register(registry, "faces", version("net", 1, made, replace(made, name="large", kind="gpu")))
+    options = ApplicationOptions(str(tmp_path / "registry"), ("faces",))
+    settings = Settings(cache_dir=tmp_path / "cache")
+    assert [*variants_for_instances(options, settings)] == ["faces:small", "faces:large"]
+    assert [*variants_for_instances(options, settings, "gpu")] == ["faces:large"]
+    with pytest.raises(UsageError, match="type 'tpu'"):
+        variants_for_instances(options, settings, "tpu")
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def _provisioner(pool: InstancePool, command: Sequence[str], directory: Path, mo
         return open_provisioner(pool.spec)
     from serfer.fleet.provisioners.local import LocalProvisioner  # noqa: PLC0415 - Linux only, and only this one needs it
 
+    if pool.kind:
+        command = [*command, f"--instance-type={pool.kind}"]
     label = hashlib.sha256(pool.kind.encode()).hexdigest()[:8] if pool.kind else LOCAL
     return LocalProvisioner(command, directory, label=label, most=most)
 

@@ -12,7 +12,7 @@ from serfer.applications.meters import DriverSignals, VariantMeter, functions_si
 from serfer.applications.tables import Table
 from serfer.control.canary import Conduct, ConductCounter, Verdict, judge, total
 from serfer.control.selection import FUNCTIONS, States, StateTracker, VariantSignals, worth_warming
-from serfer.control.selection.scaling.demand import NetworkDemand, demands
+from serfer.control.selection.scaling.demand import Demanding, NetworkDemand
 from serfer.control.selection.scaling.demand import total as total_demand
 from serfer.core.errors import UnavailableError
 from serfer.core.variants import NO_OBJECTIVES, Canary, Objectives, Place, Variant, VariantState
@@ -68,6 +68,7 @@ class ServedApplication:
         self.warming: set[str] = set()
         self.own_scaled: Scaled | None = None
         self._table: Table | None = None
+        self._demanding = Demanding({})
         self._place = place
         self._clock = clock
         self._tracker = StateTracker()
@@ -96,6 +97,8 @@ class ServedApplication:
 
     def use(self, table: Table) -> None:
         """Select from a table from now on; a canary that is new begins its trial, one that has failed is left out."""
+        if self._table is None or self._table.live.variants != table.live.variants:
+            self._demanding = Demanding(table.live.variants)
         since = table.trial.since if table.trial else ""
         if self.failed is not None and since == self.failed.canary.since:
             self._table = replace(table, canary=None)
@@ -127,7 +130,7 @@ class ServedApplication:
         elapsed_s = max(1.0, self._clock() - self._began[0])
         asked = sum(lately, Counter[Objectives]())
         rates = {objectives: count / elapsed_s for objectives, count in asked.items()}
-        return tuple(demands(rates, self.table.live.variants)) if self._table else ()
+        return tuple(self._demanding.demands(rates))
 
     @property
     def demand(self) -> dict[tuple[str, str], NetworkDemand]:

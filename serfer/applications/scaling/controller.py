@@ -214,7 +214,7 @@ class VariantFleet:
         self.copies.forget(urls)
 
     def _lead(self) -> None:
-        """Decide, have copies changed, and begin to start and stop instances unless the last work is under way."""
+        """Begin to decide, to change copies, and to start and stop instances, unless the last work is under way."""
         if self.work is not None and not self.work.done():
             return
         now = self._timing.now()
@@ -229,18 +229,23 @@ class VariantFleet:
                 published=self._published,
                 now=now,
             )
-        if self._state is None and self._pools.provisioners:
-            self.work = asyncio.create_task(self._find(self._leader))
-            return
-        plan = self._decide(now)
-        self._change_copies(plan)
-        if self._pools.provisioners:
-            busy = frozenset((*self._view.busy, *self._own_busy()))
-            self.work = asyncio.create_task(self._provision(self._leader, now, plan, busy))
+        is_new = self._state is None and bool(self._pools.provisioners)
+        self.work = asyncio.create_task(self._find(self._leader) if is_new else self._act(self._leader, now))
 
-    def _decide(self, now: float) -> FleetPlan:
+    async def _act(self, leader: Leader, now: float) -> None:
+        """Decide, in a thread, and have it done."""
+        with self._survived("controller"):
+            plan = await self._decide(now)
+            if not self._registry.leads:
+                return
+            self._change_copies(plan)
+            if self._pools.provisioners:
+                await self._provision(leader, now, plan, frozenset((*self._view.busy, *self._own_busy())))
+
+    async def _decide(self, now: float) -> FleetPlan:
         if self._scaler is None:
             self._scaler, self._decided = FleetScaler(self._pools.terms), now
+        scaler = self._scaler
         variants = variants_of(self._served.values())
         seen = FleetObservation(
             now,
@@ -252,7 +257,7 @@ class VariantFleet:
             self._pools.max_usd_per_hour,
         )
         self._decided = now
-        plan = self._scaler.observe(seen)
+        plan = await asyncio.to_thread(scaler.observe, seen)
         self._note(plan)
         return plan
 

@@ -17,6 +17,7 @@ from serfer.core.variants import Objectives, Place, Variant
 NO_SLO: Final = 1e9
 """Milliseconds that stand for no objective of latency."""
 _FEW: Final = 0.05
+_KEPT: Final = 1000
 _Rate = Annotated[float, Bounds(0.0, 1e9)]
 
 
@@ -44,13 +45,58 @@ class NetworkDemand:
         return self.network, self.variant
 
 
-def demands(asked: Mapping[Objectives, float], variants: Mapping[str, Variant]) -> list[NetworkDemand]:
-    """Return the demand by network, and by variant where queries name one, of queries a second by their objectives."""
-    parts: dict[tuple[str, str], list[NetworkDemand]] = {}
-    for objectives, rate in asked.items():
-        for part in _parts(objectives, rate, variants):
-            parts.setdefault(part.key, []).append(part)
-    return [_joined(of, sum(part.rate for part in of) * _FEW) for of in parts.values()]
+class Demanding:
+    """Says what queries ask of instances, by the variants that may answer them; it remembers some objectives."""
+
+    def __init__(self, variants: Mapping[str, Variant]) -> None:
+        """Put variants in the order of their dollars."""
+        self._variants = variants
+        self._cheapest_first = sorted(
+            variants.values(), key=lambda each: (each.usd.value, each.latency_ms.value, each.name)
+        )
+        self._known: dict[Objectives, tuple[NetworkDemand, ...]] = {}
+
+    def demands(self, asked: Mapping[Objectives, float]) -> list[NetworkDemand]:
+        """Return the demand by network, and by variant where queries name one, of queries a second by objectives."""
+        parts: dict[tuple[str, str], list[NetworkDemand]] = {}
+        for objectives, rate in asked.items():
+            for one in self._of_one(objectives):
+                parts.setdefault(one.key, []).append(_times(one, rate))
+        return [_joined(of, sum(part.rate for part in of) * _FEW) for of in parts.values()]
+
+    def _of_one(self, objectives: Objectives) -> tuple[NetworkDemand, ...]:
+        """Return what one query a second is the demand of."""
+        found = self._known.get(objectives)
+        if found is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            found = self._known[objectives] = self._looked_up(objectives)
+        return found
+
+    def _looked_up(self, asked: Objectives) -> tuple[NetworkDemand, ...]:
+        """Return what queries of the same objectives are the demand of: nothing where no instance is good enough."""
+        if asked.variant is not None:
+            named = self._variants.get(asked.variant)
+            if named is None or named.place is not Place.INSTANCE:
+                return ()
+            stranded = NetworkDemand(named.network, rate=1.0, stranded=1.0)
+            return stranded, replace(stranded, variant=named.name)
+        on_instances, functions = (
+            next((each for each in self._cheapest_first if each.place is place and _meets(each, asked)), None)
+            for place in (Place.INSTANCE, Place.FUNCTIONS)
+        )
+        if on_instances is None:
+            return ()
+        part = NetworkDemand(
+            on_instances.network,
+            rate=1.0,
+            slo_ms=min(NO_SLO, asked.latency_ms or NO_SLO),
+            min_accuracy=asked.min_accuracy or 0.0,
+            max_cost_usd=asked.max_cost_usd,
+            functions_usd=functions.usd.value if functions else 0.0,
+            stranded=0.0 if functions else 1.0,
+        )
+        return (part,)
 
 
 def total(drivers: Iterable[Iterable[NetworkDemand]]) -> dict[tuple[str, str], NetworkDemand]:
@@ -62,32 +108,9 @@ def total(drivers: Iterable[Iterable[NetworkDemand]]) -> dict[tuple[str, str], N
     return {key: _joined(of, 0.0) for key, of in parts.items()}
 
 
-def _parts(objectives: Objectives, rate: float, variants: Mapping[str, Variant]) -> list[NetworkDemand]:
-    """Return what queries of the same objectives are the demand of: nothing where no instance is good enough."""
-    if objectives.variant is not None:
-        named = variants.get(objectives.variant)
-        if named is None or named.place is not Place.INSTANCE:
-            return []
-        stranded = NetworkDemand(named.network, rate=rate, stranded=rate)
-        return [stranded, replace(stranded, variant=named.name)]
-    meeting = sorted(
-        (variant for variant in variants.values() if _meets(variant, objectives)),
-        key=lambda variant: (variant.usd.value, variant.latency_ms.value, variant.name),
-    )
-    on_instances = [variant for variant in meeting if variant.place is Place.INSTANCE]
-    if not on_instances:
-        return []
-    functions = next((variant for variant in meeting if variant.place is Place.FUNCTIONS), None)
-    part = NetworkDemand(
-        on_instances[0].network,
-        rate=rate,
-        slo_ms=min(NO_SLO, objectives.latency_ms or NO_SLO),
-        min_accuracy=objectives.min_accuracy or 0.0,
-        max_cost_usd=objectives.max_cost_usd,
-        functions_usd=rate * functions.usd.value if functions else 0.0,
-        stranded=0.0 if functions else rate,
-    )
-    return [part]
+def _times(one: NetworkDemand, rate: float) -> NetworkDemand:
+    """Return the demand of so many queries a second."""
+    return replace(one, rate=rate, functions_usd=one.functions_usd * rate, stranded=one.stranded * rate)
 
 
 def _meets(variant: Variant, asked: Objectives) -> bool:

@@ -50,8 +50,17 @@ class NetworkGroup:
         """The eligible variants by name."""
         return {each.name: each for each in self.eligible}
 
+    @cached_property
+    def _counted(self) -> dict[str, Key | None]:
+        return {}
+
     def counted(self, one: InstanceSeen) -> Key | None:
         """Return the copy at an instance that answers the demand: the fastest of those in memory or about to be."""
+        if one.name not in self._counted:
+            self._counted[one.name] = self._fastest(one)
+        return self._counted[one.name]
+
+    def _fastest(self, one: InstanceSeen) -> Key | None:
         if not one.serves:
             return None
         there = [each for each in self.eligible if self._has(one, each.name)]

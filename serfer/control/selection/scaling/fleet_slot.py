@@ -179,10 +179,10 @@ class Slot:
             key = group.counted(one)
             if key is None or one.copies[key].status != "loaded" or (one.name, key) in self.unload:
                 continue
-            for other, copy in one.copies.items():
-                replaced = other != key and other in group.every and copy.status == "loaded"
+            for other in sorted(group.every & one.copies.keys() - {key}):
+                copy = one.copies[other]
                 quiet = not copy.waiting and (copy.idle_s is None or copy.idle_s >= _QUIET_S)
-                if replaced and quiet and not self._room.is_needed(one, other):
+                if copy.status == "loaded" and quiet and not self._room.is_needed(one, other):
                     self.unload.append((one.name, other))
 
     def is_idle(self, one: InstanceSeen) -> bool:

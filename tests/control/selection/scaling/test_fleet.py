@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.selection.scaling import OPTIONS
-from serfer.control.selection.scaling.demand import NetworkDemand, demands, total
+from serfer.control.selection.scaling.demand import Demanding, NetworkDemand, total
 from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import CopySeen, FleetObservation, InstanceSeen, PoolTerms
 from serfer.core.variants import Figure, Objectives, Place, VariantState
@@ -316,6 +316,10 @@ FUNCTION = variant("function", ms=90.0, usd=1e-5, correct=85)
 KNOWN = {each.name: each for each in (FUNCTION, SLOW, FAST, OTHER)}
 
 
+def demands(asked):
+    return Demanding(KNOWN).demands(asked)
+
+
 def test_demand_is_of_what_instances_are_good_enough_for():
     asked = {
         Objectives(): 3.0,
@@ -324,7 +328,7 @@ def test_demand_is_of_what_instances_are_good_enough_for():
         Objectives(variant="function"): 7.0,
         Objectives(variant="other"): 1.0,
     }
-    found = {each.key: each for each in demands(asked, KNOWN)}
+    found = {each.key: each for each in demands(asked)}
     assert set(found) == {("net", ""), ("net2", ""), ("net2", "other")}
     net = found["net", ""]
     assert (net.rate, net.slo_ms, net.stranded) == (5.0, 50.0, 2.0)
@@ -333,11 +337,11 @@ def test_demand_is_of_what_instances_are_good_enough_for():
 
 
 def test_a_rare_objective_does_not_decide_for_all():
-    found = demands({Objectives(): 99.0, Objectives(min_accuracy=0.7): 1.0}, KNOWN)
+    found = demands({Objectives(): 99.0, Objectives(min_accuracy=0.7): 1.0})
     assert [each.min_accuracy for each in found] == [0.0]
 
 
 def test_demand_of_all_drivers_is_the_sum_with_the_strictest_objectives():
-    one, two = demands({Objectives(latency_ms=20.0): 1.0}, KNOWN), demands({Objectives(): 4.0}, KNOWN)
+    one, two = demands({Objectives(latency_ms=20.0): 1.0}), demands({Objectives(): 4.0})
     joined = total([one, two])["net", ""]
     assert (joined.rate, joined.slo_ms) == (5.0, 20.0)

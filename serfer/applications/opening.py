@@ -23,7 +23,7 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
 from serfer.plan_directory import load_plan
-from serfer.registry import check_apart, open_registry
+from serfer.registry import Registry, check_apart, open_registry
 from serfer.settings import Settings
 from storage import open_store
 from storage.store import Store
@@ -61,13 +61,7 @@ def open_applications(
     it. Drivers of one application tell one another of it in `store`, which is at `store_url`. Raises UsageError for
     options that cannot be, or where there is nothing to serve.
     """
-    check_apart(options.registry, store_url)
-    registry = open_registry(options.registry, create=False)
-    names = options.names or tuple(registry.applications())
-    if not 0 < len(names) <= MAX_APPLICATIONS:
-        raise UsageError(
-            f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"
-        )
+    registry, names = find_applications(options, store_url)
     driver, coordination = secrets.token_hex(16), store.coordination()
 
     instances = VariantInstances(options.instances, settings.instance_key.get_secret_value(), time.monotonic)
@@ -92,6 +86,21 @@ def open_applications(
         runs_here=runs_here,
         driver=driver,
     )
+
+
+def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Registry, tuple[str, ...]]:
+    """Return the registry, and the names of the applications to serve, which it may not all have.
+
+    Raises UsageError for a registry inside the store, or where there is nothing to serve.
+    """
+    check_apart(options.registry, store_url)
+    registry = open_registry(options.registry, create=False)
+    names = options.names or tuple(registry.applications())
+    if not 0 < len(names) <= MAX_APPLICATIONS:
+        raise UsageError(
+            f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"
+        )
+    return registry, names
 
 
 def variants_for_instances(options: ApplicationOptions, settings: Settings) -> dict[str, tuple[Variant, Path]]:

@@ -30,7 +30,7 @@ _MOST_PLANS = 2
 COLD_FUNCTIONS = "cold-"
 """The beginning of the names that a record has for functions of a cold plan."""
 _OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs"})
-_LATER = ("base_image", "pings", "provisioned_concurrency", "results_days")
+_LATER = ("base_image", "pings", "provisioned_concurrency", "results_days", "applications")
 """Choices that a record has only where they were made."""
 _ADVICE = "write it again with serfer package"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -28,6 +29,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.pipeline.warm import environments, ping_event
+from serfer.registry.records import APPLICATIONS
 
 CURRENT = "current"
 """The value of the parameter Serving for the plan that was packaged last."""
@@ -172,6 +174,7 @@ def _variables(options: Options) -> dict[str, Any]:
         "instance": _INSTANCES[options.architecture],
         "machine": options.architecture,
         **_ping_variables(options),
+        **_registry_variables(options),
         "results_days": options.results_days,
         "results_ttl_s": str((options.results_days or 0) * DAY_S),
         "runtime": options.runtime,
@@ -190,10 +193,25 @@ def _ping_variables(options: Options) -> Part:
     return {"ping_rate": rate, "ping": json.dumps(ping_event(options.pings.queries))}
 
 
+def _registry_variables(options: Options) -> Part:
+    """Return what drivers may do in the registry: a fleet's drivers also write the records of their applications."""
+    served = options.applications
+    if served is None:
+        return {}
+    documents = f"arn:${{AWS::Partition}}:s3:::{served.place}/documents/{APPLICATIONS}"
+    return {
+        "applications": ",".join(served.names),
+        "registry": served.place,
+        "registry_actions": ["s3:GetObject", "s3:PutObject"] if options.drivers == "fleet" else "s3:GetObject",
+        "registry_documents": [{"Fn::Sub": f"{documents}{name}.json"} for name in served.names],
+    }
+
+
 def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
     """Return the names of the parts that a deployment is made of."""
     fleet, cache = options.drivers == "fleet", options.store in _CACHES
     machine, keeps = options.by_state_machine, options.results_days is not None
+    to_s3 = keeps or options.applications is not None
     kind = "express" if options.engine == "stepfunctions-express" else "standard"
     parts = {
         "base": True,
@@ -201,8 +219,8 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
         "weights": fetches,
         "weights-network": fetches and cache,
         "workers-to-s3": (fetches or keeps) and cache,
-        "drivers-to-s3": keeps and cache and not fleet,
-        "endpoint-s3": fleet or ((fetches or keeps) and cache),
+        "drivers-to-s3": to_s3 and cache and not fleet,
+        "endpoint-s3": fleet or ((fetches or to_s3) and cache),
         "store-s3": options.store == "s3",
         "store-s3-clean-up": options.store == "s3" and machine,
         "store-s3express": options.store == "s3express",
@@ -210,6 +228,7 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
         "store-cache": cache,
         "store-redis": options.store == "redis",
         "results": keeps,
+        "applications": options.applications is not None,
         "machine": machine,
         f"endpoint-machine-{kind}": machine and options.in_vpc,
         "driver-function": not fleet,
@@ -232,6 +251,8 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], 
         "SERFER_FUNCTION_PREFIX": {"Ref": "AWS::StackName"},
         "SERFER_PLAN": served([f"plans/{digest}" for digest in digests]),
     }
+    if options.applications is not None:  # of both generations: a release may have variants of either
+        variables["SERFER_APPLICATION_PLANS"] = os.pathsep.join(f"plans/{digest}" for digest in digests)
     outputs: Part = {
         "Serving": {"Description": "The plan that drivers use.", "Value": served(digests)},
     }

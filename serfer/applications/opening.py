@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,15 +37,17 @@ MAX_APPLICATIONS: Final = 100
 class ApplicationOptions:
     """The applications to serve, of the registry at a URL, and the URLs of instances that run variants for instances.
 
-    Without names, all that the registry has when the driver starts.
+    Without names, all that the registry has when the driver starts. `plans` are the plan directories of variants whose
+    functions are deployed, by the first twelve digits of their digests; None: they are fetched from the registry.
     """
 
     registry: str
     names: tuple[str, ...] = ()
     instances: tuple[str, ...] = ()
+    plans: Mapping[str, Path] | None = None
 
 
-def open_applications(
+def open_applications(  # noqa: PLR0913 - what a driver has, by name
     options: ApplicationOptions,
     served: MutableMapping[str, Pipeline],
     open_functions: Callable[[Path], Pipeline],
@@ -54,15 +56,18 @@ def open_applications(
     store_url: str,
     place: FunctionsPlace,
     runs_there: Callable[[Variant], bool] = lambda _: True,
+    *,
+    alone: bool = False,
 ) -> Applications:
     """Return the applications of a driver, whose variants' pipelines come and go in `served`; nothing is read yet.
 
     `open_functions` opens a plan directory for queries; `runs_there` says of a variant for functions whether they have
-    it. Drivers of one application tell one another of it in `store`, which is at `store_url`. Raises UsageError for
-    options that cannot be, or where there is nothing to serve.
+    it. Drivers of one application tell one another of it in `store`, which is at `store_url`; one that is `alone`, as a
+    driver function is, does not, and has no part in canaries. Raises UsageError for options that cannot be, or where
+    there is nothing to serve.
     """
     registry, names = find_applications(options, store_url)
-    driver, coordination = secrets.token_hex(16), store.coordination()
+    driver, coordination = secrets.token_hex(16), (open_store("memory://") if alone else store).coordination()
 
     instances = VariantInstances(options.instances, settings.instance_key.get_secret_value(), time.monotonic)
 
@@ -70,6 +75,8 @@ def open_applications(
         return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(instances.urls)
 
     def opened(name: str, variant: Variant, place: str) -> Pipeline:
+        if variant.place is Place.FUNCTIONS and options.plans is not None:
+            return open_functions(options.plans[variant.plan[:12]])
         directory = registry.directory(variant.artefact, settings.cache_dir / VARIANTS)
         if variant.place is Place.FUNCTIONS:
             return open_functions(directory)
@@ -85,6 +92,7 @@ def open_applications(
         place=place,
         runs_here=runs_here,
         driver=driver,
+        canaries=not alone,
     )
 
 

@@ -92,6 +92,20 @@ def fetch_directory(store: RegistryStore, digest: str, cache: Path) -> Path:
     return place
 
 
+def fetch_to(store: RegistryStore, digest: str, place: Path) -> None:
+    """Write a plan directory to a place of the user's, whole or not at all; raises as `fetch_directory`.
+
+    Raises InputError for a place that is there already, or cannot be written.
+    """
+    if place.exists():
+        raise InputError(f"{place} is there already: choose another place")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(store, check_digest(digest), place.absolute())
+    except OSError as error:
+        raise InputError(f"{place} cannot be written: {error.strerror}") from error
+
+
 def _fetch(store: RegistryStore, digest: str, place: Path) -> None:
     manifest = read_manifest(store, digest)
     if manifest is None:

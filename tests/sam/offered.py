@@ -11,7 +11,7 @@ from cfnlint.config import ManualArgs
 from samtranslator.parser.parser import Parser
 from samtranslator.translator.translator import Translator
 
-from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, digest12
+from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, Serves, digest12
 from sam.template.template import make_template
 from serfer.core.plan import sealed
 from tests.drivers.plans import wide_plan
@@ -32,6 +32,8 @@ POOL = GpuPool("g6.xlarge", 4, 2)
 SPOT_POOL = GpuPool("g6.xlarge", 4, 2, spot=True)
 POOLED = ("fleet", "s3", "push")
 KEEPING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "redis", "poll"))  # results
+SERVING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "s3", "push"))  # applications
+SERVES = Serves("s3://models/faces", ("faces", "pets"))
 PINGED = ("function", "s3express", "push")
 
 
@@ -88,6 +90,7 @@ def every_template():
     yield from ((chosen, _template(*chosen, results_days=2)) for chosen in KEEPING)
     yield KEEPING[1], _template(*KEEPING[1], results_days=2, places=FETCHED)
     yield PINGED, _template(*PINGED, pings=Pings(5))
+    yield from ((chosen, _template(*chosen, applications=SERVES)) for chosen in SERVING)
 
 
 def translated(source, **parameters):

@@ -20,7 +20,7 @@ from sam.build.package import package
 from sam.build.tree import seal, tree_digest
 from sam.cost.scenario import Profile
 from sam.deployment import load_deployment, load_template, plan_directory
-from sam.options import GpuPool, Options, digest12, function_id
+from sam.options import GpuPool, Options, Serves, digest12, function_id
 from sam.samconfig import stack_of
 from sam.stacks import DeployedStack
 from serfer.cli.main import app
@@ -309,6 +309,37 @@ def test_a_plan_directory_cannot_be_replaced_by_its_own_package(plans, cache):
 def test_options_of_both_kinds_of_drivers(packed, plans, tmp_path):
     packed(plans[0], Options("test", drivers="fleet", architecture=OPTIONS.architecture))
     assert "build-DriverPlans:" in (tmp_path / "build" / "driver" / "Makefile").read_text()
+
+
+def test_drivers_are_told_of_applications_and_of_the_plans_of_both_generations(packed, plans, tmp_path):
+    serving = replace(OPTIONS, applications=Serves("s3://models/registry", ("faces", "pets")))
+    packed(plans[0], serving)
+    packed(plans[2], serving)
+    assert load_deployment(tmp_path / "build").options == serving
+    resources = load_template(tmp_path / "build")["Resources"]
+    told = resources["DriverFunction"]["Properties"]["Environment"]["Variables"]
+    assert told["SERFER_REGISTRY"] == "s3://models/registry"
+    assert told["SERFER_APPLICATIONS"] == "faces,pets"
+    assert told["SERFER_APPLICATION_PLANS"].split(":") == [f"plans/{each}" for each in digests([plans[2], plans[0]])]
+    assert told["SERFER_WORKERS"] == "aws"  # one function would be the driver's own: it invokes several variants'
+    for each in digests(plans[::2]):
+        assert (tmp_path / "build" / "driver" / "plans" / each / "plan.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"applications": Serves("/srv/registry", ("faces",))}, "--registry is s3://"),
+        ({"applications": Serves("s3://models/x", ("faces", "faces"))}, "--app names 1 to 20"),
+        ({"applications": Serves("s3://models/x", ("a b",))}, "--app 'a b'"),
+        ({"applications": Serves("s3://models/x", ("faces",)), "engine": "stepfunctions"}, "--driver push or poll"),
+        ({"applications": Serves("s3://models/x", ("faces",)), "driver_runs": "always"}, "--driver-runs always"),
+    ],
+)
+def test_applications_that_drivers_could_not_serve_are_refused(packed, plans, tmp_path, wrong, words):
+    with pytest.raises(UsageError, match=words):
+        packed(plans[0], replace(OPTIONS, **wrong))
+    assert not (tmp_path / "build").exists()
 
 
 POOLED = replace(OPTIONS, drivers="fleet", gpu=GpuPool("g6.xlarge", 3), architecture="x86_64")

@@ -25,6 +25,8 @@ from tests.sam.offered import (
     FETCHING,
     FEW,
     KEEPING,
+    SERVES,
+    SERVING,
     every_template,
     findings,
     lint,
@@ -48,6 +50,11 @@ def _region(monkeypatch):
 @pytest.mark.parametrize("chosen", FEW, ids="-".join)
 def test_cfn_lint_finds_nothing(chosen):
     assert findings(dump(template(*chosen))) == []
+
+
+@pytest.mark.parametrize("chosen", SERVING, ids="-".join)
+def test_cfn_lint_finds_nothing_where_drivers_serve_applications(chosen):
+    assert findings(dump(template(*chosen, applications=SERVES))) == []
 
 
 @pytest.mark.deploy

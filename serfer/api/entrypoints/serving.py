@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +85,7 @@ def serve_models(
         service, telemetry = make_service(pipelines, settings, _shared_store(opening, pipelines))
         opened.callback(service.decoders.end)
         if opening.applications is not None:
-            service.applications = _applications(opening, opening.applications, service, settings)
+            service.applications = applications_for(service, opening, opening.applications, settings)
             opened.callback(_close_all, service.pipelines)
             progress("opening a variant of each application")
             asyncio.run(service.applications.open())
@@ -139,8 +139,13 @@ def _store_url(opening: Opening) -> str:
     return opening.store or "memory://"
 
 
-def _applications(opening: Opening, options: ApplicationOptions, service: Service, settings: Settings) -> Applications:
-    """Return the applications of a service; nothing is read of the registry but which there are."""
+def applications_for(
+    service: Service, opening: Opening, options: ApplicationOptions, settings: Settings, *, alone: bool = False
+) -> Applications:
+    """Return the applications of a service; nothing is read of the registry but which there are.
+
+    `alone`: other drivers are told nothing (open_applications).
+    """
     plain, facts = replace(opening, routing=None, applications=None), settings.facts().functions
     return open_applications(
         options,
@@ -150,7 +155,8 @@ def _applications(opening: Opening, options: ApplicationOptions, service: Servic
         service.store,
         _store_url(opening),
         FunctionsPlace(_concurrency(opening, settings), facts.kept_warm),
-        _deployed(opening),
+        _deployed(opening, options),
+        alone=alone,
     )
 
 
@@ -165,11 +171,11 @@ def _concurrency(opening: Opening, settings: Settings) -> int:
     return local_concurrency(settings)
 
 
-def _deployed(opening: Opening) -> Callable[[Variant], bool]:
+def _deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Variant], bool]:
     """Return what says whether functions have a variant: all that can be started, or what a stack has."""
-    if not isinstance(opening.stack, Deployment):
+    plans: Collection[str] | None = opening.stack.plans if isinstance(opening.stack, Deployment) else options.plans
+    if plans is None:
         return lambda _: True
-    plans = opening.stack.plans
     return lambda variant: variant.plan[:12] in plans
 
 

@@ -115,6 +115,7 @@ class Applications:
         self._looked = float("-inf")
         self._served = {name: ServedApplication(name, place, clock) for name in exchanges}
         self._broken: dict[str, float] = {}
+        self._logged: dict[str, str] = {}  # by application: since when the canary was there that was logged as failed
         self._working: set[asyncio.Task[Any]] = set()
         self._shadows: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.Task[None] | None = None
@@ -367,7 +368,10 @@ class Applications:
     async def _read_all(self) -> None:
         for served in self._served.values():
             await self._read(served)
+            served.next_second()
             served.look((), lambda variant, name=served.name: self._signals(name, variant))  # type: ignore[misc]
+            for variant in served.worth_warming():  # its next query has the cold start: nothing runs when there is none
+                served.meter(variant).warm_up()
 
     async def _read(self, served: ServedApplication) -> None:
         """Look at the registry once; what cannot be read is logged, and changes nothing."""
@@ -450,7 +454,9 @@ class Applications:
     async def _take_back(self, served: ServedApplication, failed: FailedCanary) -> None:
         """End a canary in the registry, as the first of several drivers; until then this one does not use it."""
         canary, why = failed.canary, failed.why
-        log_event(logging.WARNING, "canary taken back", application=served.name, networks=canary.networks, message=why)
+        if self._logged.get(served.name) != canary.since:  # once, however often the registry has to be tried
+            self._logged[served.name], networks = canary.since, canary.networks
+            log_event(logging.WARNING, "canary taken back", application=served.name, networks=networks, message=why)
 
         def without(record: Application | None) -> Application | None:
             still = record is not None and record.canary is not None and record.canary.since == canary.since

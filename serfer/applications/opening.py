@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +17,13 @@ from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import AT, VariantPipelines
 from serfer.applications.served import FunctionsPlace
 from serfer.control.selection import InfaasSelector
-from serfer.core.errors import UsageError
+from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import Place, Variant
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import Registry, check_apart, open_registry
 from serfer.settings import Settings
 from storage import open_store
@@ -77,7 +78,9 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     def opened(name: str, variant: Variant, place: str) -> Pipeline:
         if variant.place is Place.FUNCTIONS and options.plans is not None:
             return open_functions(options.plans[variant.plan[:12]])
-        directory = registry.directory(variant.artefact, settings.cache_dir / VARIANTS)
+        return _from_cache(registry, variant, settings.cache_dir / VARIANTS, partial(opened_in, name, variant, place))
+
+    def opened_in(name: str, variant: Variant, place: str, directory: Path) -> Pipeline:
         if variant.place is Place.FUNCTIONS:
             return open_functions(directory)
         plan = load_plan(directory)
@@ -94,6 +97,19 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
         driver=driver,
         canaries=not alone,
     )
+
+
+def _from_cache(registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Pipeline]) -> Pipeline:
+    """Open a variant in its directory in the cache, which is fetched anew where it was altered there."""
+    directory = registry.directory(variant.artefact, cache)
+    try:
+        return open_in(directory)
+    except PlanError:
+        try:
+            check_artefacts(load_plan(directory), directory)
+        except PlanError:
+            return open_in(registry.directory(variant.artefact, cache, anew=True))
+        raise
 
 
 def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Registry, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from serfer.registry import open_registry
 from tests.applications.worlds import NOW, plan_variant, register, variant, version
 from tests.e2e.conftest import eventually
 from tests.e2e.test_applications import split_broken, white
-from tests.e2e.test_up import System
+from tests.e2e.test_up import QUIET, System
 
 LIMITS = CanaryLimits(window_s=600.0, queries=10, max_error_rate=0.2)
 
@@ -35,7 +35,7 @@ def up(start):
     systems = []
 
     def started(*arguments):
-        system = System(start("up", "--port", 0, "--log-level", "info", "--json", *arguments))
+        system = System(start("up", "--port", 0, *QUIET, *arguments))
         systems.append(system)
         return system
 

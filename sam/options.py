@@ -14,6 +14,8 @@ from serfer.pipeline.warm import MOST_AT_ONCE
 STACK = "${AWS::StackName}"
 LIVE = "live"
 """The alias of a function's published version, where SnapStart or provisioned concurrency wants one."""
+MOST_BESIDE = 8
+"""Plans of other variants that are deployed beside one: a role's policy names each of their functions."""
 MOST_LETTERS = 30
 """Of a deployment's name: a cache's may have 40, and stacks add -prod to it."""
 _NAME = re.compile(rf"[a-z](?:[a-z0-9]|-(?!-)){{0,{MOST_LETTERS - 1}}}(?<!-)")

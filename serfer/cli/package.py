@@ -95,6 +95,15 @@ def package(
             "variants that are deployed; may be repeated.",
         ),
     ] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--beside",
+            metavar="DIR",
+            help="With --app: the plan directory of another variant, whose functions are deployed, too; may be "
+            "repeated.",
+        ),
+    ] = None,
     zone: Annotated[
         str | None, typer.Option(help="With --store s3express: its availability zone's id, such as use1-az4.")
     ] = None,
@@ -182,6 +191,7 @@ def package(
             keep_previous=previous,
             previous_of=previous_of,
             profile=profile,
+            beside=beside or (),
             progress=progress,
         )
     cold = deployed_cold(directory, plan, options)

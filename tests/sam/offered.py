@@ -78,6 +78,13 @@ def _in_driver():
     return make_template(options(*IN_DRIVER), [plan], driver_runs={digest12(plan): 3538})
 
 
+@functools.cache
+def with_variants(*chosen):
+    """Return a template with the functions of another variant beside the current plan's."""
+    other = sealed(replace(plans()[0], model="another variant"))
+    return make_template(options(*chosen, applications=SERVES), plans(), beside={digest12(plans()[0]): [other]})
+
+
 def every_template():
     """Yield each combination with its template, and some with a GPU pool, weights elsewhere, or without functions."""
     yield from ((chosen, _template(*chosen)) for chosen in COMBINATIONS)
@@ -89,8 +96,9 @@ def every_template():
     yield IN_DRIVER, _in_driver()
     yield from ((chosen, _template(*chosen, results_days=2)) for chosen in KEEPING)
     yield KEEPING[1], _template(*KEEPING[1], results_days=2, places=FETCHED)
-    yield PINGED, _template(*PINGED, pings=Pings(5))
     yield from ((chosen, _template(*chosen, applications=SERVES)) for chosen in SERVING)
+    yield SERVING[2], with_variants(*SERVING[2])
+    yield PINGED, _template(*PINGED, pings=Pings(5))
 
 
 def translated(source, **parameters):

@@ -283,8 +283,10 @@ def _print_deployment(deployment: Deployment, build: PurePath) -> None:
         out.print(f"container images are built on {plain(options.builds_on)}: sam build needs a container engine")
     cold = f" with the cold plan {deployment.cold[deployment.current]}" if deployment.current in deployment.cold else ""
     kept = f", beside the one before, {deployment.plans[1]}" if len(deployment.plans) > 1 else ""
+    variants = deployment.beside.get(deployment.current)
+    beside = f" with the plans of other variants {', '.join(variants)}" if variants else ""
     out.print(
-        f"plan {deployment.current}{cold}{kept}: {options.drivers} drivers, engine {options.engine}, "
+        f"plan {deployment.current}{cold}{beside}{kept}: {options.drivers} drivers, engine {options.engine}, "
         f"store {options.store}, {options.runtime} on {options.architecture}, {options.region}; "
         f"digest {deployment.digest[:12]}"
     )

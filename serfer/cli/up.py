@@ -140,9 +140,9 @@ def up(
         }
     )
     options += [f"--shadow={each}" for each in shadow or ()]
-    if applications is not None:
-        options += [f"--registry={applications.registry}", *(f"--app={each}" for each in applications.names)]
-        options += [f"--variant-instance={each}" for each in applications.instances]
+    options += [f"--registry={registry}"] if registry else []
+    options += [f"--app={each}" for each in app or ()]
+    options += [f"--variant-instance={each}" for each in variant_instance or ()]
     _check_descriptors(raise_limit())
     with status_line() as progress, ExitStack() as parts:
         progress("starting the store")
@@ -167,7 +167,7 @@ def _check_descriptors(limit: int) -> None:
 
 
 def _found(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
-    """Return applications with their names, by which all drivers serve the same ones, whenever they are started."""
+    """Return applications with their names; raises UsageError for one that is not there."""
     if applications is None:
         return None
     registry, names = find_applications(applications, store or "redis://")

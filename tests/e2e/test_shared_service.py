@@ -16,7 +16,7 @@ from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.settings import access_setting
-from serfer.wiring.local import local_service, start_service
+from serfer.wiring.local import local_concurrency, local_service, start_service
 from tests.e2e.small import batch
 
 
@@ -72,6 +72,13 @@ def test_service_that_grows_gets_the_functions_of_plans_that_clients_open(serve,
     with ThreadPoolExecutor(3) as clients:  # at the same time
         for answer in clients.map(opened, range(3)):
             np.testing.assert_allclose(answer, expected, atol=1e-4)
+
+
+def test_a_driver_reckons_with_the_concurrency_of_the_service_that_all_share(serve, settings, lean):
+    service = serve(lean)
+    shared = sharing(settings, service).model_copy(update={"local_concurrency": 1})
+    assert local_concurrency(shared) == settings.local_concurrency > 1
+    assert local_concurrency(settings.model_copy(update={"local_concurrency": 1})) == 1
 
 
 def test_what_is_not_a_whole_plan_is_not_added_and_not_by_strangers(serve, lean, plan, tmp_path):

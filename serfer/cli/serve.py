@@ -26,6 +26,7 @@ from serfer.cli.shared.service_options import (
     LOOPBACK,
     AllowHostOption,
     AppsOption,
+    CeilingOption,
     HistoryOption,
     HostOption,
     InstancesOption,
@@ -37,10 +38,10 @@ from serfer.cli.shared.service_options import (
     ResultsOption,
     RouteOption,
     ScenarioOption,
-    ServeCeilingOption,
     ShadowOption,
     VariantInstancesOption,
     applications_of,
+    ceiling_of_route,
     check_logs,
     least_concurrency,
     served_models,
@@ -48,7 +49,6 @@ from serfer.cli.shared.service_options import (
     with_results,
 )
 from serfer.cli.shared.terminal import err
-from serfer.control.router import SERVERLESS
 from serfer.fleet.beside.options import BesideOptions
 from serfer.fleet.open_pool import routing_of
 from serfer.settings import load_settings
@@ -82,7 +82,7 @@ def serve(
     route: RouteOption = None,
     instances: InstancesOption = None,
     scenario: ScenarioOption = None,
-    max_usd_per_hour: ServeCeilingOption = None,
+    max_usd_per_hour: CeilingOption = None,
     record: RecordOption = None,
     shadow: ShadowOption = None,
     policy_state: PolicyStateOption = None,
@@ -97,15 +97,13 @@ def serve(
     settings = with_results(with_hosts(settings, allow_host), results)
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
-    applications = applications_of(
-        settings, registry, app, variant_instances, max_usd_per_hour or settings.max_usd_per_hour
-    )
+    applications = applications_of(settings, registry, app, variant_instances, max_usd_per_hour)
     routing = routing_of(
         settings,
         route=route,
         instances=instances,
         scenario=scenario,
-        max_usd_per_hour=None if variant_instances and (route or settings.route) == SERVERLESS else max_usd_per_hour,
+        max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
         beside=BesideOptions(record, tuple(shadow or ()), policy_state, history),
     )
     models = served_models(model, plan) if model or plan or not applications else {}

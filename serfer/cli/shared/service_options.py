@@ -13,6 +13,7 @@ import typer
 from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.options import plan_directory
+from serfer.control.router import SERVERLESS
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
@@ -112,10 +113,6 @@ ResultsOption = Annotated[
 ]
 CeilingOption = Annotated[
     float | None,
-    typer.Option("--max-usd-per-hour", help="What functions and instances may cost together in any hour; then 429."),
-]
-ServeCeilingOption = Annotated[
-    float | None,
     typer.Option(
         "--max-usd-per-hour",
         help="With --route: what functions and instances may cost together in any hour; then 429. With "
@@ -202,10 +199,19 @@ def applications_of(
         return None
     if url is None:
         raise UsageError("--app and --variant-instances are about applications: give --registry, or SERFER_REGISTRY")
-    if instances is not None and max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
-        raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {max_usd_per_hour}")
+    ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
+    if instances is not None and ceiling is not None and not 0 < ceiling < math.inf:
+        raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {ceiling}")
     pools = parse_instances(instances) if instances is not None else ()
-    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, max_usd_per_hour)
+    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, ceiling)
+
+
+def ceiling_of_route(
+    settings: Settings, route: str | None, instances: str | None, max_usd_per_hour: float | None
+) -> float | None:
+    """Return the ceiling of --route: none where there is only that of instances of applications."""
+    alone = instances is not None and (route or settings.route) == SERVERLESS
+    return None if alone else max_usd_per_hour
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

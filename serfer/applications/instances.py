@@ -35,6 +35,7 @@ _PATIENCE_S = 1.5
 _MOST_BYTES = 4 << 20
 _DOWN_S = 4.5  # without an answer to a look, after which an instance is no place any more
 _SHARE = 0.5  # of a query's time
+_NOISE_MS = 1.0  # by which a batch may be slower than profiled: of small networks that is no interference
 _FULL_S = 1.0  # what is refused may come again then
 
 
@@ -150,12 +151,14 @@ def _plain(status: int, data: bytes) -> Any:  # noqa: ANN401 - any JSON value
 
 def _signals(state: ModelState, utilisation: float, age_s: float) -> VariantSignals:
     engine = state.signals
+    excess_ms = engine.profiled_ms * (engine.interference - 1.0)
+    ratio = engine.interference if excess_ms >= _NOISE_MS else min(1.0, engine.interference)
     return VariantSignals(
         Place.INSTANCE,
         warm=int(state.status == "loaded"),
         share=min(1.0, max(0.0, utilisation)),
         waiting=engine.waiting / max(1, engine.max_batch),
-        latency_ratio=engine.interference if engine.batches else None,
+        latency_ratio=ratio if engine.batches else None,
         age_s=age_s,
     )
 

@@ -106,6 +106,21 @@ def test_what_an_instance_tells_becomes_signals_with_their_age():
     assert (seen.warm, seen.waiting, seen.share, seen.latency_ratio, seen.age_s) == (1, 0.5, 0.6, 1.5, 1.5)
 
 
+def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference():
+    def small():
+        told = listing(interference=3.0)
+        told["models"][0]["state"]["signals"]["profiled_ms"] = 0.4
+        return told
+
+    async def looks():
+        async with instance(small) as url:
+            instances = VariantInstances([url], "", Clock())
+            await instances.look()
+            return instances.signals(MODEL)[url].latency_ratio
+
+    assert asyncio.run(looks()) == 1.0
+
+
 @pytest.mark.parametrize(
     "reply",
     [

@@ -72,6 +72,11 @@ class WarmLevels:
         self._levels: list[_Level] = []
         self._busy = 0
 
+    @property
+    def busy(self) -> int:
+        """How many levels are busy."""
+        return self._busy
+
     def observe(self, now_s: float, busy: int) -> Change:
         """Note that so many queries at once run from `now_s` on, or ran since the last observation."""
         busy = min(busy, MOST_LEVELS)
@@ -94,7 +99,7 @@ class WarmLevels:
         return tuple(IdlePeriod(since, now_s, windows) for since, windows in found)
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """Return what each level has learnt, and its idle time, as plain JSON values; busy ones are idle from now on."""
+        """Return what each level has learnt, and its idle time, as plain JSON; busy ones are idle from now on."""
         return {"version": _VERSION, "levels": [_saved(level, now_s) for level in self._levels]}
 
     def restore(self, snapshot: Snapshot) -> None:

@@ -71,6 +71,7 @@ class WarmLevels:
         self._make = make
         self._levels: list[_Level] = []
         self._busy = 0
+        self._now_s = 0.0
 
     @property
     def busy(self) -> int:
@@ -79,7 +80,7 @@ class WarmLevels:
 
     def observe(self, now_s: float, busy: int) -> Change:
         """Note that so many queries at once run from `now_s` on, or ran since the last observation."""
-        busy = min(busy, MOST_LEVELS)
+        busy, self._now_s = min(busy, MOST_LEVELS), now_s
         ended = [idle for level in self._levels[self._busy : busy] if (idle := self._ended(level, now_s))]
         first = max(0, busy - len(self._levels))
         self._levels += [_Level(self._make()) for _ in range(first)]
@@ -98,9 +99,12 @@ class WarmLevels:
         found = [level.idle for level in self._levels if level.idle is not None]
         return tuple(IdlePeriod(since, now_s, windows) for since, windows in found)
 
-    def snapshot(self, now_s: float) -> Snapshot:
-        """Return what each level has learnt, and its idle time, as plain JSON; busy ones are idle from now on."""
-        return {"version": _VERSION, "levels": [_saved(level, now_s) for level in self._levels]}
+    def snapshot(self) -> Snapshot:
+        """Return what each level has learnt, and its idle time, as plain JSON values.
+
+        Busy ones are idle in it since the last observation.
+        """
+        return {"version": _VERSION, "levels": [_saved(level, self._now_s) for level in self._levels]}
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from a snapshot, with nothing seen yet; raises InputError for what is none."""

@@ -17,8 +17,8 @@ def levels(name="300"):
     return WarmLevels(window_policies(name))
 
 
-def idle_times(made, now):
-    return [sum(level["policy"]["long"]["counts"]) for level in made.snapshot(now)["levels"]]
+def idle_times(made):
+    return [sum(level["policy"]["long"]["counts"]) for level in made.snapshot()["levels"]]
 
 
 def test_an_instance_that_was_let_go_starts_cold_and_one_that_was_kept_does_not():
@@ -88,18 +88,19 @@ def test_after_a_restart_windows_go_on_and_the_time_of_the_restart_is_not_learnt
         made.observe(now, busy)
     made.observe(now, 0)
     again = levels("lsth")
-    again.restore(json.loads(json.dumps(made.snapshot(now))))
+    again.restore(json.loads(json.dumps(made.snapshot())))
     assert again.wanted(now + 60.0) == made.wanted(now + 60.0)
-    learnt = idle_times(again, now)
+    learnt = idle_times(again)
     assert len(again.observe(now + 12_345.0, MOST_LEVELS).ended) == len(learnt)
-    assert all(later <= seen for seen, later in zip(learnt, idle_times(again, now), strict=False))
+    assert all(later <= seen for seen, later in zip(learnt, idle_times(again), strict=False))
 
 
 def test_instances_that_are_busy_at_a_stop_are_idle_to_the_next_start():
     made = levels()
     made.observe(0.0, 2)
     again = levels()
-    again.restore(made.snapshot(50.0))
+    made.observe(50.0, 2)
+    again.restore(made.snapshot())
     assert [again.wanted(now) for now in (50.0, 350.0, 351.0)] == [2, 2, 0]
     assert again.idle(60.0)[0].windows == Windows(0.0, 300.0)
 
@@ -122,7 +123,7 @@ def test_a_snapshot_that_is_none_is_refused(change):
 def test_a_snapshot_with_an_endless_window_is_refused():
     made = levels()
     made.observe(0.0, 1)
-    saved = made.snapshot(1.0)
+    saved = made.snapshot()
     saved["levels"][0]["keepalive_s"] = 1e300
     with pytest.raises(InputError, match="keepalive_s"):
         levels().restore(saved)

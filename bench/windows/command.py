@@ -23,6 +23,7 @@ from serfer.control.windows import window_policies
 from serfer.core.units import MS_PER_S
 from serfer.pictures import draw_charts
 from serfer.pictures.charts import Chart, Curve
+from serfer.settings import load_settings
 from serfer.sim.simulate import LoadSpec
 from serfer.sim.windows.warm_state import WarmState, warm_state
 
@@ -40,8 +41,9 @@ _S_PER_HOUR: Final = 3600.0
 class WindowsRow:
     """What a policy did with a load: uses of instances that began, how many cold, and instance-hours.
 
-    The last four are its cold starts and idle hours over those of the hybrid histogram policy, less 1, as INFless
-    describes that one and as its authors do; None where there are none.
+    On Lambda there are `pings`, and uses that start cold all the same. The last four are its cold starts and idle hours
+    over those of the hybrid histogram policy, less 1, as INFless describes that one and as its authors do; None where
+    there are none.
     """
 
     load: str
@@ -52,6 +54,8 @@ class WindowsRow:
     loads: int
     idle_h: float
     busy_h: float
+    pings: int
+    cold_on_lambda: int
     cold_by_infless: float | None
     idle_by_infless: float | None
     cold_by_authors: float | None
@@ -68,6 +72,8 @@ class WindowsRow:
             "share": f"{self.cold_share:.1%}",
             "idle h": f"{self.idle_h:,.0f}",
             "busy h": f"{self.busy_h:,.0f}",
+            "pings": f"{self.pings:,}",
+            "cold on Lambda": f"{self.cold_on_lambda / max(self.uses, 1):.1%}",
             f"cold by {AS_INFLESS}": _change(self.cold_by_infless),
             f"idle by {AS_INFLESS}": _change(self.idle_by_infless),
             f"cold by {AS_AUTHORS}": _change(self.cold_by_authors),
@@ -75,11 +81,13 @@ class WindowsRow:
         }
 
 
-def run(load: LoadSpec, seeds: Iterable[int], latency_ms: float, policies: Sequence[str]) -> list[WindowsRow]:
+def run(
+    load: LoadSpec, seeds: Iterable[int], latency_ms: float, policies: Sequence[str], kept_s: float = 300.0
+) -> list[WindowsRow]:
     """Run policies on a load, or on one for each seed, whose figures are added up."""
     traces = [load.read(seed) for seed in (seeds if load.is_seeded else (0,))]
     found = {
-        policy: _added([warm_state(trace, window_policies(policy), latency_ms) for trace in traces])
+        policy: _added([warm_state(trace, window_policies(policy), latency_ms, kept_s) for trace in traces])
         for policy in policies
     }
     name = Path(load.name).stem
@@ -94,6 +102,8 @@ def _added(states: Sequence[WarmState]) -> WarmState:
         sum(one.loads for one in states),
         math.fsum(one.idle_s for one in states),
         math.fsum(one.busy_s for one in states),
+        sum(one.pings for one in states),
+        sum(one.cold_on_lambda for one in states),
     )
 
 
@@ -107,6 +117,8 @@ def _row(load: str, one: WarmState, infless: WarmState | None, authors: WarmStat
         one.loads,
         one.idle_s / _S_PER_HOUR,
         one.busy_s / _S_PER_HOUR,
+        one.pings,
+        one.cold_on_lambda,
         _relative(one.cold, infless.cold if infless else None),
         _relative(one.idle_s, infless.idle_s if infless else None),
         _relative(one.cold, authors.cold if authors else None),
@@ -189,12 +201,13 @@ def command(
     chosen = tuple(policy or POLICIES)
     for name in chosen:
         window_policies(name)  # says what is wrong with it
+    kept_s = load_settings().facts().functions.kept_warm
     loads = [LoadSpec(name, skip_zeros_over_s=skip_zeros_over) for name in trace or ()]
     rows: list[WindowsRow] = []
     with status_line() as progress:
         for load in [*loads, *(LoadSpec(name) for name in GENERATED)]:
             progress(Path(load.name).stem)
-            rows += run(load, range(seed, seed + seeds), latency_ms, chosen)
+            rows += run(load, range(seed, seed + seeds), latency_ms, chosen, kept_s)
     stamp = publish_rows(rows, directory, as_json=as_json, notes=[*notes(rows)])
     if picture is not None:
         below = [f"a query uses an instance for {latency_ms / MS_PER_S:g} s; {PUBLISHED}", *stamp.lines]

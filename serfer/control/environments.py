@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Protocol
+from typing import Final, Protocol
 
 from serfer.control.scenario import LambdaTarget
 
 _MS = 1000.0
+PINGED_AFTER: Final = 0.8
+"""The share of the time that Lambda keeps an idle environment, after which it is pinged to stay."""
 
 
 def environments(target: LambdaTarget, qps: float) -> int:

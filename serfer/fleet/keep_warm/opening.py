@@ -6,8 +6,8 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
+from serfer.control.environments import PINGED_AFTER
 from serfer.control.saved.state import StateOwner
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.plan import Plan
@@ -17,8 +17,6 @@ from serfer.fleet.keep_warm.keep_warm import KeepWarm, Ping, PingLimits
 from serfer.fleet.registry import PoolRegistry
 from serfer.pipeline.warm import environments
 from storage.store import Store
-
-_BEFORE: Final = 0.8  # of the time that Lambda keeps an idle environment, after which it is pinged
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ async def open_keep_warm(
     restored = await asyncio.to_thread(state.restored, new) if state else None
     registry = PoolRegistry(store.coordination(), f"serfer:warm:{{{plan.digest[:16]}}}", secrets.token_hex(16))
     most = max(1, options.concurrency // max(environments(plan, 1).values()))
-    limits = PingLimits(most, _BEFORE * options.kept_s)
+    limits = PingLimits(most, PINGED_AFTER * options.kept_s)
     opened = KeepWarm(restored or new(), registry, ping, limits, state=state, paid=paid)
     opened.start()
     return opened

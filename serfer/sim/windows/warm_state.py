@@ -8,6 +8,7 @@ An instance answers one query at a time, and a row needs as many as are in fligh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.control.environments import PINGED_AFTER
 from serfer.control.windows import IdlePeriod, WarmLevels, WindowPolicy
 from serfer.sim.traces import Trace
 
@@ -26,7 +28,8 @@ class WarmState:
     """What windows came to: how often a use of an instance began, how many were cold, and instance-seconds.
 
     `idle_s` are those warm and not in use, `busy_s` those in use; `loads` counts instances that were loaded before a
-    query.
+    query. On Lambda, which lets go of idle environments by itself and of no other, `pings` keep them, and
+    `cold_on_lambda` is how many uses start cold.
     """
 
     policy: str
@@ -35,6 +38,8 @@ class WarmState:
     loads: int
     idle_s: float
     busy_s: float
+    pings: int
+    cold_on_lambda: int
 
 
 def instances(trace: Trace, latency_ms: float) -> NDArray[np.int64]:
@@ -44,9 +49,28 @@ def instances(trace: Trace, latency_ms: float) -> NDArray[np.int64]:
     return needed
 
 
-def warm_state(trace: Trace, make: Callable[[], WindowPolicy], latency_ms: float) -> WarmState:
-    """Run a load through windows; instances beyond MOST_LEVELS are left out."""
-    levels, ended, first, busy_s = WarmLevels(make), _Sum(), 0, 0.0
+def pings(period: IdlePeriod, kept_s: float) -> tuple[int, float]:
+    """Return how many pings an idle environment takes, and after how many idle seconds it was used last.
+
+    Lambda keeps one for `kept_s` seconds; it is pinged when most of that is over.
+    """
+    every_s = PINGED_AFTER * kept_s
+    first_s, end_s = (
+        max(period.windows.prewarm_s, every_s),
+        min(period.windows.until_s, period.until_s - period.since_s),
+    )
+    if first_s >= end_s:
+        return 0, 0.0
+    count = math.ceil((end_s - first_s) / every_s)
+    return count, first_s + (count - 1) * every_s
+
+
+def warm_state(trace: Trace, make: Callable[[], WindowPolicy], latency_ms: float, kept_s: float = 300.0) -> WarmState:
+    """Run a load through windows, on Lambda one that keeps environments for `kept_s` seconds.
+
+    Instances beyond MOST_LEVELS are left out.
+    """
+    levels, ended, first, busy_s = WarmLevels(make), _Sum(kept_s), 0, 0.0
     needed, starts = instances(trace, latency_ms), trace.starts_s
     changes = np.flatnonzero(np.diff(needed, prepend=0))
     for begin, end in pairwise([*changes.tolist(), len(needed)]):
@@ -54,18 +78,27 @@ def warm_state(trace: Trace, make: Callable[[], WindowPolicy], latency_ms: float
         first += change.first
         ended.add(change.ended)
         busy_s += levels.busy * float(starts[end] - starts[begin])
-    uses, cold, lasting = first + ended.periods, first + ended.cold, _Sum()
+    lasting = _Sum(kept_s)
     lasting.add(levels.idle(float(starts[-1])))
-    loads, idle_s = ended.loads + lasting.loads, ended.kept_s + lasting.kept_s
-    return WarmState(levels.name, uses, cold, loads, idle_s, busy_s)
+    return WarmState(
+        levels.name,
+        uses=first + ended.periods,
+        cold=first + ended.cold,
+        loads=ended.loads + lasting.loads,
+        idle_s=ended.idle_s + lasting.idle_s,
+        busy_s=busy_s,
+        pings=ended.pings + lasting.pings,
+        cold_on_lambda=first + ended.cold_on_lambda,
+    )
 
 
 class _Sum:
     """The sums over idle times."""
 
-    def __init__(self) -> None:
-        self.periods = self.cold = self.loads = 0
-        self.kept_s = 0.0
+    def __init__(self, kept_s: float) -> None:
+        self._kept_s = kept_s
+        self.periods = self.cold = self.loads = self.pings = self.cold_on_lambda = 0
+        self.idle_s = 0.0
 
     def add(self, periods: Iterable[IdlePeriod]) -> None:
         """Add idle times."""
@@ -73,4 +106,7 @@ class _Sum:
             self.periods += 1
             self.cold += one.cold
             self.loads += one.prewarmed
-            self.kept_s += one.kept_s
+            self.idle_s += one.kept_s
+            count, last_s = pings(one, self._kept_s)
+            self.pings += count
+            self.cold_on_lambda += one.until_s - one.since_s - last_s > self._kept_s

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.windows import window_policies
+from serfer.control.environments import PINGED_AFTER
+from serfer.control.windows import IdlePeriod, Windows, window_policies
 from serfer.sim.generators import generate
 from serfer.sim.traces import Trace
-from serfer.sim.windows.warm_state import instances, warm_state
+from serfer.sim.windows.warm_state import instances, pings, warm_state
 
 LATENCY_MS = 1000.0
 
@@ -77,3 +78,32 @@ def test_a_longer_keep_alive_never_costs_a_cold_start(counts):
     assert long.cold <= short.cold
     assert long.idle_s >= short.idle_s
     assert long.uses == short.uses
+
+
+KEPT_S = 300.0
+WINDOWS = st.builds(Windows, st.floats(0.0, 5000.0), st.floats(0.0, 5000.0))
+
+
+def kept_by_pings(idle_s, windows):
+    """Return pings and the last use, going from one to the next."""
+    last, sent = 0.0, 0
+    while True:
+        due = max(last + PINGED_AFTER * KEPT_S, windows.prewarm_s if not sent else 0.0)
+        if due >= min(idle_s, windows.until_s):
+            return sent, last
+        last, sent = due, sent + 1
+
+
+@given(st.floats(1.0, 10_000.0), WINDOWS)
+def test_pings_keep_an_environment_between_its_windows(idle_s, windows):
+    count, last = pings(IdlePeriod(1000.0, 1000.0 + idle_s, windows), KEPT_S)
+    expected = kept_by_pings(idle_s, windows)
+    assert (count, last) == (expected[0], pytest.approx(expected[1]))
+
+
+def test_on_lambda_a_query_soon_after_another_starts_warm_without_pings():
+    every_four_minutes = load([1, 0, 0, 0] * 10)
+    found = warm_state(every_four_minutes, window_policies("0"), LATENCY_MS)
+    assert (found.cold, found.cold_on_lambda, found.pings) == (10, 1, 0)
+    every_hour = warm_state(load(([1] + [0] * 59) * 10), window_policies("3600"), LATENCY_MS)
+    assert (every_hour.cold_on_lambda, every_hour.pings) == (1, 10 * 14)

@@ -18,6 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from threading import Lock
 from typing import Final
 
 from serfer.control.windows import WarmLevels
@@ -70,6 +71,7 @@ class KeepWarm:
         self.troubles: Counter[str] = Counter()
         self.pinging: asyncio.Task[None] | None = None
         self._levels = levels
+        self._learning = Lock()  # a thread outlives the task that awaits it
         self._registry = registry
         self._ping = ping
         self._warming = Warming(limits)
@@ -95,11 +97,10 @@ class KeepWarm:
         leads = self._registry.leads
         unix, busy = self._timing.unix(), own + view.in_flight
         with self._survived("windows"):
-            self._levels.observe(unix, busy)
-            self._note(WarmStatus(leads, self._levels.wanted(unix)))
+            self._note(WarmStatus(leads, await asyncio.to_thread(self._learnt, unix, busy)))
         if leads:
             self._send(now, busy)
-            self._save(now)
+            await self._save(now)
 
     async def close(self) -> None:
         """End the loop, leave the registry, and save what was learnt, as the leader."""
@@ -115,7 +116,7 @@ class KeepWarm:
             await asyncio.to_thread(self._registry.leave)
         if self._state is not None:
             if leads:
-                self._state.offer(self._levels)
+                await asyncio.to_thread(self._offer, self._state)
             await asyncio.to_thread(self._state.close, _END_S)
 
     async def _run(self) -> None:
@@ -139,6 +140,12 @@ class KeepWarm:
             self._view = exchanging.result()
         return self._view
 
+    def _learnt(self, unix: float, busy: int) -> int:
+        """Learn of queries in flight, and return for how many functions are to be warm; in a thread."""
+        with self._learning:
+            self._levels.observe(unix, busy)
+            return self._levels.wanted(unix)
+
     def _send(self, now: float, busy: int) -> None:
         """Ping the functions where environments are missing, unless earlier pings are in flight."""
         if self.pinging is not None and not self.pinging.done():
@@ -158,10 +165,14 @@ class KeepWarm:
                 self._warming.failed(self._timing.now())
                 raise
 
-    def _save(self, now: float) -> None:
+    async def _save(self, now: float) -> None:
         if self._state is not None and now - self._unsaved_since >= SAVE_EVERY_S:
             self._unsaved_since = now
-            self._state.offer(self._levels)
+            await asyncio.to_thread(self._offer, self._state)
+
+    def _offer(self, state: StateKeeper) -> None:
+        with self._learning:
+            state.offer(self._levels)
 
     def _note(self, status: WarmStatus) -> None:
         """Keep the status for metrics, and log where functions begin or cease to be kept warm."""

@@ -1,6 +1,7 @@
 """LSTH, the hybrid histogram policy and fixed windows: one contract, and each one's equations."""
 
 import json
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 from hypothesis import given
@@ -192,3 +193,12 @@ def test_windows_of_ones_own_are_used_and_checked(tmp_path):
         own(tmp_path, "float('nan')")().windows(0.0)
     with pytest.raises(UsageError, match="no windows and no snapshot and no restore"):
         own(tmp_path, "5.0", "Half")
+
+
+def test_an_entry_point_gives_windows_a_name(monkeypatch):
+    entry = EntryPoint("mine", "serfer.control.windows.hybrid:HybridHistogram", "serfer.windows")
+    monkeypatch.setattr("serfer.modules.entry_points", lambda group: EntryPoints([entry]).select(group=group))
+    policy = window_policies("mine")()
+    assert (policy.name, policy.windows(0.0)) == ("mine", STANDARD)
+    with pytest.raises(UsageError, match="there are lsth, hybrid, mine, seconds, and MODULE:Class"):
+        window_policies("yours")

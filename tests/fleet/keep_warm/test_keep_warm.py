@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from drivers.driver import NO_CONTEXT
+from serfer.api.observability.pool_metrics import KeepWarmMetrics
 from serfer.control.saved.state import StateOwner
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.errors import StoreUnavailableError, UnavailableError
@@ -278,3 +279,22 @@ def test_short_queries_between_two_looks_are_counted_and_failed_ones_end():
         assert [count.take(), count.take()] == [3, 0]
 
     asyncio.run(scene())
+
+
+def test_metrics_tell_of_each_model():
+    async def scene():
+        made = Drivers("300")
+        one = made.add("a")
+        await made.query("a")
+        await made.step(260)
+        return {
+            (sample.name, sample.labels["model"]): sample.value
+            for family in KeepWarmMetrics({"small": one}).collect()
+            for sample in family.samples
+        }
+
+    assert asyncio.run(scene()) == {
+        ("serfer_keep_warm_wanted", "small"): 1,
+        ("serfer_keep_warm_pings_total", "small"): 1,
+        ("serfer_keep_warm_troubles_total", "small"): 0,
+    }

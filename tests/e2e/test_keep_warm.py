@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import signal
 
+import httpx
 import numpy as np
 import pytest
 
@@ -10,9 +12,12 @@ import serfer
 from serfer.core.errors import UsageError
 from serfer.fleet.keep_warm import keep_warm
 from serfer.plan_directory import load_plan
+from serfer.registry import open_registry
+from tests.applications.worlds import plan_variant, register, version
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.gangs import Invocations
 from tests.e2e.small import batch
+from tests.e2e.test_applications import white
 
 PERIOD_S, STEP_S = 1800.0, 30.0
 
@@ -91,6 +96,7 @@ def test_pings_stop_and_begin_again_before_the_next_query_which_finds_a_warm_fun
         scene.query()
         assert scene.until(0.85 * PERIOD_S) == []
         assert invocations.kill(load_plan(single).function(0, 0)) >= 1  # as Lambda does with what is idle
+        eventually(lambda: all(one.dead for one in invocations._environments), "the service knows")
         (prewarmed,) = scene.until(PERIOD_S)
         assert prewarmed >= 0.85 * PERIOD_S
         assert scene.query() == 0
@@ -120,3 +126,18 @@ def test_what_cannot_be_kept_warm_is_refused_before_anything_starts(single):
         serfer.open(single, keep_warm="lsth")
     with pytest.raises(UsageError, match="no windows 'lhst'"):
         serfer.open(single, workers="local", keep_warm="lhst")
+
+
+def test_the_variants_of_applications_are_kept_warm_too(start, redis, tmp_path):
+    registry, state = open_registry(str(tmp_path / "registry")), tmp_path / "state"
+    register(registry, "faces", version("net", 1, plan_variant(registry, tmp_path / "one", "net.1", grids=[(1, 1)])))
+    options = ["--store", redis, "--port", "0", "--json", "--drain-s", "0", "--policy-state", str(state)]
+    serving = start("serve", "--registry", str(registry), "--app", "faces", "--keep-warm", "300", *options)
+    url = serving.said()["url"]
+    assert httpx.post(f"{url}/v1/classify", files={"image": white()}, timeout=PATIENCE).status_code == 200
+    serving.interrupt(signal.SIGTERM)
+    assert serving.end().code == 0
+    (kept,) = state.iterdir()
+    assert kept.name.endswith(".keep-warm-300.json")
+    assert len(json.loads(kept.read_bytes().partition(b"\n")[2])["levels"]) == 1
+    eventually(lambda: keys(redis) == [], "the record has expired")

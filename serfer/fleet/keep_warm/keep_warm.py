@@ -103,7 +103,7 @@ class KeepWarm:
             await self._save(now)
 
     async def close(self) -> None:
-        """End the loop, leave the registry, and save what was learnt, as the leader."""
+        """End the loop, leave the registry, learn of the last second, and save what was learnt, as the leader."""
         leads = self._registry.leads
         if self._loop is not None:
             await _cancelled(self._loop)
@@ -114,6 +114,8 @@ class KeepWarm:
             await _cancelled(task)
         with self._survived("store"):
             await asyncio.to_thread(self._registry.leave)
+        with self._survived("windows"):
+            await asyncio.to_thread(self._learnt, self._timing.unix(), self.in_flight.take())
         if self._state is not None:
             if leads:
                 await asyncio.to_thread(self._offer, self._state)

@@ -27,7 +27,7 @@ from drivers.instance.client import FaultKind
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
-from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
+from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, ShadowMetrics
 from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
@@ -35,6 +35,7 @@ from serfer.core.run_machine import TRANSITIONS
 from serfer.core.served import EngineSignals, InstanceState, ModelState
 from serfer.core.variants import Place
 from serfer.fleet.beside.shadows import Course
+from serfer.fleet.keep_warm.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.status import Status, TypeStatus
 from serfer.settings import DriverSettings, Settings
@@ -159,6 +160,7 @@ def metrics() -> Iterator[str]:
     fleet: Any = SimpleNamespace(
         served={"": served}, counts={("", ""): 0}, leads=False, changes=counts, copies=copies, troubles=counts
     )
+    warmth: Any = SimpleNamespace(status=WarmStatus(), pings=0, troubles=Counter())
     made = Metrics({"": ""})
     sources = (
         *made.registry._collector_to_names,  # noqa: SLF001 - collectors, which know their labels
@@ -166,6 +168,7 @@ def metrics() -> Iterator[str]:
             ServiceMetrics(made, service),
             PoolMetrics(running),
             ShadowMetrics(lambda: [course]),
+            KeepWarmMetrics({"": warmth}),
             InstanceMetrics(repository),
             VariantMetrics(fleet, lambda _application, _variant: 0),
         ),

@@ -117,7 +117,11 @@ class Settings(BaseSettings):
     max_usd_per_hour: float | None = Field(default=None, gt=0)
     """What any hour may cost (`--max-usd-per-hour`)."""
     policy_state: str | None = Field(default=None, max_length=1024)
-    """Where what the pool's policy has learnt is kept: a directory, or `s3://BUCKET/PREFIX` (`--policy-state`)."""
+    """Where what the pool's policy and `--keep-warm` have learnt is kept: a directory, or `s3://BUCKET/PREFIX`
+    (`--policy-state`).
+    """
+    keep_warm: str | None = Field(default=None, max_length=300)
+    """The windows by which a driver keeps functions warm: `lsth`, `hybrid`, or seconds (`--keep-warm`)."""
     instance_key: SecretStr = SecretStr("")
     """The API key that a pool's instances are asked with."""
     yield_key: SecretStr = SecretStr("")
@@ -250,6 +254,10 @@ class DriverSettings(BaseSettings):
     whole directories."""
     driver: str = "push"
     """`push`, `poll`, `stepfunctions` or `stepfunctions-express`."""
+    applications: str = ""
+    """Applications of the registry at SERFER_REGISTRY that are answered for, with commas between."""
+    application_plans: str = ""
+    """Plan directories, as in SERFER_PLAN, of the variants whose functions are deployed; others are not selected."""
     lambda_task_root: Path = Field(default=Path(), validation_alias="LAMBDA_TASK_ROOT")
     """Where Lambda unpacks a function; Lambda sets it."""
     lambda_memory_mb: int | None = Field(default=None, gt=0, validation_alias="AWS_LAMBDA_FUNCTION_MEMORY_SIZE")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
@@ -38,6 +38,9 @@ PERIOD_S: Final = 1.0
 _CANARY_DRAW = "canary "  # a query's draw for the canary is independent of that among variants
 _BROKEN_S = 30.0  # for which a variant that could not be opened is not selected
 _SHADOWS = 2  # queries that are copied at once
+STILL_S: Final = 5.0
+"""Seconds until a driver that runs during requests alone looks at the registry again."""
+_PATIENCE_S = 1.0  # for which a request waits for that
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,23 @@ class Run(Generic[T]):
     agree: Callable[[T, T], bool]
 
 
+class Fleet(Protocol):
+    """What starts and stops instances, and loads variants there, beside the applications of a driver."""
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        ...
+
+    async def close(self) -> None:
+        """End; the last driver stops the instances that end with it."""
+        ...
+
+
 class Applications:
     """The applications that a driver serves; used on one event loop, and closed before the pipelines are.
 
-    `runs_here` says of a variant whether this driver can run it. `exchanges` are by application.
+    `runs_here` says of a variant whether this driver can run it. `exchanges` are by application. Without `canaries`,
+    the live release answers all queries.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, by name
@@ -96,6 +112,7 @@ class Applications:
         place: FunctionsPlace,
         runs_here: Callable[[Variant], bool],
         driver: str,
+        canaries: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pipelines = pipelines
@@ -105,17 +122,30 @@ class Applications:
         self._exchanges = exchanges
         self._runs_here = runs_here
         self._driver = driver
+        self._canaries = canaries
         self._clock = clock
+        self._looked = float("-inf")
         self._served = {name: ServedApplication(name, place, clock) for name in exchanges}
         self._broken: dict[str, float] = {}
+        self._logged: dict[str, str] = {}  # by application: since when the canary was there that was logged as failed
         self._working: set[asyncio.Task[Any]] = set()
         self._shadows: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.Task[None] | None = None
+        self.fleet: Fleet | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the applications; the first one is meant where a query names none."""
         return tuple(self._served)
+
+    @property
+    def every(self) -> Mapping[str, ServedApplication]:
+        """The applications by name."""
+        return self._served
+
+    def copies(self, application: str, variant: str) -> int:
+        """Return how many instances have a variant in memory, as far as is known here."""
+        return sum(seen.warm for seen in self._signals(application, variant).values())
 
     def served(self, application: str) -> ServedApplication:
         """Return an application; raises UsageError for one that is not served here."""
@@ -124,15 +154,16 @@ class Applications:
             raise UsageError(f"no application {application[:80]!r} here: there is {', '.join(self._served)}")
         return found
 
-    async def open(self) -> None:
+    async def open(self, *, warm: bool = True) -> None:
         """Read the records, and open and warm up the cheapest variant of each application on functions that can be.
 
-        Raises what reading raises, and UnavailableError where no variant can be opened.
+        Without `warm`, the first query opens one. Raises what reading raises, and UnavailableError where no variant can
+        be opened.
         """
         await self._instances.look()
         for served in self._served.values():
             self._use(served, await asyncio.to_thread(self._registry.known, served.name))
-            while cheapest := _cheapest_on_functions(served.table):
+            while warm and (cheapest := _cheapest_on_functions(served.table)):
                 if await self._warm(served, cheapest):
                     break
             served.look((), lambda variant, name=served.name: self._signals(name, variant))  # type: ignore[misc]
@@ -140,9 +171,13 @@ class Applications:
     def start(self) -> None:
         """Look at the registry and the other drivers from now on; on the running event loop."""
         self._loop = asyncio.create_task(self._run())
+        if self.fleet is not None:
+            self.fleet.start()
 
     async def close(self) -> None:
-        """Stop looking, and wait for what is being opened, closed or copied."""
+        """Stop looking, and wait for what is being opened, closed or copied; the last driver stops its instances."""
+        if self.fleet is not None:
+            await self.fleet.close()
         tasks = [*self._working, *([self._loop] if self._loop else [])]
         for task in tasks:
             task.cancel()
@@ -320,7 +355,8 @@ class Applications:
         )
 
     def _table(self, application: str, record: Application) -> Table:
-        return table_of(record, lambda variant: self._runs_here(variant) and self._works(application, variant))
+        table = table_of(record, lambda variant: self._runs_here(variant) and self._works(application, variant))
+        return table if self._canaries else replace(table, canary=None)
 
     def _works(self, application: str, variant: Variant) -> bool:
         return served_name(application, variant.name) not in self._broken
@@ -343,8 +379,28 @@ class Applications:
                 _LOG.exception("applications")
             await asyncio.sleep(PERIOD_S)
 
-    async def look(self, served: ServedApplication) -> None:
-        """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
+    async def catch_up(self) -> None:
+        """Look at the registry, unless that was done within STILL_S: for a driver that stands still between requests.
+
+        A registry that takes longer than a second is waited for no longer; what it says is used once it is there.
+        """
+        now = self._clock()
+        if now - self._looked < STILL_S or (self._loop is not None and not self._loop.done()):
+            return
+        self._looked = now
+        self._loop = asyncio.create_task(self._read_all())
+        await asyncio.wait([self._loop], timeout=_PATIENCE_S)
+
+    async def _read_all(self) -> None:
+        for served in self._served.values():
+            await self._read(served)
+            served.next_second()
+            served.look((), lambda variant, name=served.name: self._signals(name, variant))  # type: ignore[misc]
+            for variant in served.worth_warming():  # its next query has the cold start: nothing runs when there is none
+                served.meter(variant).warm_up()
+
+    async def _read(self, served: ServedApplication) -> None:
+        """Look at the registry once; what cannot be read is logged, and changes nothing."""
         try:
             known, changes = served.latest, served.changes
             latest = await asyncio.to_thread(self._registry.latest, served.name, known)
@@ -355,6 +411,10 @@ class Applications:
                     self._use(served, latest.application)
         except SerferError as error:
             self._trouble("registry", served, error)
+
+    async def look(self, served: ServedApplication) -> None:
+        """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
+        await self._read(served)
         others = served.others
         try:
             others = await asyncio.to_thread(self._exchanges[served.name].exchange, served.entry(self._driver))
@@ -420,7 +480,9 @@ class Applications:
     async def _take_back(self, served: ServedApplication, failed: FailedCanary) -> None:
         """End a canary in the registry, as the first of several drivers; until then this one does not use it."""
         canary, why = failed.canary, failed.why
-        log_event(logging.WARNING, "canary taken back", application=served.name, networks=canary.networks, message=why)
+        if self._logged.get(served.name) != canary.since:  # once, however often the registry has to be tried
+            self._logged[served.name], networks = canary.since, canary.networks
+            log_event(logging.WARNING, "canary taken back", application=served.name, networks=networks, message=why)
 
         def without(record: Application | None) -> Application | None:
             still = record is not None and record.canary is not None and record.canary.since == canary.since

@@ -37,23 +37,25 @@ class _Size:
 
 
 class BatchSizes:
-    """What is known of instances' batch sizes, beginning with what the previous leader published."""
+    """What is known of instances' batch sizes, beginning with those that the previous leader published.
 
-    def __init__(self, scenario: Scenario, known: Iterable[FleetMember]) -> None:
+    `connect` makes the client of an instance's URL.
+    """
+
+    def __init__(
+        self, scenario: Scenario, connect: Callable[[str], InstanceClient], known: Iterable[FleetMember] = ()
+    ) -> None:
         self._scenario = scenario
+        self._connect = connect
+        self._clients: dict[str, InstanceClient] = {}
         self._of = {member.name: _Size(member.batch, member.batch) for member in known}
 
     async def bring(
-        self,
-        bought: Purchase,
-        listed: Sequence[FleetMember],
-        plan: ProvisioningPlan,
-        ready: Mapping[str, bool],
-        client: Callable[[str], InstanceClient],
+        self, bought: Purchase, listed: Sequence[FleetMember], plan: ProvisioningPlan, ready: Mapping[str, bool]
     ) -> tuple[FleetMember, ...]:
         """Ask the instances of a type and market that serve to have what a plan wants; return them with their sizes.
 
-        `client` returns that of a name. One that does not answer is asked again next time.
+        One that does not answer is asked again next time.
         """
         for member in listed:
             if not ready.get(member.name):
@@ -64,7 +66,7 @@ class BatchSizes:
         kind = self._scenario.kind(bought.kind)
         await asyncio.gather(
             *(
-                self._ask(one.name, size, kind, client(one.name))
+                self._ask(one, size, kind)
                 for one, size in zip(staying, sizes, strict=True)
                 if one.state is InstanceState.SERVING
                 and ready.get(one.name)
@@ -77,11 +79,15 @@ class BatchSizes:
         """Forget the instances that are gone."""
         there = set(names)
         self._of = {name: size for name, size in self._of.items() if name in there}
+        self._clients = {name: client for name, client in self._clients.items() if name in there}
 
     def _known(self, name: str) -> _Size:
         return self._of.get(name, _Size(_UNKNOWN, OWN))
 
-    async def _ask(self, name: str, size: int, kind: InstanceType, client: InstanceClient) -> None:
+    async def _ask(self, member: FleetMember, size: int, kind: InstanceType) -> None:
+        name = member.name
+        client = self._clients.get(name) or self._connect(str(member.url))
+        self._clients[name] = client
         has = await client.set_batching(size, window_s(kind, size, self._scenario.slo_ms) if size else 0.0, _ASK_S)
         if has is None:
             return

@@ -25,6 +25,7 @@ from typing import Any
 from drivers.instance.client import InstanceClient
 from serfer.control.policy import Dispatched, InstanceGroup, InstanceState, Observation, ProvisioningPlan, paid_for
 from serfer.control.scenario import S_PER_HOUR
+from serfer.fleet.batch_sizes import BatchSizes
 from serfer.fleet.beside.decider import Decider
 from serfer.fleet.latencies import of_all
 from serfer.fleet.leader import Leader, end_instances
@@ -205,17 +206,25 @@ class Controller:
         if self.work is not None and not self.work.done():
             return
         if self._leader is None:
+            known = self._fleet.state.members if self._fleet.state else ()
             self._leader = Leader(
                 self._registry,
                 self._provisioners,
                 self._connect,
                 self.changes,
-                scenario=self._pool.router.scenario,
+                boot_s=self._boot_s(),
                 fleet=self._fleet.state,
                 published=self._published,
                 now=now,
+                sizes=BatchSizes(self._pool.router.scenario, self._connect, known),
             )
         self.work = asyncio.create_task(self._lead(self._leader, now, wanted, busy))
+
+    def _boot_s(self) -> dict[Purchase, float]:
+        """Return how long each type takes to boot, the scenario's first one first."""
+        scenario = self._pool.router.scenario
+        bought = [Purchase(scenario.instance.name), *self._provisioners]
+        return {each: scenario.kind(each.kind).boot_s for each in bought}
 
     async def _lead(self, leader: Leader, now: float, wanted: ProvisioningPlan, busy: frozenset[str]) -> None:
         with self._survived("provisioner"):

@@ -22,13 +22,13 @@ class Pool:
     def __init__(self, count, known=()):
         self.net = Net()
         self.members = [FleetMember(f"i-{n}", f"http://i-{n}", InstanceState.SERVING, "gpu") for n in range(count)]
-        self.sizes = BatchSizes(scenario(), known)
+        self.sizes = BatchSizes(scenario(), self.net.connect, known)
         self.ready = {one.name: True for one in self.members}
 
     def bring(self, plan):
         """Return the batch sizes afterwards, and the requests that it took."""
         self.net.settings.clear()
-        work = self.sizes.bring(GPU, self.members, plan, self.ready, lambda name: self.net.connect(f"http://{name}"))
+        work = self.sizes.bring(GPU, self.members, plan, self.ready)
         return [one.batch for one in asyncio.run(work)], [setting[:2] for setting in self.net.settings]
 
 

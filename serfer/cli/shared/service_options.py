@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Annotated
 import typer
 
 from serfer.applications.opening import ApplicationOptions
+from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.options import plan_directory
+from serfer.control.router import SERVERLESS
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
+from serfer.wiring.options import check_keep_warm
 from storage import check_known
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
@@ -88,8 +92,18 @@ PolicyStateOption = Annotated[
     str | None,
     typer.Option(
         metavar="PLACE",
-        help="With --route: keep what the policy has learnt there, for the next start: a directory, or a prefix of a "
-        "versioned bucket, s3://BUCKET/PREFIX.",
+        help="With --route or --keep-warm: keep what the policy has learnt there, for the next start: a directory, or "
+        "a prefix of a versioned bucket, s3://BUCKET/PREFIX.",
+    ),
+]
+KeepWarmOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-warm",
+        metavar="WINDOWS",
+        help="Ping functions by windows that are learnt from idle times: lsth, hybrid; or for so many seconds after a "
+        "query (docs/how-to/keep-warm.md).",
+        show_default="SERFER_KEEP_WARM",
     ),
 ]
 HistoryOption = Annotated[
@@ -110,7 +124,11 @@ ResultsOption = Annotated[
 ]
 CeilingOption = Annotated[
     float | None,
-    typer.Option("--max-usd-per-hour", help="What functions and instances may cost together in any hour; then 429."),
+    typer.Option(
+        "--max-usd-per-hour",
+        help="With --route: what functions and instances may cost together in any hour; then 429. With "
+        "--variant-instances: what its instances may cost an hour; then no more are started.",
+    ),
 ]
 
 
@@ -124,12 +142,13 @@ AppsOption = Annotated[
     ),
 ]
 VariantInstancesOption = Annotated[
-    list[str] | None,
+    str | None,
     typer.Option(
-        "--variant-instance",
-        metavar="URL",
-        help="With --registry: an instance (serfer instance --registry) that runs variants for instances; may be "
-        "repeated.",
+        "--variant-instances",
+        metavar="SPEC",
+        help="With --registry: the instances that run variants for instances, started and stopped as the load changes: "
+        "local or local:N (processes here), ec2:GROUP (an Auto Scaling group), static:URL,URL (instances of yours); of "
+        "several types, one for each: TYPE=ec2:GROUP,TYPE=static:URL|URL.",
     ),
 ]
 
@@ -179,23 +198,45 @@ def least_concurrency(directories: Iterable[Path], settings: Settings) -> int:
 
 
 def applications_of(
-    settings: Settings, registry: str | None, names: list[str] | None, instances: list[str] | None
+    settings: Settings,
+    registry: str | None,
+    names: list[str] | None,
+    instances: str | None = None,
+    max_usd_per_hour: float | None = None,
 ) -> ApplicationOptions | None:
     """Return the applications to serve, None for none; raises UsageError for options that cannot be."""
     url = registry or settings.registry
     if registry is None and not names and not instances:
         return None
     if url is None:
-        raise UsageError("--app and --variant-instance are about applications: give --registry, or SERFER_REGISTRY")
-    for instance in instances or ():
-        if not instance.startswith(("http://", "https://")):
-            raise UsageError(f"--variant-instance is a URL such as http://10.0.0.7:8000, not {instance[:80]!r}")
-    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), tuple(dict.fromkeys(instances or ())))
+        raise UsageError("--app and --variant-instances are about applications: give --registry, or SERFER_REGISTRY")
+    ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
+    if instances is not None and ceiling is not None and not 0 < ceiling < math.inf:
+        raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {ceiling}")
+    pools = parse_instances(instances) if instances is not None else ()
+    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, ceiling)
+
+
+def ceiling_of_route(
+    settings: Settings, route: str | None, instances: str | None, max_usd_per_hour: float | None
+) -> float | None:
+    """Return the ceiling of --route: none where there is only that of instances of applications."""
+    alone = instances is not None and (route or settings.route) == SERVERLESS
+    return None if alone else max_usd_per_hour
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
     """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is not a host."""
     return settings_with(settings, {"allow_hosts": tuple(allowed)}, "--allow-host") if allowed else settings
+
+
+def with_keep_warm(settings: Settings, windows: str | None, state: str | None, workers: str) -> Settings:
+    """Return settings with --keep-warm, and --policy-state with it; raises UsageError for windows that cannot be."""
+    if windows is None and settings.keep_warm is None:
+        return settings
+    check_keep_warm(windows, workers)
+    chosen = {"keep_warm": windows, "policy_state": state}
+    return settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
 
 def with_results(settings: Settings, url: str | None) -> Settings:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from serfer.control.policies import POLICIES, make_policy
-from serfer.control.policy import Learner
+from serfer.control.policy import ByRates, Learner
+from serfer.control.scenario import Market
 from serfer.core.errors import InputError, UsageError
 from tests.control.worlds import fleet, scenario, seen
 
@@ -55,6 +56,21 @@ def test_a_file_of_the_users_own_has_a_policy_and_may_import_its_neighbours(made
     policy.resume(fleet(1))
     assert policy.name == name
     assert policy.observe(seen(1.0, 5.0)).total == 3
+
+
+def test_a_policy_of_the_users_own_may_dispatch_by_rates_and_others_do_not(made):
+    dispatching = POLICY + "    def dispatcher(self):\n        return 'a dispatcher'\n"
+    policy = make_policy(made(text=dispatching), scenario())
+    assert isinstance(policy, ByRates)
+    assert policy.dispatcher() == "a dispatcher"
+    assert not isinstance(make_policy(made(), scenario()), ByRates)
+
+
+def test_a_plan_may_list_a_type_once_for_each_batch_size(made):
+    groups = ", ".join(f"InstanceCount('gpu', Market.ON_DEMAND, 1, {batch})" for batch in (8, 2))
+    plan = make_policy(made(f"ProvisioningPlan(({groups}), 'x')"), scenario()).observe(seen(1.0, 5.0))
+    assert plan.batches("gpu", Market.ON_DEMAND) == [8, 2]
+    assert plan.counts() == {("gpu", Market.ON_DEMAND): 2}
 
 
 def test_an_installed_module_has_a_policy():
@@ -168,6 +184,8 @@ def test_what_is_not_there_is_named(name, words):
         ("on_demand(self.kind, 10**9, 'x')", "1000000000 instances"),
         ("ProvisioningPlan((), 'x', warm=-2)", "-2 warm environments"),
         ("ProvisioningPlan((InstanceCount('gpu', Market.SPOT, 1),) * 2, 'x')", "twice"),
+        ("ProvisioningPlan((InstanceCount('gpu', Market.ON_DEMAND, 1, -8),), 'x')", "batches of -8 images"),
+        ("ProvisioningPlan((), 'x', max_batch={'gpu': 2.5})", "batches of 2.5 images"),
         ("on_demand(self.kind, 1, 'x\\ny')", "reason"),
         ("on_demand(self.kind, 1, None)", "reason"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from drivers.target import Target
-from serfer.applications.applications import Applications, served_name
+from serfer.applications.applications import MAX_APPLICATIONS, Applications, served_name
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import AT, VariantPipelines
@@ -30,19 +30,20 @@ from storage.store import Store
 
 VARIANTS: Final = "variants"
 """The folder of the cache for plan directories that were fetched from a registry."""
-MAX_APPLICATIONS: Final = 100
 
 
 @dataclass(frozen=True)
 class ApplicationOptions:
     """The applications to serve, of the registry at a URL, and the URLs of instances that run variants for instances.
 
-    Without names, all that the registry has when the driver starts.
+    Without names, all that the registry has. With `register`, networks are registered here over HTTP: then there may be
+    no applications yet.
     """
 
     registry: str
     names: tuple[str, ...] = ()
     instances: tuple[str, ...] = ()
+    register: bool = False
 
 
 def open_applications(
@@ -64,7 +65,7 @@ def open_applications(
     check_apart(options.registry, store_url)
     registry = open_registry(options.registry, create=False)
     names = options.names or tuple(registry.applications())
-    if not 0 < len(names) <= MAX_APPLICATIONS:
+    if not (0 if options.register else 1) <= len(names) <= MAX_APPLICATIONS:
         raise UsageError(
             f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"
         )
@@ -82,15 +83,19 @@ def open_applications(
         plan = load_plan(directory)
         return _on_instance(instances.target(place, name.partition(AT)[0], plan), plan, settings)
 
+    def exchange(name: str) -> Exchange:
+        return Exchange(coordination, name, driver)
+
     return Applications(
         registry,
         VariantPipelines(opened, served),
         InfaasSelector(),
         instances,
-        {name: Exchange(coordination, name, driver) for name in names},
+        {name: exchange(name) for name in names},
         place=place,
         runs_here=runs_here,
         driver=driver,
+        join=None if options.names else exchange,
     )
 
 

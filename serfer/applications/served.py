@@ -49,12 +49,14 @@ class FailedCanary:
 class ServedApplication:
     """What a driver knows of an application that it serves.
 
-    `failed` is a canary that is to be taken back, and that the registry still has as far as is known.
+    `failed` is a canary that is to be taken back, and that the registry still has as far as is known. `deleted` says
+    that the registry has no record of the application any more: nothing answers until it is restored.
     """
 
     def __init__(self, name: str, place: FunctionsPlace, clock: Callable[[], float]) -> None:
         self.name = name
         self.failed: FailedCanary | None = None
+        self.deleted = False
         self.latest: Latest | None = None
         self.changes = 0
         self.states = States({})
@@ -74,7 +76,9 @@ class ServedApplication:
 
     @property
     def table(self) -> Table:
-        """What queries are answered by; raises UnavailableError before it was read."""
+        """What queries are answered by; raises UnavailableError before it was read, and once it is deleted."""
+        if self.deleted:
+            raise UnavailableError(self.why_deleted)
         if self._table is None:
             raise UnavailableError(f"the registry's record of application {self.name} was not read yet")
         return self._table
@@ -82,10 +86,16 @@ class ServedApplication:
     @property
     def variants(self) -> Mapping[str, Variant]:
         """All variants that queries may be answered by, by name."""
-        return self._table.variants if self._table else {}
+        return self._table.variants if self._table and not self.deleted else {}
+
+    @property
+    def why_deleted(self) -> str:
+        """What is said of the application once it is deleted."""
+        return f"application {self.name} was deleted from the registry: `serfer registry restore` brings it back"
 
     def use(self, table: Table) -> None:
         """Select from a table from now on; a canary that is new begins its trial, one that has failed is left out."""
+        self.deleted = False
         since = table.trial.since if table.trial else ""
         if self.failed is not None and since == self.failed.canary.since:
             self._table = replace(table, canary=None)

@@ -44,7 +44,9 @@ class Opened:
 class Driver:
     """One driver's applications; `broken` variants cannot be opened, queries on `failing` ones fail."""
 
-    def __init__(self, registry, store, name="driver", instances=None, names=("faces",), clock=time.monotonic):
+    def __init__(
+        self, registry, store, name="driver", instances=None, names=("faces",), clock=time.monotonic, join=None
+    ):
         self.served, self.opened, self.placed = {}, [], []
         self.broken, self.failing, self.gone = set(), set(), set()
         self.answered = []
@@ -59,6 +61,7 @@ class Driver:
             place=FunctionsPlace(1000, 300.0),
             runs_here=lambda each: each.place is Place.FUNCTIONS or instances is not None,
             driver=name,
+            join=join,
             clock=clock,
         )
 
@@ -436,3 +439,42 @@ def test_a_shadow_that_cannot_be_opened_costs_its_query_nothing(driver, registry
         return choice
 
     assert asyncio.run(query()).variant.name == "cheap"
+
+
+def test_an_application_that_is_deleted_answers_no_more_until_it_is_restored(registry, store):
+    async def scene():
+        driver = Driver(registry, store)
+        await driver.applications.open()
+        [kept] = registry.history("faces")
+        registry.delete("faces")
+        await driver.look()
+        assert driver.applications.names == ()
+        assert "serfer registry restore" in driver.applications.absent("faces")
+        with pytest.raises(UnavailableError, match="was deleted from the registry"):
+            await driver.ask()
+        await asyncio.sleep(0)
+        assert driver.served == {}
+        await driver.look()
+        registry.restore("faces", kept.version)
+        await driver.look()
+        assert driver.applications.names == ("faces",)
+        assert (await driver.ask())[1] == "cheap"
+
+    asyncio.run(scene())
+
+
+def test_an_application_that_is_registered_later_is_served_where_none_were_named(registry, store):
+    async def scene():
+        found = store.coordination()
+        driver = Driver(registry, store, names=(), join=lambda name: Exchange(found, name, "driver"))
+        await driver.applications.open()
+        assert driver.applications.names == ()
+        await driver.applications.find_new()
+        assert driver.applications.names == ("faces",)
+        assert (await driver.ask())[1] == "cheap"
+        driver.broken.add("other")
+        register(registry, "dogs", version("net", 1, variant("other")))
+        await driver.applications.find_new()
+        assert driver.applications.names == ("faces",)
+
+    asyncio.run(scene())

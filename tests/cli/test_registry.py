@@ -182,3 +182,15 @@ def test_a_damaged_record_is_restored(serfer, registry, faces):
     assert serfer("registry", "restore", "faces", "none").code == 2
     assert serfer("registry", "restore", "faces", second.split()[1]).out == "faces: release 2 is live\n"
     assert registry.known("faces") == faces
+
+
+def test_an_application_is_deleted_only_by_who_says_so_and_can_be_restored(serfer, registry, faces):
+    refused = serfer("registry", "delete", "faces")
+    assert (refused.code, "give --yes" in refused.err) == (2, True)
+    assert registry.applications() == ["faces"]
+    assert serfer("registry", "delete", "dogs", "--yes").code == 2
+    deleted = serfer("registry", "delete", "faces", "--yes")
+    assert (deleted.code, registry.applications()) == (0, [])
+    version = serfer("registry", "history", "faces").out.splitlines()[-1].split()[1]
+    assert serfer("registry", "restore", "faces", version).code == 0
+    assert registry.application("faces") == faces

@@ -1,7 +1,8 @@
-"""`serfer registry`: its history and its garbage."""
+"""`serfer registry`: its history, its garbage, and an application's end."""
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from serfer.cli.registry.options import ApplicationArgument, RegistryOption, ope
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json
 from serfer.cli.shared.terminal import out
+from serfer.core.errors import UsageError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Look after the registry of applications."
@@ -61,6 +63,23 @@ def history(application: ApplicationArgument, registry: RegistryOption = None, a
             table.add_row(when, plain(each.version), "none" if each.application else "cannot be read")
     if not as_json:
         out.print(table)
+
+
+@app.command()
+def delete(
+    application: ApplicationArgument,
+    registry: RegistryOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete an application: drivers answer its queries no more. `serfer registry restore` brings it back."""
+    found = opened(registry)
+    versions = len(found.known(application).networks)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"deleting {application} ends all answers of its {versions} network versions: give --yes")
+        typer.confirm(f"Delete {application} and its {versions} network versions from {found}?", abort=True)
+    found.delete(application)
+    out.print(plain(f"{application} is deleted; serfer registry history {application} lists what can be restored"))
 
 
 @app.command()

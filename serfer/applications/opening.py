@@ -63,7 +63,7 @@ def open_applications(
     options that cannot be, or where there is nothing to serve.
     """
     check_apart(options.registry, store_url)
-    registry = open_registry(options.registry, create=False)
+    registry = open_registry(options.registry, create=options.register)
     names = options.names or tuple(registry.applications())
     if not (0 if options.register else 1) <= len(names) <= MAX_APPLICATIONS:
         raise UsageError(

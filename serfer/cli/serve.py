@@ -35,6 +35,7 @@ from serfer.cli.shared.service_options import (
     PlansOption,
     PolicyStateOption,
     RecordOption,
+    RegisterOption,
     ResultsOption,
     RouteOption,
     ScenarioOption,
@@ -77,6 +78,7 @@ def serve(
     registry: RegistryOption = None,
     app: AppsOption = None,
     variant_instance: VariantInstancesOption = None,
+    register: RegisterOption = False,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
@@ -104,7 +106,7 @@ def serve(
         max_usd_per_hour=max_usd_per_hour,
         beside=BesideOptions(record, tuple(shadow or ()), policy_state, history),
     )
-    applications = applications_of(settings, registry, app, variant_instance)
+    applications = applications_of(settings, registry, app, variant_instance, register=register)
     models = served_models(model, plan) if model or plan or not applications else {}
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))

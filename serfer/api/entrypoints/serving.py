@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
@@ -16,6 +17,7 @@ from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
 from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.registering.registrar import Registrar
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
@@ -28,6 +30,9 @@ from serfer.wiring.deployed import find_deployment
 from serfer.wiring.open_pipeline import open_pipeline
 from storage import open_store
 from storage.store import Store
+
+UPLOADS: Final = "uploads"
+"""The folder of the cache for networks and images that are being registered over HTTP."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ def serve_models(
             opened.callback(_close_all, service.pipelines)
             progress("opening a variant of each application")
             asyncio.run(service.applications.open())
+            if opening.applications.register:
+                service.registrar = make_registrar(service.applications, settings)
         serve(
             make_app(service, settings, keys, telemetry, address.answers_to(settings)),
             host=address.host,
@@ -151,6 +158,13 @@ def _applications(opening: Opening, options: ApplicationOptions, service: Servic
         FunctionsPlace(concurrency, facts.kept_warm),
         _deployed(opening),
     )
+
+
+def make_registrar(applications: Applications, settings: Settings) -> Registrar:
+    """Return what registers networks over HTTP, in processes of its own."""
+    from serfer.api.registering.processes import register  # noqa: PLC0415 - drivers in AWS have no splitter
+
+    return Registrar(applications.registry, settings.cache_dir / UPLOADS, applications.find_new, register)
 
 
 def _deployed(opening: Opening) -> Callable[[Variant], bool]:

@@ -132,6 +132,14 @@ VariantInstancesOption = Annotated[
         "repeated.",
     ),
 ]
+RegisterOption = Annotated[
+    bool,
+    typer.Option(
+        "--register",
+        help="With --registry: register networks that are uploaded (POST /v1/applications/NAME/registrations), one at "
+        "a time, each of which takes this machine's processors for minutes. Give --keys, too.",
+    ),
+]
 
 
 def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str, Path]:
@@ -179,18 +187,25 @@ def least_concurrency(directories: Iterable[Path], settings: Settings) -> int:
 
 
 def applications_of(
-    settings: Settings, registry: str | None, names: list[str] | None, instances: list[str] | None
+    settings: Settings,
+    registry: str | None,
+    names: list[str] | None,
+    instances: list[str] | None,
+    *,
+    register: bool = False,
 ) -> ApplicationOptions | None:
     """Return the applications to serve, None for none; raises UsageError for options that cannot be."""
     url = registry or settings.registry
-    if registry is None and not names and not instances:
+    if registry is None and not names and not instances and not register:
         return None
     if url is None:
-        raise UsageError("--app and --variant-instance are about applications: give --registry, or SERFER_REGISTRY")
+        raise UsageError(
+            "--app, --register and --variant-instance are about applications: give --registry, or SERFER_REGISTRY"
+        )
     for instance in instances or ():
         if not instance.startswith(("http://", "https://")):
             raise UsageError(f"--variant-instance is a URL such as http://10.0.0.7:8000, not {instance[:80]!r}")
-    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), tuple(dict.fromkeys(instances or ())))
+    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), tuple(dict.fromkeys(instances or ())), register)
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

@@ -41,7 +41,8 @@ class SubmissionState(StrEnum):
 class Submission:
     """What was handed in: `registration` is the id of its registration, "" before that is known.
 
-    `updated` is when its driver wrote last, in seconds since the epoch; `detail` says why it failed, `progress` what is
+    `driver` works on it; `updated` is when that wrote last, in seconds since the epoch; `detail` says why it
+    failed, `progress` what is
     being done. `version` is the number that the network got, 0 before that, and `live` whether that answers queries.
     """
 
@@ -51,6 +52,7 @@ class Submission:
     created: str
     by: str
     updated: float
+    driver: str = ""
     state: SubmissionState = SubmissionState.QUEUED
     registration: str = ""
     progress: str = ""

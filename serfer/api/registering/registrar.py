@@ -43,7 +43,8 @@ WAITING: Final = 4
 RECEIVED_AT_ONCE: Final = 2
 """Uploads that arrive at once."""
 _RETRY_S: Final = 30
-_LOCK: Final = ".lock"
+_LOCK: Final = "lock"
+_DRIVER: Final = "driver-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,10 @@ class Registrar:
         done: Callable[[], Awaitable[None]],
         run: Callable[[SubmittedNetwork, Callable[[Event], Awaitable[None]]], Awaitable[Event]],
         unix: Callable[[], float] = time.time,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.registry = registry
+        self._heartbeat_s = heartbeat_s
         self._uploads = _Uploads(folder)
         self._done = done
         self._run = run
@@ -116,14 +119,15 @@ class Registrar:
         held = await asyncio.to_thread(submission.read, self.registry.store, submitted)
         if held is None or not held.submission.is_open or held.submission.is_silent(self._unix()):
             return None
-        return held.submission
+        is_gone = await asyncio.to_thread(self._uploads.is_gone, held.submission.driver)
+        return None if is_gone else held.submission
 
     async def begin(self, handed: Handed) -> Submission:
         """Begin a registration, unless it waits or runs, here or in another driver; raises Problem 429."""
         store, job = self.registry.store, handed.job
         self.check_room()
         created = datetime.fromtimestamp(self._unix(), UTC).isoformat(timespec="seconds")
-        fresh = Submission(handed.id, job.application, job.name, created, job.by, self._unix())
+        fresh = Submission(handed.id, job.application, job.name, created, job.by, self._unix(), self._uploads.name)
         before = await asyncio.to_thread(submission.read, store, handed.id)
         if handed.id in self._tasks:
             return before.submission if before else fresh
@@ -157,7 +161,7 @@ class Registrar:
     async def _work(self, handed: Handed, held: Held) -> None:
         """Wait for a turn, register, and write how that went; whatever happens, the upload is deleted."""
         record = _Record(self.registry, held, self._unix)
-        beating = asyncio.create_task(record.beat(asyncio.current_task()))
+        beating = asyncio.create_task(record.beat(asyncio.current_task(), self._heartbeat_s))
         ended: dict[str, object] = {
             "state": SubmissionState.INTERRUPTED,
             "detail": "the service was stopped: hand it in again to go on",
@@ -210,11 +214,12 @@ class _Record:
         elif event.event == "progress":
             self.note(progress=event.text)
 
-    async def beat(self, working: asyncio.Task[None] | None) -> None:
+    async def beat(self, working: asyncio.Task[None] | None, every_s: float) -> None:
         """Write at once what matters and all else every few seconds; cancel the work where the record is lost."""
         while not self._lost:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(every_s):  # wait_for of Python 3.11 may lose a cancellation
+                    await self._changed.wait()
             self._changed.clear()
             await self.write()
         if working is not None:
@@ -249,13 +254,25 @@ class _Uploads:
 
     def __init__(self, shared: Path) -> None:
         shared.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._shared = shared
+        self._left: set[str] = set()
         with locked(shared / _LOCK):
-            for left in shared.iterdir():
-                with suppress(OSError):
-                    os.close(_locked(left))
-                    shutil.rmtree(left, ignore_errors=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="driver-", dir=shared))
+            for folder in shared.iterdir():
+                if _is_left(folder):
+                    self._left.add(folder.name)
+                    shutil.rmtree(folder, ignore_errors=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=_DRIVER, dir=shared))
             self._lock = _locked(self._folder)
+
+    @property
+    def name(self) -> str:
+        """The driver's name, which no other one has."""
+        return self._folder.name
+
+    def is_gone(self, driver: str) -> bool:
+        """Whether a driver of this machine was killed, by its name; of others that is not known."""
+        is_name = driver.startswith(_DRIVER) and driver == Path(driver).name
+        return driver in self._left or (is_name and _is_left(self._shared / driver))
 
     def new(self) -> Path:
         """Return a folder for one upload."""
@@ -265,6 +282,15 @@ class _Uploads:
         """Delete it."""
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a folder is one of a driver that does not run any more."""
+    try:
+        os.close(_locked(folder))
+    except OSError:
+        return False
+    return True
 
 
 def _locked(folder: Path) -> int:

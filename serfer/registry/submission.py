@@ -42,8 +42,8 @@ class Submission:
     """What was handed in: `registration` is the id of its registration, "" before that is known.
 
     `driver` works on it; `updated` is when that wrote last, in seconds since the epoch; `detail` says why it
-    failed, `progress` what is
-    being done. `version` is the number that the network got, 0 before that, and `live` whether that answers queries.
+    failed, `progress` what is being done. `version` is the number that the network got, 0 before that, and `live`
+    whether that answers queries.
     """
 
     id: str

@@ -37,6 +37,7 @@ from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router
 from serfer.api.routes.health import health_router
 from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
+from serfer.api.routes.jobs import jobs_router
 from serfer.api.routes.kept import Keeping, kept_router, outputs_guard, outputs_router
 from serfer.api.routes.load import load_router
 from serfer.api.routes.models import models_router
@@ -120,6 +121,7 @@ def make_app(
         kept_router(keeping),
         metrics_router(telemetry.metrics, service),
         load_router(service),
+        jobs_router(service, settings),
     ):
         app.include_router(router, dependencies=guarded)
     app.include_router(outputs_router(keeping), dependencies=[Depends(outputs_guard(keys, kept))])

@@ -19,6 +19,7 @@ from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
+from serfer.api.offline.jobs import OfflineJobs
 from serfer.api.online_load import LoadMonitor
 from serfer.api.registering.registrar import Registrar
 from serfer.applications.applications import Applications
@@ -130,7 +131,7 @@ class Service:
     """Answers for several models; the first of `pipelines` is the one that is meant where none is named.
 
     `applications` select among variants, whose pipelines come and go beside those of the `models`; a `registrar`
-    registers networks in them. `results` is the
+    registers networks in them, and `jobs` are offline work. `results` is the
     store of the results that it keeps, which it closes; None where it keeps none. `repository` are the networks of an
     instance, None elsewhere. `store` is that of the state that drivers share, by default the first model's.
     """
@@ -150,6 +151,7 @@ class Service:
         self.models = tuple(pipelines)
         self.applications: Applications | None = None
         self.registrar: Registrar | None = None
+        self.jobs: OfflineJobs | None = None
         self.admission = admission
         self.load = LoadMonitor(self.pipelines, admission.in_flight)
         self.decoders = decoders or Decoders()
@@ -373,6 +375,8 @@ class Service:
         """End what runs and close every model."""
         if self.registrar is not None:
             await self.registrar.close()
+        if self.jobs is not None:
+            await self.jobs.close()
         if self.applications is not None:
             await self.applications.close()
         for pipeline in [*self.pipelines.values()]:

@@ -25,6 +25,7 @@ from typing import IO, Final
 from serfer.core.errors import InputError, SerferError
 from serfer.core.structure import structure, unstructure
 from serfer.core.units import MIB
+from serfer.images import image_files
 from serfer.pipeline.labelled.labels import LIST_FILE, MOST_IMAGES, listed
 
 SET: Final = "the validation set"
@@ -45,16 +46,22 @@ _UNIX: Final = 16  # bits of a zip's external attributes below Unix's own
 
 @dataclass(frozen=True, slots=True)
 class UnpackJob:
-    """An archive, the folder that its files go below, and the most bytes that they may have together."""
+    """An archive, the folder that its files go below, and the most bytes that they may have together.
+
+    Messages call it as it is `called`. Images that are labelled lie in one folder for each class, or beside a list.
+    """
 
     archive: str
     folder: str
     most_bytes: int
+    called: str = SET
+    most_images: int = MOST_IMAGES
+    is_labelled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The folder of the labelled images, and how many there are."""
+    """The folder of the images, and how many there are."""
 
     folder: str
     images: int
@@ -99,9 +106,12 @@ def unpack(job: UnpackJob) -> Unpacked:
         raise InputError(f"{SET} takes too much memory to unpack: send {_KINDS}, of fewer files") from None
     folder = _inner(written.folder)
     try:
-        return Unpacked(str(folder), len(listed(folder)))
+        images = len(listed(folder) if job.is_labelled else image_files(folder))
     except InputError as error:
-        raise InputError(str(error).replace(str(folder), SET)) from error
+        raise InputError(str(error).replace(str(folder), job.called)) from error
+    if images > job.most_images:
+        raise InputError(f"{job.called} has {images:,} images: at most {job.most_images:,} are taken")
+    return Unpacked(str(folder), images)
 
 
 def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
@@ -182,7 +192,7 @@ def main() -> None:
     try:
         unpacked = unpack(job)
     except SerferError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - the process that waits reads it
+        print(str(error).replace(SET, job.called), file=sys.stderr)  # noqa: T201 - the process that waits reads it
         raise SystemExit(error.exit_code) from error
     print(json.dumps(unstructure(unpacked)))  # noqa: T201 - same
 

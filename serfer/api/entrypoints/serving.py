@@ -17,11 +17,14 @@ from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
 from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.offline.jobs import OfflineJobs
+from serfer.api.offline.record import OfflineRecords
 from serfer.api.registering.registrar import Registrar
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
 from serfer.applications.served import FunctionsPlace
+from serfer.control.offline.throttle import OnlineLoad
 from serfer.core.variants import Variant
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.pipeline import Pipeline
@@ -94,6 +97,8 @@ def serve_models(
             asyncio.run(service.applications.open())
             if opening.applications.register:
                 service.registrar = make_registrar(service.applications, settings)
+        if settings.api_jobs:
+            service.jobs = make_jobs(service, settings)
         serve(
             make_app(service, settings, keys, telemetry, address.answers_to(settings)),
             host=address.host,
@@ -165,6 +170,17 @@ def make_registrar(applications: Applications, settings: Settings) -> Registrar:
     from serfer.api.registering.processes import register  # noqa: PLC0415 - drivers in AWS have no splitter
 
     return Registrar(applications.registry, settings.cache_dir / UPLOADS, applications.find_new, register)
+
+
+def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
+    """Return the offline jobs of a service, which yield to its online queries."""
+
+    def load() -> OnlineLoad:
+        now = service.load.online()
+        return OnlineLoad("this service", now.utilisation, now.latency, now.throttled, of_account=now.of_account)
+
+    records = OfflineRecords(service.store, settings.results_ttl_s)
+    return OfflineJobs(records, settings.cache_dir / UPLOADS, load)
 
 
 def _deployed(opening: Opening) -> Callable[[Variant], bool]:

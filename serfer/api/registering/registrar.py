@@ -13,11 +13,8 @@ with its registration, and with the driver; what is done of the registration sta
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -28,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from serfer.api.http.problems import OVERLOADED, Problem
+from serfer.api.upload_folder import UploadFolder
 from serfer.core.errors import SerferError
-from serfer.files import locked
 from serfer.fleet.log_events import log_event
 from serfer.registry import Registry, submission
 from serfer.registry.submission import Held, Submission, SubmissionState
@@ -43,8 +40,6 @@ WAITING: Final = 4
 RECEIVED_AT_ONCE: Final = 2
 """Uploads that arrive at once."""
 _RETRY_S: Final = 30
-_LOCK: Final = "lock"
-_DRIVER: Final = "driver-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +78,7 @@ class Registrar:
     ) -> None:
         self.registry = registry
         self._heartbeat_s = heartbeat_s
-        self._uploads = _Uploads(folder)
+        self._uploads = UploadFolder(folder)
         self._done = done
         self._run = run
         self._unix = unix
@@ -247,58 +242,3 @@ class _Record:
             self._lost = True
         else:
             self._held = held
-
-
-class _Uploads:
-    """A folder for uploads, in one that drivers share; a driver that was killed left its own, which goes."""
-
-    def __init__(self, shared: Path) -> None:
-        shared.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._shared = shared
-        self._left: set[str] = set()
-        with locked(shared / _LOCK):
-            for folder in shared.iterdir():
-                if _is_left(folder):
-                    self._left.add(folder.name)
-                    shutil.rmtree(folder, ignore_errors=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=_DRIVER, dir=shared))
-            self._lock = _locked(self._folder)
-
-    @property
-    def name(self) -> str:
-        """The driver's name, which no other one has."""
-        return self._folder.name
-
-    def is_gone(self, driver: str) -> bool:
-        """Whether a driver of this machine was killed, by its name; of others that is not known."""
-        is_name = driver.startswith(_DRIVER) and driver == Path(driver).name
-        return driver in self._left or (is_name and _is_left(self._shared / driver))
-
-    def new(self) -> Path:
-        """Return a folder for one upload."""
-        return Path(tempfile.mkdtemp(prefix="upload-", dir=self._folder))
-
-    def close(self) -> None:
-        """Delete it."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _is_left(folder: Path) -> bool:
-    """Whether a folder is one of a driver that does not run any more."""
-    try:
-        os.close(_locked(folder))
-    except OSError:
-        return False
-    return True
-
-
-def _locked(folder: Path) -> int:
-    """Lock a driver's folder, and return the lock's descriptor; raises OSError where another one has it."""
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor

@@ -19,8 +19,8 @@ from serfer.api.http.body import ApiLimits
 from serfer.api.http.problems import Problem
 from serfer.api.http.streamed_form import FormFile, ReceivedForm, receive_form
 from serfer.api.http.validation import first_fault
+from serfer.api.processes import unpack
 from serfer.api.registering.options import NETWORK_NAME, RegistrationOptions
-from serfer.api.registering.processes import unpack
 from serfer.api.registering.registrar import Handed
 from serfer.core.errors import InputError
 from serfer.core.plan import MAX_ELEMENTS
@@ -31,7 +31,7 @@ from serfer.settings import Settings
 from serfer.variants.making import MakingOptions
 from serfer.variants.register import DEFAULT_MAX_LOSS, DEFAULT_MOST, check_options
 from serfer.variants.submitted import SubmittedNetwork
-from serfer.variants.unpacking import UnpackJob
+from serfer.variants.unpacking import SET, UnpackJob
 from splitter.network.description import read_labels, read_preprocess
 from splitter.network.zoo import ZOO
 
@@ -92,7 +92,7 @@ def handed_in(
 async def unpacked(handed: Handed, settings: Settings) -> Handed:
     """Unpack the images of what was handed in, and return it with their folder; raises InputError."""
     archive = handed.folder / _VALIDATION
-    job = UnpackJob(str(archive), handed.job.validation, settings.api_max_register_bytes)
+    job = UnpackJob(str(archive), handed.job.validation, settings.api_max_register_bytes, SET)
     found = await unpack(job)
     await asyncio.to_thread(archive.unlink)
     return Handed(handed.id, handed.job.with_validation(found.folder), handed.folder)

@@ -14,6 +14,8 @@ COMMANDS = {
     "mark": ("bench.policies.mark_evaluation:command", "MArk's evaluation redone, beside its published factors."),
     "select": ("bench.selection.select:command", "Time the selection of a variant among 200."),
     "infaas": ("bench.selection.figure6:command", "INFaaS' figure 6 redone, beside its published factors."),
+    "infaas-production": ("bench.selection.figure5:command", "INFaaS' figure 5 redone under a day of a trace."),
+    "infaas-sharing": ("bench.selection.figure7:command", "INFaaS' figure 7 redone: networks that share GPUs."),
     "autoscaling": ("bench.selection.scaling:command", "INFaaS' greedy scaling against its integer programme."),
     "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),

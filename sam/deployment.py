@@ -29,8 +29,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PLANS = 2
 COLD_FUNCTIONS = "cold-"
 """The beginning of the names that a record has for functions of a cold plan."""
-_OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs"})
-_LATER = ("base_image", "pings", "provisioned_concurrency", "results_days")
+_OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs", "beside"})
+_LATER = ("base_image", "pings", "provisioned_concurrency", "results_days", "applications")
 """Choices that a record has only where they were made."""
 _ADVICE = "write it again with serfer package"
 
@@ -43,8 +43,9 @@ class Deployment:
     function's size unzipped with its layers by "STAGE-PART", `digest` is the SHA-256 of all that was packaged,
     `weights` has the bytes of what functions fetch by its SHA-256, `images` are the tags of
     functions that are container images, of all plans; `cold` has the cold plan of each plan that has one, `driver_runs`
-    the MB of memory of a driver function that runs a plan itself, by plan. None of these is in the record where there
-    are none. The functions of the current plan's cold plan are "cold-STAGE-PART".
+    the MB of memory of a driver function that runs a plan itself, by plan; `beside` the plans of other variants that
+    came with a plan. None of these is in the record where there are none. The functions of the current plan's cold plan
+    are "cold-STAGE-PART".
     """
 
     serfer: str
@@ -57,6 +58,7 @@ class Deployment:
     images: tuple[str, ...] = ()
     cold: Mapping[str, str] = field(default_factory=dict)
     driver_runs: Mapping[str, int] = field(default_factory=dict)
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -120,12 +122,13 @@ def _built(document: dict[str, Any]) -> Deployment:
         images=structure(tuple[str, ...], document.get("images", []), "images"),
         cold=_cold(document.get("cold", {})),
         driver_runs=_sizes(document.get("driver_runs", {}), "driver_runs"),
+        beside=_beside(document.get("beside", {})),
     )
     deployment.options.check()
     if not 1 <= len(deployment.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, deployment.plans)):
         raise PlanError("plans should be one or two times twelve hexadecimal digits")
-    if not deployment.cold.keys() <= set(deployment.plans):
-        raise PlanError("cold should have plans of the deployment")
+    if not deployment.cold.keys() | deployment.beside.keys() <= set(deployment.plans):
+        raise PlanError("cold and beside should have plans of the deployment")
     if not deployment.cold.get(deployment.current) and any(map(_is_cold, deployment.bytes)):
         raise PlanError("bytes should have no functions of a cold plan that there is not")
     if not all(map(_SHA256.fullmatch, (deployment.digest, *deployment.weights))):
@@ -148,6 +151,13 @@ def _cold(value: Any) -> Mapping[str, str]:  # noqa: ANN401 - any JSON value
     if not isinstance(value, dict) or not all(_DIGEST12.fullmatch(str(each)) for each in (*value, *value.values())):
         raise PlanError("cold should be an object of twelve hexadecimal digits by twelve")
     return value
+
+
+def _beside(value: Any) -> Mapping[str, tuple[str, ...]]:  # noqa: ANN401 - any JSON value
+    found = structure(dict[str, tuple[str, ...]], value, "beside")
+    if not all(_DIGEST12.fullmatch(digest) for main, others in found.items() for digest in (main, *others)):
+        raise PlanError("beside should have lists of twelve hexadecimal digits by twelve")
+    return found
 
 
 def _sizes(value: Any, where: str) -> Mapping[str, int]:  # noqa: ANN401 - any JSON value

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from serfer.core.errors import UsageError
 from serfer.core.plan import CONTAINER, Plan
+from serfer.core.variants import NAME
 from serfer.pipeline.warm import MOST_AT_ONCE
 
 STACK = "${AWS::StackName}"
 LIVE = "live"
 """The alias of a function's published version, where SnapStart or provisioned concurrency wants one."""
+MOST_BESIDE = 8
+"""Plans of other variants that are deployed beside one: a role's policy names each of their functions."""
 MOST_LETTERS = 30
 """Of a deployment's name: a cache's may have 40, and stacks add -prod to it."""
 _NAME = re.compile(rf"[a-z](?:[a-z0-9]|-(?!-)){{0,{MOST_LETTERS - 1}}}(?<!-)")
@@ -32,6 +35,8 @@ _BASE_IMAGE = "public.ecr.aws/lambda/python"  # AWS's own, for both architecture
 _IMAGE = re.compile(r"[a-z0-9][\w.:/@-]{0,254}")
 DAY_S = 86_400
 _MOST_RESULTS_DAYS = 30
+_REGISTRY = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9][A-Za-z0-9._-]*){0,8}/?")
+_MOST_APPLICATIONS = 20
 _GPU_TYPE = re.compile(r"g\d[a-z]*\.[a-z0-9]{1,12}")
 _MOST_GPUS = 100
 
@@ -130,13 +135,38 @@ class Pings:
 
 
 @dataclass(frozen=True)
+class Serves:
+    """The applications that drivers answer for, beside the plan as a model, of a registry in S3."""
+
+    registry: str
+    names: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """The bucket and the prefix, with a slash between them."""
+        return self.registry.removeprefix("s3://").rstrip("/")
+
+    def check(self) -> None:
+        """Raise UsageError that names the first choice that cannot be."""
+        if not _REGISTRY.fullmatch(self.registry):
+            raise UsageError(f"--registry is s3://BUCKET/PREFIX for drivers in AWS, not {self.registry!r:.100}")
+        if not 1 <= len(self.names) <= _MOST_APPLICATIONS or len(set(self.names)) < len(self.names):
+            raise UsageError(
+                f"--app names 1 to {_MOST_APPLICATIONS} different applications, which drivers may read; "
+                f"{len(self.names)} are given"
+            )
+        if wrong := [name for name in self.names if not NAME.fullmatch(name)]:
+            raise UsageError(f"--app {wrong[0]!r:.100} is not the name of an application")
+
+
+@dataclass(frozen=True)
 class Options:
     """A deployment's choices; `name` is the stack's, `zone` the id of S3 Express's availability zone, as use1-az4.
 
     `reserved_concurrency` is how many environments each stage's function is given, and may have at most; `base_image`
     is what container images are built on, by default AWS's image of the runtime; `provisioned_concurrency` is for how
     many queries at once Lambda keeps the environments of the plan's functions initialised; for `results_days` results
-    that are too large for an answer are kept, None: there are none.
+    that are too large for an answer are kept, None: there are none; `applications` are those that drivers answer for.
     """
 
     name: str
@@ -155,6 +185,7 @@ class Options:
     pings: Pings | None = None
     provisioned_concurrency: int | None = None
     results_days: int | None = None
+    applications: Serves | None = None
 
     @property
     def by_alias(self) -> bool:
@@ -214,6 +245,7 @@ class Options:
         if self.reserved_concurrency is not None and self.reserved_concurrency < 1:
             raise UsageError(f"--reserved-concurrency is 1 or more, not {self.reserved_concurrency}")
         self._check_results()
+        self._check_applications()
         if self.base_image is not None and not _IMAGE.fullmatch(self.base_image):
             raise UsageError(f"--base-image is an image such as {_BASE_IMAGE}:3.13, not {self.base_image!r:.80}")
         if self.gpu is not None:
@@ -247,6 +279,15 @@ class Options:
             raise UsageError(f"--results-days is 1 to {_MOST_RESULTS_DAYS}, or 0 for none, not {self.results_days}")
         if self.by_state_machine:
             raise UsageError(f"--results-days goes with --driver push or poll: {self.engine} keeps no results")
+
+    def _check_applications(self) -> None:
+        if self.applications is None:
+            return
+        self.applications.check()
+        if self.by_state_machine:
+            raise UsageError(f"--app goes with --driver push or poll: {self.engine} runs one plan")
+        if self.driver_runs == "always":
+            raise UsageError("--driver-runs always: with --app a driver invokes the functions of several variants")
 
     def _check_pings(self, pings: Pings) -> None:
         pings.check()

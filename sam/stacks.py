@@ -35,7 +35,8 @@ class DeployedStack:
     """A stack as CloudFormation describes it; `serving` and `plans` are empty where its creation failed.
 
     `plans` are those that drivers may use, the current one first; `cold` has the cold plans of those that have one.
-    `weights` is the URL of what its functions fetch; empty where they fetch nothing.
+    `beside` has the plans of other variants that came with a plan. `weights` is the URL of what its functions fetch;
+    empty where they fetch nothing.
     """
 
     name: str
@@ -49,6 +50,7 @@ class DeployedStack:
     parameters: tuple[str, ...]
     weights: str = ""
     cold: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def companion_stack(name: str) -> str:
@@ -77,6 +79,7 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
     tags = {each["Key"] for each in described.get("Tags", ())}
     store = _STORE.search(described.get("Description", ""))
     pairs = outputs.get("Generations", outputs.get("Plans", "")).split(",")
+    variants = [each.split(":") for each in filter(None, outputs.get("Variants", "").split(","))]
     return DeployedStack(
         name=name,
         identity=described["StackId"],
@@ -89,6 +92,7 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
         parameters=tuple(each["ParameterKey"] for each in described.get("Parameters", ())),
         weights=outputs.get("Weights", ""),
         cold={plan: cold for plan, colon, cold in (pair.partition(":") for pair in pairs) if colon},
+        beside={main: tuple(others) for main, *others in variants},
     )
 
 

@@ -270,6 +270,10 @@ class DriverSettings(BaseSettings):
     whole directories."""
     driver: str = "push"
     """`push`, `poll`, `stepfunctions` or `stepfunctions-express`."""
+    applications: str = ""
+    """Applications of the registry at SERFER_REGISTRY that are answered for, with commas between."""
+    application_plans: str = ""
+    """Plan directories, as in SERFER_PLAN, of the variants whose functions are deployed; others are not selected."""
     lambda_task_root: Path = Field(default=Path(), validation_alias="LAMBDA_TASK_ROOT")
     """Where Lambda unpacks a function; Lambda sets it."""
     lambda_memory_mb: int | None = Field(default=None, gt=0, validation_alias="AWS_LAMBDA_FUNCTION_MEMORY_SIZE")

@@ -6,7 +6,8 @@
 
 A place serves its queries one after another at its saturation throughput, and each takes its latency at least. Copies
 of a variant on one worker are one place. Nothing slows variants down that share hardware: the shares that they take of
-it are all that they compete for.
+it are all that they compete for, unless the system has a figure for `sharing` of that kind of hardware: then a place is
+slower by how busy the other copies of its worker are, which is an assumed model of interference.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from serfer.control.selection.scaling import (
     InstanceCosts,
     LoadObservation,
     ScalingOptions,
+    WorkerObservation,
+    plan_workers,
 )
 from serfer.core.units import MS_PER_S
-from serfer.core.variants import Objectives, Place, Variant, VariantState
+from serfer.core.variants import Objectives, Place, SelectionReason, Variant, VariantState
 
 SLOT_S: Final = 1.0
 PERIOD_S: Final = 2.0
@@ -43,15 +46,19 @@ _PATIENCE_S: Final = 5.0
 """How long a query waits in a queue at most: constructed."""
 _SETTLING: Final = 4
 """Periods after which a place admits all that it has room for, as what is loaded from the beginning does."""
+_EMPTY_S: Final = 30.0
+"""How long a worker that was added stays without a loaded copy: constructed, the paper has no rule."""
 _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A machine of a type of hardware."""
+    """A machine of a type of hardware, its price, and when it has booted."""
 
     name: str
     kind: str
+    usd_per_s: float = 0.0
+    ready_s: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,9 @@ class Network:
 class System:
     """How a cluster is run, and whether it `scales` copies.
 
-    Where it `heeds` overloaded variants it scales for them, too (4.1), and not by headroom alone (4.2.2).
+    Where it `heeds` overloaded variants it scales for them, too (4.1), and not by headroom alone (4.2.2). It adds
+    workers of a kind up to `most`, which boot for `boot_s`. `sharing` is, by kind, how much longer a query takes for
+    each other copy that is busy all the time on its worker; 1 shares the hardware by time.
     """
 
     name: str
@@ -79,6 +88,9 @@ class System:
     scales: bool
     options: ScalingOptions = OPTIONS
     heeds: bool = False
+    most: Mapping[str, int] = field(default_factory=dict)
+    boot_s: float = 30.0
+    sharing: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -89,6 +101,9 @@ class _Queue:
     ready_s: list[float]
     empty_s: float = 0.0
     busy_s: float = 0.0
+    share: float = 0.0
+    """How busy it was in the last period."""
+    slowdown: float = 1.0
 
     def copies(self, now_s: float = math.inf) -> int:
         """Return how many copies are loaded by a time."""
@@ -103,32 +118,41 @@ class _Queue:
         begins = max(now_s, min(self.ready_s), self.empty_s)
         if begins > max(now_s, min(self.ready_s)) + _PATIENCE_S:
             return math.inf
-        takes = 1 / self.qps(begins)
+        takes = self.slowdown / self.qps(begins)
         self.empty_s = begins + takes
         self.busy_s += takes
-        return begins + max(takes, self.variant.latency_ms.value / MS_PER_S)
+        return begins + max(takes, self.slowdown * self.variant.latency_ms.value / MS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """When a query of a network came, and when it was answered: infinity where it was not."""
+
+    network: str
+    came_s: float
+    answered_s: float
+    late: bool
 
 
 @dataclass(slots=True)
 class Measured:
-    """What a run measured: queries by the second of their answer, late ones, and dollars of copies (see `run`)."""
+    """What a run measured: dollars of copies and of workers while they were there, and what became of each query."""
 
     system: str
     seconds: float
-    queries: int = 0
-    late: int = 0
-    answered: Counter[int] = field(default_factory=Counter)
     usd: float = 0.0
+    workers_usd: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
 
     @property
     def qps(self) -> float:
         """Answers a second within the time of the load."""
-        return sum(count for second, count in self.answered.items() if second < self.seconds) / self.seconds
+        return sum(each.answered_s < self.seconds for each in self.outcomes) / self.seconds
 
     @property
     def late_share(self) -> float:
         """The share of queries that were answered past their SLO, or not at all."""
-        return self.late / max(1, self.queries)
+        return sum(each.late for each in self.outcomes) / max(1, len(self.outcomes))
 
 
 class Cluster:
@@ -137,7 +161,9 @@ class Cluster:
     def __init__(self, system: System) -> None:
         """Load what is there from the beginning."""
         self.system = system
-        self._workers = system.workers
+        self._workers = list(system.workers)
+        self._now_s = -math.inf
+        self._emptied: dict[str, float] = {}
         self._costs = {cost.name: cost for network in system.networks for cost in network.costs}
         self._variants = {each.name: each for network in system.networks for each in network.variants}
         self._queues: dict[tuple[str, str], _Queue] = {}
@@ -154,7 +180,7 @@ class Cluster:
             self._watch(0.0)
 
     def run(self, queries: Iterator[tuple[float, int]], seconds: float) -> Measured:
-        """Answer queries (time, network); `usd` counts the copies' price a second while they are loaded."""
+        """Answer queries (time, number of a network) in order."""
         measured = Measured(self.system.name, seconds)
         tick = 0
         for number, (now_s, which) in enumerate(queries):
@@ -168,19 +194,15 @@ class Cluster:
     def _answer(self, network: Network, query: str, now_s: float, measured: Measured) -> None:
         asked = Objectives(latency_ms=network.slo_ms, network=network.name)
         chosen = self._selector.get_variant(asked, self._catalogue, self._states, draw_of(query))
-        measured.queries += 1
         queue = self._queues.get((chosen.variant, chosen.place))
-        if queue is None and chosen.place and self.system.scales:
-            self._load(chosen.variant, 1, now_s)  # inactive: this query loads it
+        was_inactive = chosen.reason not in (SelectionReason.ACTIVE, SelectionReason.BUSY)
+        if queue is None and was_inactive and chosen.place and self.system.scales:
+            self._load(chosen.variant, 1, now_s)
             queue = self._queues.get((chosen.variant, chosen.place)) or self._any(chosen.variant)
         queue = queue or self._any(chosen.variant)
-        if queue is None:
-            measured.late += 1
-            return
-        ended_s = queue.serve(now_s)
-        if ended_s < math.inf:
-            measured.answered[int(ended_s)] += 1
-        measured.late += (ended_s - now_s) * MS_PER_S > network.slo_ms * (1 + _ROUNDING)
+        ended_s = math.inf if queue is None else queue.serve(now_s)
+        late = (ended_s - now_s) * MS_PER_S > network.slo_ms * (1 + _ROUNDING)
+        measured.outcomes.append(Outcome(network.name, now_s, ended_s, late))
 
     def _any(self, variant: str) -> _Queue | None:
         """Return the emptiest place of a variant: states may name one that is gone."""
@@ -189,6 +211,8 @@ class Cluster:
 
     def _tick(self, now_s: float, measured: Measured) -> None:
         """Pay for the slot, scale, and every second slot look at states."""
+        self._now_s = now_s
+        measured.workers_usd += SLOT_S * sum(worker.usd_per_s for worker in self._workers)
         measured.usd += SLOT_S * sum(self._costs[name].usd_per_s * each.copies() for (name, _), each in self._items())
         for each in [each for each in self._leaving if each[0] <= now_s]:
             self._leaving.remove(each)
@@ -201,6 +225,9 @@ class Cluster:
                     self._scale(network, scaler, len(recent) / _RATE_S, now_s)
         if now_s % PERIOD_S == 0:
             self._watch(now_s)
+            if self.system.most:
+                self._add_workers(now_s)
+                self._stop_workers(now_s)
 
     def _scale(self, network: Network, scaler: GreedyScaler, rate: float, now_s: float) -> None:
         running: Counter[str] = Counter()
@@ -234,6 +261,8 @@ class Cluster:
         return free
 
     def _room(self, worker: Worker) -> float:
+        if worker.ready_s > self._now_s:
+            return 0.0
         return 1.0 - sum(
             self._costs[name].resources.get(worker.kind, 0.0) * queue.copies()
             for (name, at), queue in self._items()
@@ -244,19 +273,30 @@ class Cluster:
         """Load copies one by one at the worker with the most room; what has none is left out."""
         cost = self._costs[name]
         for _ in range(copies):
-            able = [each for each in self._workers if each.kind in cost.resources]
+            able = [each for each in self._workers if each.kind in cost.resources and self._helps(name, each)]
             worker = max(able, key=self._room, default=None)
-            if worker is None or self._room(worker) + _ROUNDING < cost.resources[worker.kind]:
+            if worker is None or not self._load_at(name, worker, now_s):
                 return
-            queue = self._queues.setdefault((name, worker.name), _Queue(self._variants[name], []))
-            queue.ready_s.append(now_s + cost.load_s)
+
+    def _helps(self, name: str, worker: Worker) -> bool:
+        """Whether one more copy of a variant would help there: on hardware that is shared by time, only the first."""
+        return not self.system.sharing.get(worker.kind) or (name, worker.name) not in self._queues
+
+    def _load_at(self, name: str, worker: Worker, now_s: float) -> bool:
+        """Load a copy at a worker; returns False where it has no room."""
+        cost = self._costs[name]
+        if self._room(worker) + _ROUNDING < cost.resources[worker.kind]:
+            return False
+        queue = self._queues.setdefault((name, worker.name), _Queue(self._variants[name], []))
+        queue.ready_s.append(now_s + cost.load_s)
+        return True
 
     def _unload(self, name: str) -> None:
-        """Unload a copy, the one that was loaded last, where there are the fewest."""
-        places = [(queue.copies(), key) for key, queue in self._items() if key[0] == name]
+        """Unload a copy, the one that was loaded last, or still loads, where there are the fewest."""
+        places = [(queue.copies(), -queue.ready_s[-1], key) for key, queue in self._items() if key[0] == name]
         if not places:
             return
-        _, key = min(places)
+        *_, key = min(places)
         self._queues[key].ready_s.pop()
         if not self._queues[key].ready_s:
             del self._queues[key]
@@ -264,13 +304,58 @@ class Cluster:
     def _watch(self, now_s: float) -> None:
         """Take signals of all places, and of workers that could load a variant."""
         signals = self._hosts() if self.system.scales else {}
+        busy: dict[str, float] = {}
         for key, queue in self._items():
             backlog_s = max(0.0, queue.empty_s - max(now_s, min(queue.ready_s)))
-            share = min(1.0, max(0.0, queue.busy_s - backlog_s) / PERIOD_S)
+            queue.share = min(1.0, max(0.0, queue.busy_s - backlog_s) / PERIOD_S)
             queue.busy_s = min(queue.busy_s, backlog_s)
             waiting = backlog_s * queue.qps(now_s) / queue.variant.batch
-            signals[key] = VariantSignals(Place.INSTANCE, queue.copies(now_s), share, waiting)
+            ratio = queue.slowdown if queue.share else None
+            signals[key] = VariantSignals(
+                Place.INSTANCE, queue.copies(now_s), queue.share, waiting, latency_ratio=ratio
+            )
+            busy[key[1]] = busy.get(key[1], 0.0) + queue.share * max(1, queue.copies(now_s))
+        for (_, worker), queue in self._items():
+            queue.slowdown = 1.0 + self.system.sharing.get(queue.variant.kind, 0.0) * (busy[worker] - queue.share)
         self._states = self._tracker.observe(signals)
+
+    def _add_workers(self, now_s: float) -> None:
+        """Add workers by the three triggers (4.2.3); what is disturbed is loaded on one that has just booted."""
+        for worker in self._workers:
+            if now_s - PERIOD_S < worker.ready_s <= now_s:
+                for name in self._disturbed(worker.kind):
+                    if self._helps(name, worker):
+                        self._load_at(name, worker, now_s)
+        for kind in plan_workers([self._observed(worker, now_s) for worker in self._workers]).add:
+            mine = [worker for worker in self._workers if worker.kind == kind]
+            if len(mine) < self.system.most.get(kind, 0):
+                name = f"{kind} added at {now_s:g} s"
+                self._workers.append(Worker(name, kind, mine[0].usd_per_s, now_s + self.system.boot_s))
+
+    def _disturbed(self, kind: str) -> list[str]:
+        kinds = {worker.name: worker.kind for worker in self._workers}
+        states = (VariantState.INTERFERED, VariantState.OVERLOADED)
+        return sorted(
+            {key[0] for key, _ in self._items() if kinds[key[1]] == kind and self._tracker.state(*key) in states}
+        )
+
+    def _observed(self, worker: Worker, now_s: float) -> WorkerObservation:
+        mine = [(name, queue) for (name, at), queue in self._items() if at == worker.name]
+        states = {name: self._tracker.state(name, worker.name) for name, _ in mine}
+        used = min(1.0, sum(queue.share for _, queue in mine))
+        return WorkerObservation(worker.name, worker.kind, {"device": used}, states, boots=worker.ready_s > now_s)
+
+    def _stop_workers(self, now_s: float) -> None:
+        """Stop workers on which nothing has been loaded for a while, except one of each kind."""
+        holding = {at for (_, at), _ in self._items()}
+        for worker in [each for each in self._workers if each.ready_s <= now_s]:
+            if worker.name in holding:
+                self._emptied.pop(worker.name, None)
+                continue
+            since = self._emptied.setdefault(worker.name, now_s)
+            others = [each for each in self._workers if each.kind == worker.kind and each is not worker]
+            if others and now_s - since >= _EMPTY_S:
+                self._workers.remove(worker)
 
     def _hosts(self) -> dict[tuple[str, str], VariantSignals]:
         """Return the signals of workers with room for variants that they have not loaded."""

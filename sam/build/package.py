@@ -10,7 +10,8 @@
 
 Where a deployment of the same name lies in the directory already, its plan stays in the new one as the previous
 generation: it still has functions while drivers change over, and can be gone back to. It goes with the next plan.
-Each of the two may have a cold plan (DIR/cold), whose functions are deployed beside its own.
+Each of the two may have a cold plan (DIR/cold), whose functions are deployed beside its own, and plans of other
+variants of the applications that drivers serve.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,7 @@ from sam.deployment import (
     load_packaged_plan,
     plan_directory,
 )
-from sam.options import RECORD, TEMPLATE, Options, digest12, images_of, is_build
+from sam.options import MOST_BESIDE, RECORD, TEMPLATE, Options, digest12, images_of, is_build
 from sam.quotas import check_deployable, check_template
 from sam.samconfig import FILE as SAMCONFIG
 from sam.samconfig import read_samconfig, samconfig
@@ -87,18 +88,19 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Generation:
-    """What drivers use: a plan, and its cold plan."""
+    """What drivers use: a plan, its cold plan, and the plans of other variants of applications."""
 
     main: _Source
     cold: _Source | None = None
+    beside: tuple[_Source, ...] = ()
 
     @property
     def sources(self) -> list[_Source]:
-        """Both plans, the cold one last."""
-        return [self.main, *([self.cold] if self.cold else [])]
+        """All of them, the plan first."""
+        return [self.main, *([self.cold] if self.cold else []), *self.beside]
 
 
-def package(
+def package(  # noqa: PLR0913 - what can be chosen, by name
     directory: Path,
     out: Path,
     options: Options,
@@ -107,6 +109,7 @@ def package(
     keep_previous: bool = True,
     previous_of: str | None = None,
     profile: Profile | None = None,
+    beside: Sequence[Path] = (),
     progress: Callable[[str], None],
 ) -> Deployment:
     """Write the BUILD directory of a plan directory, whole or not at all, and return what was written.
@@ -114,7 +117,8 @@ def package(
     Unless `keep_previous` is False, the plan that a deployment of the same name in `out` has becomes the previous one.
     With `previous_of`, it is the plan that this stack of the deployment's region serves, which is downloaded from it
     unless `out` has it.
-    `profile` says how fast an instance of the GPU pool is, where there is to be one.
+    `profile` says how fast an instance of the GPU pool is, where there is to be one. `beside` are the plan directories
+    of other variants of the applications that drivers serve.
     Raises UsageError for choices that do not go together or that AWS would refuse, PlanError for a plan directory that
     is not whole, ModelError for a function that is too large, InputError for an `out` that holds something else,
     UnavailableError for wheels that cannot be had, or a stack that cannot be read.
@@ -126,9 +130,10 @@ def package(
     if cold:
         check_artefacts(cold, directory / COLD_DIRECTORY)
     check_deployable(plan, options, settings.facts(), cold)
+    others = _variants(beside, plan, options, settings)
     check_pool(plan, options, profile)
     require(plan, options, settings.facts(), has_cold=cold is not None)
-    place = place_for(out, [directory], check_build_place)
+    place = place_for(out, [directory, *beside], check_build_place)
     if place.is_relative_to(directory.resolve()):
         raise InputError(
             f"{out} lies in the plan directory {directory}, which holds a plan alone; choose another --out"
@@ -138,12 +143,29 @@ def package(
             earlier = _earlier_of(previous_of, place, plan, options, Path(scratch), progress)
         else:
             earlier = _earlier(place, plan, options) if keep_previous else None
-        beside = _Source(cold, directory / COLD_DIRECTORY) if cold else None
-        current = _Generation(_Source(plan, directory), beside)
+        starting = _Source(cold, directory / COLD_DIRECTORY) if cold else None
+        current = _Generation(_Source(plan, directory), starting, others)
         with appearing_whole(place, check_build_place) as build:
             deployment = _Writer(build, options, settings, profile, progress).write(current, earlier)
             (build / SAMCONFIG).write_bytes(_settings_of_sam(place, deployment))
     return deployment
+
+
+def _variants(beside: Sequence[Path], plan: Plan, options: Options, settings: Settings) -> tuple[_Source, ...]:
+    """Return the plans of other variants; raises UsageError for what drivers would not use, and as `package` does."""
+    if beside and options.applications is None:
+        raise UsageError("--beside adds variants of applications: name these, --registry URL --app NAME")
+    if len(beside) > MOST_BESIDE:
+        raise UsageError(f"--beside takes at most {MOST_BESIDE} plans, not {len(beside)}")
+    found = {digest12(plan): _Source(plan)}
+    for directory in beside:
+        other = load_plan(directory)
+        check_artefacts(other, directory)
+        if digest12(other) in found:
+            raise UsageError(f"--beside {directory}: the plan {digest12(other)} is given twice")
+        check_deployable(other, options, settings.facts())
+        found[digest12(other)] = _Source(other, directory)
+    return tuple(found.values())[1:]
 
 
 def deployed_cold(directory: Path, plan: Plan, options: Options) -> Plan | None:
@@ -199,7 +221,9 @@ def _packaged(place: Path, deployment: Deployment, digest: str, options: Options
     """Return a plan of a BUILD directory with its cold plan, which an engine that runs one plan does not keep."""
     plan = load_packaged_plan(place, digest)
     cold = load_packaged_cold(place, deployment, plan) if options.chooses_plans else None
-    return _Generation(_Source(plan, build=place), _Source(cold, build=place) if cold else None)
+    beside = [load_packaged_plan(place, each) for each in deployment.beside.get(digest, ()) if options.applications]
+    starting = _Source(cold, build=place) if cold else None
+    return _Generation(_Source(plan, build=place), starting, tuple(_Source(each, build=place) for each in beside))
 
 
 def _earlier_of(
@@ -221,12 +245,15 @@ def _earlier_of(
             return None
         if (place / _GENERATIONS / others[0]).is_dir():
             return _packaged(place, load_deployment(place), others[0], options)
-        earlier = _Source(fetch_plan(deployed, others[0], session, scratch, progress), scratch)
-        beside = deployed.cold.get(others[0]) if options.chooses_plans else None
-        if beside is None:
-            return _Generation(earlier)
-        place = scratch / COLD_DIRECTORY
-        return _Generation(earlier, _Source(fetch_plan(deployed, beside, session, place, progress), place))
+        main = others[0]
+        cold = deployed.cold.get(main) if options.chooses_plans else None
+        beside = deployed.beside.get(main, ()) if options.applications else ()
+        places = {main: scratch, **({cold: scratch / COLD_DIRECTORY} if cold else {})}
+        places |= {each: scratch / "beside" / each for each in beside}
+        found = {
+            each: _Source(fetch_plan(deployed, each, session, where, progress), where) for each, where in places.items()
+        }
+        return _Generation(found[main], found[cold] if cold else None, tuple(found[each] for each in beside))
     except (BotoCoreError, ClientError) as error:
         raise UnavailableError(f"--previous-of {stack}: {error}") from error
 
@@ -308,7 +335,10 @@ class _Writer:
             self._machine(each)
         cold = {digest12(each.main.plan): each.cold.plan for each in generations if each.cold}
         spot = {digest for digest in pooled if self._has_spot_price(digest)}
-        template = make_template(self.options, plans, pooled=pooled, cold=cold, driver_runs=driver_runs, spot=spot)
+        beside = {digest12(each.main.plan): [one.plan for one in each.beside] for each in generations if each.beside}
+        template = make_template(
+            self.options, plans, pooled=pooled, cold=cold, driver_runs=driver_runs, spot=spot, beside=beside
+        )
         check_template(template, self.settings.facts())
         (self.build / TEMPLATE).write_text(dump(template), encoding="utf-8")
         (self.build / SBOM).write_text(dump_sbom(self.options, every, cache), encoding="utf-8")
@@ -319,7 +349,8 @@ class _Writer:
             precompiled=worker.compiled_by is not None,
             bytes={
                 f"{before}{name}": size
-                for before, plan in zip(("", COLD_FUNCTIONS), own, strict=False)
+                for before, plan in (("", plans[0]), (COLD_FUNCTIONS, cold.get(digest12(plans[0]))))
+                if plan
                 for name, size in written[digest12(plan)].items()
             },
             digest=combined_digest(self.build, layers),
@@ -327,6 +358,7 @@ class _Writer:
             images=tuple(image for each in every for image in images_of(each)),
             cold={main: digest12(plan) for main, plan in cold.items()},
             driver_runs=driver_runs,
+            beside={main: tuple(map(digest12, others)) for main, others in beside.items()},
         )
         (self.build / RECORD).write_text(dump_deployment(deployment), encoding="utf-8")
         return deployment
@@ -399,6 +431,10 @@ class _Writer:
             self._plan_file(each.main.plan, place)
             if each.cold:
                 self._plan_file(each.cold.plan, place / COLD_DIRECTORY)
+        for source in _different(source for each in generations for source in each.beside):
+            place = plan_directory(self.build, digest12(source.plan))
+            if not place.exists():  # the plan of another generation
+                self._plan_file(source.plan, place)
         pooled = set()
         current, earlier = generations[0].main, generations[1].main if len(generations) > 1 else None
         if self.options.gpu and self.profile and current.directory:

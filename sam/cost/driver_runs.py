@@ -96,6 +96,7 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
             functions == 1 and plan.stages[0].weights_in == CONTAINER,
             "the plan's function is a container image, the driver is not: split with --weights zip or fetched",
         ),
+        (options.applications is not None, "--app has a driver invoke the functions of several variants"),
         (options.snapstart, "--snapstart starts the plan's function from a snapshot, a driver has none"),
         (
             options.reserved_concurrency is not None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -28,6 +29,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.pipeline.warm import environments, ping_event
+from serfer.registry.records import APPLICATIONS
 
 CURRENT = "current"
 """The value of the parameter Serving for the plan that was packaged last."""
@@ -61,6 +63,7 @@ def make_template(
     cold: Mapping[str, Plan] | None = None,
     driver_runs: Mapping[str, int] | None = None,
     spot: Collection[str] | None = None,
+    beside: Mapping[str, Sequence[Plan]] | None = None,
 ) -> Part:
     """Return the SAM template of a deployment, its intrinsic functions in their long form.
 
@@ -69,18 +72,20 @@ def make_template(
     deployment has a GPU pool, `pooled` are the plans, by twelve digits, that have one; None: all. `cold` are the cold
     plans of plans, by these plans' twelve digits, `driver_runs` the plans that the driver function runs itself, with
     its memory in MB (sam/cost/driver_runs.py). `spot` are those of `pooled` that have spot instances, too, where the
-    deployment's pool has them; None: all. Raises UsageError for options that cannot be, PlanError for a plan of
-    too many functions.
+    deployment's pool has them; None: all. `beside` are the plans of other variants of applications, by the plan that
+    they came with. Raises UsageError for options that cannot be, PlanError for a plan of too many functions.
     """
     options.check()
-    cold = cold or {}
-    every = [*{digest12(plan): plan for plan in (*plans, *cold.values())}.values()]
+    cold, beside = cold or {}, beside or {}
+    others = [plan for variants in beside.values() for plan in variants]
+    every = [*{digest12(plan): plan for plan in (*plans, *cold.values(), *others)}.values()]
     for plan in every:
         options.check_plan(plan)
     if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
     driver_runs = driver_runs or {}
     room = driver_room(_together(plans[0], cold), runs=digest12(plans[0]) in driver_runs)
+    room = min([room, *(driver_room([plan]) for plan in beside.get(digest12(plans[0]), ()))])
     variables = {**_variables(options), "burst": room, **api_variables(health=bool(driver_runs))}
     weights = fetched(every)
     chosen = _chosen(options, fetches=bool(weights), driver_runs=bool(driver_runs))
@@ -93,7 +98,10 @@ def make_template(
     with_spot = [each for each in with_pool if options.gpu and options.gpu.spot and (spot is None or each in spot)]
     parts += pools(options, [plan for plan in plans if digest12(plan) in with_pool], with_spot)
     whole = fragments.merge([*parts, _serving(digests, options, with_pool, with_spot)])
-    whole["Outputs"] |= _plans(plans, every, cold)
+    if options.applications is not None:  # of both generations: a release may have variants of either
+        own = dict.fromkeys([*digests, *map(digest12, others)])
+        whole["DriverEnvironment"]["SERFER_APPLICATION_PLANS"] = os.pathsep.join(f"plans/{each}" for each in own)
+    whole["Outputs"] |= _plans(plans, every, cold, beside)
     whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
     resources = whole["Resources"]
     if driver_runs:
@@ -129,15 +137,21 @@ def driver_room(plans: Sequence[Plan], *, runs: bool = False) -> int:
     return max(1, shipped_aws().functions.concurrency // (1 + sum(widest)))
 
 
-def _plans(plans: Sequence[Plan], every: Sequence[Plan], cold: Mapping[str, Plan]) -> Part:
-    """Return the outputs that name the plans; those with cold plans also say which plan's each is."""
+def _plans(
+    plans: Sequence[Plan], every: Sequence[Plan], cold: Mapping[str, Plan], beside: Mapping[str, Sequence[Plan]]
+) -> Part:
+    """Return the outputs that name the plans, and which of them came with which."""
     outputs: Part = {
         "Plans": {"Description": "The plans whose functions there are.", "Value": ",".join(map(digest12, every))}
     }
-    if cold:
+    if cold or beside:
         pairs = (":".join(map(digest12, _together(plan, cold))) for plan in plans)
         what = "The plans that drivers may use, the current one first, each with its cold plan after a colon."
         outputs["Generations"] = {"Description": what, "Value": ",".join(pairs)}
+    if beside:
+        lists = (":".join([main, *map(digest12, variants)]) for main, variants in beside.items())
+        what = "Plans with those of other variants of applications that came with them, after colons."
+        outputs["Variants"] = {"Description": what, "Value": ",".join(lists)}
     return outputs
 
 
@@ -172,6 +186,7 @@ def _variables(options: Options) -> dict[str, Any]:
         "instance": _INSTANCES[options.architecture],
         "machine": options.architecture,
         **_ping_variables(options),
+        **_registry_variables(options),
         "results_days": options.results_days,
         "results_ttl_s": str((options.results_days or 0) * DAY_S),
         "runtime": options.runtime,
@@ -190,10 +205,25 @@ def _ping_variables(options: Options) -> Part:
     return {"ping_rate": rate, "ping": json.dumps(ping_event(options.pings.queries))}
 
 
+def _registry_variables(options: Options) -> Part:
+    """Return what drivers may do in the registry: a fleet's drivers also write the records of their applications."""
+    served = options.applications
+    if served is None:
+        return {}
+    documents = f"arn:${{AWS::Partition}}:s3:::{served.place}/documents/{APPLICATIONS}"
+    return {
+        "applications": ",".join(served.names),
+        "registry": served.place,
+        "registry_actions": ["s3:GetObject", "s3:PutObject"] if options.drivers == "fleet" else "s3:GetObject",
+        "registry_documents": [{"Fn::Sub": f"{documents}{name}.json"} for name in served.names],
+    }
+
+
 def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
     """Return the names of the parts that a deployment is made of."""
     fleet, cache = options.drivers == "fleet", options.store in _CACHES
     machine, keeps = options.by_state_machine, options.results_days is not None
+    to_s3 = keeps or options.applications is not None
     kind = "express" if options.engine == "stepfunctions-express" else "standard"
     parts = {
         "base": True,
@@ -201,8 +231,8 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
         "weights": fetches,
         "weights-network": fetches and cache,
         "workers-to-s3": (fetches or keeps) and cache,
-        "drivers-to-s3": keeps and cache and not fleet,
-        "endpoint-s3": fleet or ((fetches or keeps) and cache),
+        "drivers-to-s3": to_s3 and cache and not fleet,
+        "endpoint-s3": fleet or ((fetches or to_s3) and cache),
         "store-s3": options.store == "s3",
         "store-s3-clean-up": options.store == "s3" and machine,
         "store-s3express": options.store == "s3express",
@@ -210,6 +240,7 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
         "store-cache": cache,
         "store-redis": options.store == "redis",
         "results": keeps,
+        "applications": options.applications is not None,
         "machine": machine,
         f"endpoint-machine-{kind}": machine and options.in_vpc,
         "driver-function": not fleet,

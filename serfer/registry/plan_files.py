@@ -74,22 +74,39 @@ def read_manifest(store: RegistryStore, digest: str) -> Manifest | None:
     return manifest
 
 
-def fetch_directory(store: RegistryStore, digest: str, cache: Path) -> Path:
+def fetch_directory(store: RegistryStore, digest: str, cache: Path, *, anew: bool = False) -> Path:
     """Return the plan directory of a digest in a cache, where it is fetched to once, by one process at a time.
 
-    Raises MissingKeyError for a digest that is not kept, InputError for one of something else, AlteredPieceError.
+    With `anew`, what is there goes first: processes that have its files open keep them. Raises MissingKeyError for a
+    digest that is not kept, InputError for one of something else, AlteredPieceError.
     """
     place = cache / check_digest(digest)
-    if place.is_dir():
+    if place.is_dir() and not anew:
         return place
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with locked(cache / f".{digest}.lock"):
+            if anew and place.is_dir():
+                shutil.rmtree(place.rename(place.with_name(f".{digest}.{secrets.token_hex(4)}.part")))
             if not place.is_dir():
                 _fetch(store, digest, place)
     except OSError as error:
         raise UnavailableError(f"the cache {cache} cannot be written: {error.strerror}") from error
     return place
+
+
+def fetch_to(store: RegistryStore, digest: str, place: Path) -> None:
+    """Write a plan directory to a place of the user's, whole or not at all; raises as `fetch_directory`.
+
+    Raises InputError for a place that is there already, or cannot be written.
+    """
+    if place.exists():
+        raise InputError(f"{place} is there already: choose another place")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(store, check_digest(digest), place.absolute())
+    except OSError as error:
+        raise InputError(f"{place} cannot be written: {error.strerror}") from error
 
 
 def _fetch(store: RegistryStore, digest: str, place: Path) -> None:

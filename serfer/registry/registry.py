@@ -15,7 +15,7 @@ from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.variants import Application
 from serfer.registry import garbage
 from serfer.registry.garbage import Collected
-from serfer.registry.plan_files import fetch_directory, put_directory
+from serfer.registry.plan_files import fetch_directory, fetch_to, put_directory
 from serfer.registry.records import APPLICATIONS, decode_application, document_name, encode_record
 from serfer.registry.store import RegistryStore
 
@@ -154,12 +154,20 @@ class Registry:
         """
         return put_directory(self.store, path)
 
-    def directory(self, digest: str, cache: Path) -> Path:
+    def directory(self, digest: str, cache: Path, *, anew: bool = False) -> Path:
         """Return a plan directory by its digest, below `cache`, where it is fetched to once and verified.
 
-        Raises MissingKeyError where it is not kept, AlteredPieceError where it was altered.
+        With `anew` it takes the place of what is there. Raises MissingKeyError where it is not kept, AlteredPieceError
+        where it was altered.
         """
-        return fetch_directory(self.store, digest, cache)
+        return fetch_directory(self.store, digest, cache, anew=anew)
+
+    def copy_directory(self, digest: str, place: Path) -> None:
+        """Write a plan directory to a place of the user's; raises as `directory`, InputError for a place that is there.
+
+        InputError, too, for one that cannot be written.
+        """
+        fetch_to(self.store, digest, place)
 
     def collect_garbage(self, older_than_s: float) -> Collected:
         """Delete the artefacts that no application and no registration refers to; returns what was deleted.

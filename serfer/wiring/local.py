@@ -25,7 +25,7 @@ from serfer.core.plan.gang_times import function_timeout_s
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.function import REGION, FunctionConfig
-from serfer.local.lambda_.running import check_functions
+from serfer.local.lambda_.running import concurrency_at, ensure_functions
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
@@ -90,7 +90,7 @@ def _is_whole(directory: Path) -> bool:
     return True
 
 
-def local_service(
+def local_service(  # noqa: PLR0913 - a service's parts, by name
     plans: Iterable[tuple[Plan, Path]],
     store: str,
     settings: Settings,
@@ -100,24 +100,71 @@ def local_service(
     faults: Faults | None = None,
     on_log: Callable[[str], None] | None = None,
     wrapper: Path | None = None,
+    grows: bool = False,
 ) -> LambdaService:
     """Return a local Lambda service, not started yet, with the functions of several plans in their directories.
 
     All of them use the store at the URL `store`, and the second one at `objects` if there is one; answers are kept in
-    the one at `results`, if there is one. `on_log` gets every
-    line that a worker writes; `wrapper` is run around each worker's bootstrap (FunctionConfig).
+    the one at `results`, if there is one. `on_log` gets every line that a worker writes; `wrapper` is run around each
+    worker's bootstrap (FunctionConfig). One that `grows` takes the functions of further plans from its clients.
     """
-    cache, urls = settings.cache_dir, f"{store} {objects or ''} {results or ''}"
-    variables = {"SERFER_STORE": store, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(urls)}
-    if objects:
-        variables["SERFER_OBJECT_STORE"] = objects
-    if results:
-        variables["SERFER_RESULTS"] = results
+    stores = _StoreUrls(store, objects, results)
+
+    def provide(directory: Path) -> list[FunctionConfig]:
+        plan = load_plan(directory)
+        check_artefacts(plan, directory)
+        return _functions([(plan, directory)], stores, settings, wrapper)
+
+    with _cache_in_use(settings.cache_dir):
+        runtime = runtime_directory(settings.cache_dir / "runtime")
+    return LambdaService(
+        _functions(plans, stores, settings, wrapper),
+        facts=settings.facts().functions,
+        runtime=runtime,
+        concurrency=settings.local_concurrency,
+        port=settings.local_port,
+        access=settings.signing_access(),
+        on_log=on_log,
+        provide=provide if grows else None,
+        faults=faults,
+    )
+
+
+@dataclass(frozen=True)
+class _StoreUrls:
+    """The URLs of the stores that functions use: their store, that of large objects, that of results."""
+
+    main: str
+    objects: str | None
+    results: str | None
+
+    @property
+    def all(self) -> str:
+        """All of them, with blanks between."""
+        return f"{self.main} {self.objects or ''} {self.results or ''}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that tell functions of them, and give them access."""
+        variables = {"SERFER_STORE": self.main, **_access(self.all)}
+        if self.objects:
+            variables["SERFER_OBJECT_STORE"] = self.objects
+        if self.results:
+            variables["SERFER_RESULTS"] = self.results
+        return variables
+
+
+def _functions(
+    plans: Iterable[tuple[Plan, Path]], stores: _StoreUrls, settings: Settings, wrapper: Path | None
+) -> list[FunctionConfig]:
+    """Return the functions of plans in their directories, their packages put together in the cache."""
+    cache = settings.cache_dir
+    variables = {"POWERTOOLS_LOG_LEVEL": "WARNING", **stores.variables}
     by_digest = {plan.digest: (plan, directory) for plan, directory in plans}
     with _cache_in_use(cache):
-        base = dependencies(cache, distribution(urls))
+        base = dependencies(cache, distribution(stores.all))
         fetching = {"SERFER_WEIGHTS": _weights_url([*by_digest.values()], settings)}
-        functions = [
+        return [
             FunctionConfig(
                 name=plan.function(*part),
                 directory=function_directory(plan, directory, *part, base),
@@ -131,17 +178,6 @@ def local_service(
             for plan, directory in by_digest.values()
             for part in plan.functions
         ]
-        runtime = runtime_directory(cache / "runtime")
-    return LambdaService(
-        functions,
-        facts=settings.facts().functions,
-        runtime=runtime,
-        concurrency=settings.local_concurrency,
-        port=settings.local_port,
-        access=settings.signing_access(),
-        on_log=on_log,
-        faults=faults,
-    )
 
 
 def _weights_url(plans: Sequence[tuple[Plan, Path]], settings: Settings) -> str:
@@ -183,13 +219,22 @@ async def local_workers(
     """Return the local Lambda service and where it is: one of our own, unless SERFER_LOCAL_URL names one that runs."""
     if settings.local_url:
         running = LocalLambda(settings.local_url, _shared_access(choices, settings, faults))
-        for plan, _ in plans:
-            await asyncio.to_thread(check_functions, running.url, running.access, plan)
+        for plan, directory in plans:
+            await asyncio.to_thread(ensure_functions, running.url, running.access, plan, directory)
         return None, running
     service = local_service(plans, store, settings, objects=choices.objects, results=choices.results, faults=faults)
     await start_service(service)
     parts.push_async_callback(service.stop)  # also where what follows fails
     return service, LocalLambda(service.url, service.access)
+
+
+def local_concurrency(settings: Settings) -> int:
+    """Return how many invocations run at once where functions are local: all drivers', in a service that runs already.
+
+    Raises UnavailableError where that does not answer.
+    """
+    access = settings.signing_access()
+    return concurrency_at(settings.local_url, access) if settings.local_url and access else settings.local_concurrency
 
 
 def local_invoker(at: LocalLambda) -> LambdaInvoker:

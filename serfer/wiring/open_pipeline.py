@@ -63,7 +63,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     workers: str | None = None,
     driver: str = "push",
     object_store: str | None = None,
-    stack: str | None = None,
+    stack: str | Deployment | None = None,
     inline: str = "planned",
     gangs: str = "planned",
     share: bool = True,
@@ -81,7 +81,8 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     `workers` is "inprocess" (threads of this process), "local" (the local Lambda service, one process for each
     execution environment) or "aws" (the plan's functions as deployed, in boto3's region and with its credentials). By
     default it is "inprocess", and "aws" where `stack` names the CloudFormation stack of a deployment (serfer package),
-    which says what its store, its functions and its state machine are called.
+    which says what its store, its functions and its state machine are called. A stack that was asked about already
+    (find_deployment) is not asked again.
 
     `store` is a URL (docs/reference/stores.md); by default workers in process share memory, and local ones a Redis
     server that is started for them. `object_store` is the URL of a second one, for the stages whose path is "objects":
@@ -105,7 +106,8 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     PlanError for a directory that is not whole or a plan that is not deployed, UsageError for a pair that cannot work,
     UnavailableError where something does not start; then nothing is left running.
     """
-    workers = workers_of(workers, stack)
+    named = stack.stack if isinstance(stack, Deployment) else stack
+    workers = workers_of(workers, named)
     choices = Choices(
         store,
         workers,
@@ -118,7 +120,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
         prewarm=prewarm,
         cold_plan=cold_plan,
         cache_s=cache_s,
-        stack=stack,
+        stack=named,
         results=results,
     )
     choices.check()
@@ -133,7 +135,9 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     elif choices.workers == "local":
         check_artefacts(plan, path)
     opening = _Opening(plan, path, choices, settings, routing, faults, cold, reason)
-    return _opened(opening) if stack is None else _opened_in(find_deployment(stack), opening)
+    if stack is None:
+        return _opened(opening)
+    return _opened_in(stack if isinstance(stack, Deployment) else find_deployment(stack), opening)
 
 
 def _opened_in(deployment: Deployment, opening: _Opening) -> Pipeline:

@@ -12,6 +12,7 @@ from serfer.api.app import make_app
 from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
+from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, Observed, png, running
@@ -364,3 +365,36 @@ def test_a_key_for_an_application_asks_it_by_the_inference_protocol_within_its_q
 )
 def test_keys_look_at_their_applications_alone(keyed, name, path, status):
     assert keyed.get(name, path).status_code == status
+
+
+def answered(url, cache, forks):
+    """Return which variant answers a query of a service that begins with what a cache has."""
+    with running(make_app(open_service(url, cache, forks), Settings())) as at, httpx.Client(base_url=at) as client:
+        reply = classify(client)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["selected"]["variant"]
+
+
+def altered(directory):
+    """Change every weight below a directory."""
+    for file in directory.rglob("*.bin"):
+        file.write_bytes(bytes(file.stat().st_size))
+    return [*directory.rglob("*.bin")]
+
+
+def test_a_variant_that_was_altered_in_the_cache_is_fetched_anew(registry_url, tmp_path, forks):
+    assert answered(registry_url, tmp_path, forks) == "small.whole"
+    assert altered(tmp_path / "variants")
+    assert answered(registry_url, tmp_path, forks) == "small.whole"
+    assert [path for path in (tmp_path / "variants").glob(".*") if path.suffix != ".lock"] == []
+
+
+def test_a_variant_that_was_altered_in_the_registry_is_left_out(tmp_path, forks):
+    url = faces(tmp_path)
+    found = open_registry(url)
+    [whole] = [each for each in found.known("faces").version("small", 1).variants if each.name == "small.whole"]
+    plan = load_plan(found.directory(whole.artefact, tmp_path / "look"))
+    [weights] = {part.weights.sha256 for part in plan.parts(0, 0)}
+    path = tmp_path / "registry" / "artefacts" / weights[:2] / weights
+    path.write_bytes(bytes(path.stat().st_size))
+    assert answered(url, tmp_path / "cache", forks) == "small.tiles"

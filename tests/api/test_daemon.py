@@ -12,8 +12,11 @@ import pytest
 
 from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import daemon
+from serfer.plan_directory import load_plan
+from serfer.registry import open_registry
 from tests.api.conftest import PATIENCE, png
 from tests.api.logged import logged
+from tests.applications.worlds import register, variant, version
 
 IMAGE = {"content-type": "image/png"}
 
@@ -87,6 +90,21 @@ def test_keys_and_bounds_are_those_of_every_driver(small_plan, tmp_path):
     assert "open" not in {line["event"] for line in started.lines}
 
 
+def test_it_serves_the_variants_of_applications_that_are_deployed(small_plan, tmp_path):
+    registry = open_registry(str(tmp_path / "registry"))
+    plan = load_plan(small_plan).digest
+    there = variant("net.there", plan=plan, artefact=registry.put_directory(small_plan))
+    register(registry, "faces", version("net", 1, there, variant("net.elsewhere", usd=1e-9)))
+    known = {"SERFER_REGISTRY": str(registry), "SERFER_APPLICATIONS": "faces"}
+    with running(small_plan, **known, SERFER_APPLICATION_PLANS=small_plan.name) as started:
+        url = started.heard("listening")["url"]
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+            reply = http.post("/v1/classify?application=faces", content=png(), headers=IMAGE)
+            assert (reply.status_code, reply.json()["selected"]["variant"]) == (200, "net.there")
+            assert http.post("/v1/classify", content=png(), headers=IMAGE).json()["model"] == "small"
+        assert started.end() == 0
+
+
 @pytest.mark.parametrize(
     ("wrong", "code", "words"),
     [
@@ -95,6 +113,8 @@ def test_keys_and_bounds_are_those_of_every_driver(small_plan, tmp_path):
         ({"SERFER_STORE": "", "SERFER_WORKERS": ""}, 2, "SERFER_STORE is not set"),
         ({"SERFER_API_QUEUE": "many"}, 2, "SERFER_API_QUEUE"),
         ({"SERFER_PLAN": ""}, 2, "set SERFER_PLAN"),
+        ({"SERFER_APPLICATIONS": "faces"}, 2, "set SERFER_REGISTRY"),
+        ({"SERFER_APPLICATIONS": "faces", "SERFER_REGISTRY": "x"}, 2, "set SERFER_APPLICATION_PLANS"),
     ],
 )
 @pytest.mark.usefixtures("_logging")

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from serfer.applications.applications import Applications, Asked, Run, served_name
+from serfer.applications import applications as module
+from serfer.applications.applications import STILL_S, Applications, Asked, Run, served_name
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import VariantPipelines
@@ -24,6 +25,7 @@ FAST = variant("fast", ms=20.0, usd=3e-5, correct=80)
 CHEAP = variant("cheap", ms=90.0, usd=1e-5, correct=85)
 GOOD = variant("good", ms=60.0, usd=4e-5, correct=99)
 NEW = variant("new", ms=90.0, usd=1e-5, correct=99)
+PATIENCE_S = 30.0
 LIMITS = CanaryLimits(window_s=60.0, queries=10, max_error_rate=0.1)
 
 
@@ -44,9 +46,7 @@ class Opened:
 class Driver:
     """One driver's applications; `broken` variants cannot be opened, queries on `failing` ones fail."""
 
-    def __init__(
-        self, registry, store, name="driver", instances=None, names=("faces",), clock=time.monotonic, join=None
-    ):
+    def __init__(self, registry, store, name="driver", instances=None, names=("faces",), clock=time.monotonic, **more):
         self.served, self.opened, self.placed = {}, [], []
         self.broken, self.failing, self.gone = set(), set(), set()
         self.answered = []
@@ -61,8 +61,8 @@ class Driver:
             place=FunctionsPlace(1000, 300.0),
             runs_here=lambda each: each.place is Place.FUNCTIONS or instances is not None,
             driver=name,
-            join=join,
             clock=clock,
+            **more,
         )
 
     def _open(self, _, chosen, place):
@@ -281,6 +281,8 @@ def test_a_failing_canary_loses_no_query_and_is_taken_back_by_all_drivers(regist
 
 def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached(driver, registry, monkeypatch):
     with_canary(registry)
+    logged = []
+    monkeypatch.setattr(module, "log_event", lambda _, event, **__: logged.append(event))
 
     async def queries():
         driver.failing.add("new")
@@ -304,6 +306,7 @@ def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached(dr
     assert not choice.canary
     assert not choice.failed
     assert registry.application("faces").canary is None
+    assert logged.count("canary taken back") == 1
 
 
 def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registry):
@@ -439,6 +442,73 @@ def test_a_shadow_that_cannot_be_opened_costs_its_query_nothing(driver, registry
         return choice
 
     assert asyncio.run(query()).variant.name == "cheap"
+
+
+def test_a_driver_without_canaries_answers_all_by_the_live_release_and_looks_when_it_is_asked(registry, store):
+    now = [0.0]
+    driver = Driver(registry, store, clock=lambda: now[0], canaries=False)
+    with_canary(registry, share=1.0)
+
+    async def version():
+        choice, _ = await driver.ask()
+        assert not choice.canary
+        return choice.variant.version
+
+    async def queries():
+        await driver.applications.open(warm=False)
+        assert driver.opened == []
+        await driver.applications.catch_up()
+        registry.update("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
+        await driver.applications.catch_up()
+        soon = await version()
+        now[0] = STILL_S
+        await driver.applications.catch_up()
+        return soon, await version()
+
+    assert asyncio.run(queries()) == (1, 2)
+
+
+def test_a_driver_without_a_loop_comes_to_a_cheaper_variant_when_its_queries_would_have_paid_for_it(registry, store):
+    now = [0.0]
+    driver = Driver(registry, store, clock=lambda: now[0], canaries=False)
+
+    async def queries():
+        await driver.applications.open(warm=False)
+        chosen = []
+        for number in range(40):
+            now[0] += STILL_S
+            await driver.applications.catch_up()
+            chosen.append((await driver.ask(f"query {number}"))[0].variant.name)
+        return chosen
+
+    chosen = asyncio.run(queries())
+    assert (chosen[0], chosen[-1]) == ("fast", "cheap")
+    assert [*dict.fromkeys(chosen)] == ["fast", "cheap"]
+
+
+def test_a_registry_that_hangs_keeps_a_request_waiting_for_a_second_and_no_other_one(registry, store, monkeypatch):
+    driver, released, reads = Driver(registry, store, canaries=False), threading.Event(), []
+    monkeypatch.setattr(module, "STILL_S", 0.0)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
+
+    async def queries():
+        await driver.applications.open(warm=False)
+        read = registry.store.read
+
+        def hanging(*arguments):
+            reads.append(arguments)
+            released.wait(PATIENCE_S)
+            return read(*arguments)
+
+        monkeypatch.setattr(registry.store, "read", hanging)
+        for _ in range(3):
+            await driver.applications.catch_up()
+            await driver.ask()
+        released.set()
+        await driver.applications.close()
+
+    asyncio.run(queries())
+    assert len(reads) == 1
 
 
 def test_an_application_that_is_deleted_answers_no_more_until_it_is_restored(registry, store):

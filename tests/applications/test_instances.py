@@ -207,6 +207,32 @@ def test_an_instance_that_is_too_slow_leaves_time_for_another_place():
     assert target._client.allowed_s == (4.0, 4.0)
 
 
+def test_an_instance_that_answers_byte_by_byte_is_waited_for_half_of_a_querys_time():
+    async def drip(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.01)
+
+    async def ask():
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", drip)
+        runner = web.AppRunner(app, shutdown_timeout=0.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        target = OneInstance(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}", MODEL, None, "")
+        try:
+            await target.run(np.zeros((1, 2, 2, 3), np.uint8), 0.4, RequestContext("q"))
+        finally:
+            await target.close()
+            await runner.cleanup()
+
+    with pytest.raises(UnavailableError, match=r"did not answer within 0\.2 s"):
+        asyncio.run(ask())
+
+
 def test_what_a_query_itself_causes_at_an_instance_is_no_reason_to_leave_it(registry, store):
     async def queries():
         async with instance(listing) as url:

@@ -8,7 +8,9 @@ import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import open_registry
+from tests.applications.worlds import plan_variant, register, version
 from tests.registry.records import application, network, variant
 
 
@@ -182,6 +184,26 @@ def test_a_damaged_record_is_restored(serfer, registry, faces):
     assert serfer("registry", "restore", "faces", "none").code == 2
     assert serfer("registry", "restore", "faces", second.split()[1]).out == "faces: release 2 is live\n"
     assert registry.known("faces") == faces
+
+
+def test_a_variants_plan_directory_is_fetched_once_and_verified(serfer, registry, tmp_path):
+    made = plan_variant(registry, tmp_path / "plan", "net.whole", grids=[(1, 1)])
+    register(registry, "faces", version("net", 1, made))
+    place = tmp_path / "new" / "fetched"
+    assert serfer("registry", "fetch", "faces", "net.whole", "--out", str(place)).code == 0
+    assert load_plan(place).digest == made.plan
+    check_artefacts(load_plan(place), place)
+    again = serfer("registry", "fetch", "faces", "net.whole", "--out", str(place))
+    assert (again.code, "is there already" in again.err) == (3, True)
+    unknown = serfer("registry", "fetch", "faces", "net.none", "--out", str(tmp_path / "other"))
+    assert (unknown.code, "net.whole" in unknown.err) == (2, True)
+    for file in (tmp_path / "registry" / "artefacts").rglob("*"):
+        if file.is_file() and file.stat().st_size > 1000:
+            file.chmod(0o600)
+            file.write_bytes(b"x" * file.stat().st_size)
+    altered = serfer("registry", "fetch", "faces", "net.whole", "--out", str(tmp_path / "other"))
+    assert altered.code != 0
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_application_is_deleted_only_by_who_says_so_and_can_be_restored(serfer, registry, faces):

@@ -1,5 +1,8 @@
+import json
+import shutil
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
@@ -7,12 +10,13 @@ import pytest
 
 import serfer
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.local.lambda_.access import random_access
+from serfer.local.lambda_.access import random_access, send
+from serfer.local.lambda_.additions import PLANS
 from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.settings import access_setting
-from serfer.wiring.local import local_service, start_service
+from serfer.wiring.local import local_concurrency, local_service, start_service
 from tests.e2e.small import batch
 
 
@@ -21,8 +25,8 @@ def serve(settings, redis):
     """Start a Lambda service with the functions of several plan directories, and return it."""
     loop, services = LoopThread(), []
 
-    def start(*directories):
-        service = local_service([(load_plan(path), path) for path in directories], redis, settings)
+    def start(*directories, **more):
+        service = local_service([(load_plan(path), path) for path in directories], redis, settings, **more)
         services.append(service)
         loop.wait(start_service(service))
         return service
@@ -53,6 +57,51 @@ def test_service_without_a_plans_functions_is_refused(serve, settings, plan, lea
     shared = sharing(settings, serve(lean))
     with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_URL.* has no function serfer-small-"):
         serfer.open(plan, workers="local", store=redis, settings=shared)
+
+
+def test_service_that_grows_gets_the_functions_of_plans_that_clients_open(serve, settings, plan, lean, redis):
+    service = serve(lean, grows=True)
+    shared = sharing(settings, service)
+    with serfer.open(plan) as own:
+        expected = own.run(batch())
+
+    def opened(_):
+        with serfer.open(plan, workers="local", store=redis, settings=shared) as pipeline:
+            return pipeline.run(batch())
+
+    with ThreadPoolExecutor(3) as clients:  # at the same time
+        for answer in clients.map(opened, range(3)):
+            np.testing.assert_allclose(answer, expected, atol=1e-4)
+
+
+def test_a_driver_reckons_with_the_concurrency_of_the_service_that_all_share(serve, settings, lean):
+    service = serve(lean)
+    shared = sharing(settings, service).model_copy(update={"local_concurrency": 1})
+    assert local_concurrency(shared) == settings.local_concurrency > 1
+    assert local_concurrency(settings.model_copy(update={"local_concurrency": 1})) == 1
+
+
+def test_what_is_not_a_whole_plan_is_not_added_and_not_by_strangers(serve, lean, plan, tmp_path):
+    service = serve(lean, grows=True)
+    broken = tmp_path / "broken"
+    shutil.copytree(plan, broken)
+    for weights in broken.rglob("*.bin"):
+        weights.write_bytes(b"\1" * weights.stat().st_size)
+
+    def add(body, access=service.access):
+        return send("POST", service.url, PLANS, access, 30.0, 10_000, body)
+
+    for body in (b"", b"[]", b'{"directory": "plan"}', b'{"directory": "/a\\u0000b"}', b"[" * 9000, b"[" * 8000):
+        assert add(body)[0] == 400, body[:40]
+    for directory in (tmp_path / "none", broken):
+        status, answer = add(json.dumps({"directory": str(directory)}).encode())
+        assert (status, directory.name.encode() in answer) == (400, True), answer
+    with pytest.raises(PermissionError):
+        add(json.dumps({"directory": str(plan)}).encode(), random_access())
+    names = json.loads(send("GET", service.url, "/2015-03-31/functions/", service.access, 30.0, 1 << 20)[1])
+    assert {each["FunctionName"] for each in names["Functions"]} == {
+        load_plan(lean).function(*part) for part in load_plan(lean).functions
+    }
 
 
 def test_credentials_of_another_service_are_refused(serve, settings, lean, redis):

@@ -6,23 +6,32 @@ The functions lie as AWS has them: plan.json in the package, code and dependenci
 import json
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import serfer
+from serfer.api.entrypoints import serving
 from serfer.api.entrypoints.function import Function, open_application
+from serfer.applications.opening import ApplicationOptions
 from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
 from serfer.core.sigv4 import Access
+from serfer.core.variants import Canary, CanaryLimits
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.packaging.bundle import HANDLER, dependencies
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
+from serfer.registry import open_registry
 from serfer.settings import load_driver_settings, load_settings
+from serfer.wiring import open_pipeline
+from serfer.wiring.deployed import find_deployment
 from tests.api.conftest import png
 from tests.api.test_function import rest
+from tests.applications.worlds import NOW, register, variant, version
 from tests.e2e.small import batch
 from tests.moto_server import ACCESS, MotoServer
 
@@ -150,6 +159,76 @@ def test_a_driver_in_aws_finds_functions_by_its_environment(variables, monkeypat
         answer = function(rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()), None)
         assert (answer["statusCode"], json.loads(answer["body"])["model"]) == (200, "small")
         assert function(rest("GET", "/readyz"), None)["statusCode"] == 200
+
+
+@pytest.fixture
+def registry(plan, tmp_path):
+    """Application faces: one variant is deployed; another, which is cheaper and would be selected, is not."""
+    found = open_registry(str(tmp_path / "registry"))
+    there = variant("net.there", plan=load_plan(plan).digest, artefact=found.put_directory(plan))
+    register(found, "faces", version("net", 1, there, variant("net.elsewhere", usd=1e-9)))
+    return found
+
+
+def test_a_driver_function_serves_the_applications_variants_that_are_deployed(
+    variables, monkeypatch, bare, redis, registry
+):
+    monkeypatch.setattr("serfer.applications.applications.STILL_S", 0.0)
+    known = {"SERFER_STORE": redis, "SERFER_PLAN": bare.name, "LAMBDA_TASK_ROOT": str(bare.parent)}
+    known |= {"SERFER_FUNCTION_PREFIX": "demo", "SERFER_FUNCTION_ALIAS": "live", "SERFER_WORKERS": "aws"}
+    known |= {"SERFER_REGISTRY": str(registry), "SERFER_APPLICATIONS": "faces", "SERFER_APPLICATION_PLANS": bare.name}
+    for name, value in {**variables, **known}.items():
+        monkeypatch.setenv(name, value)
+    with ExitStack() as opened:
+        function = Function(open_application(load_driver_settings(), load_settings(), opened))
+        opened.callback(function.close)
+
+        def call(method, path, query=(), body=None):
+            answer = function(rest(method, path, query, {"content-type": "image/png"}, body), None)
+            return answer["statusCode"], json.loads(answer["body"])
+
+        def selected():
+            status, answer = call("POST", "/v1/classify", [("application", "faces")], png())
+            assert status == 200, answer
+            return answer["selected"]["variant"], answer["selected"]["release"]
+
+        assert selected() == ("net.there", 1)
+        second = replace(registry.known("faces").version("net", 1).variants[0], name="net.two")
+        register(registry, "faces", version("net", 2, second))
+        registry.update(
+            "faces", lambda record: record.with_canary(Canary({"net": 2}, 1.0, NOW, "test", CanaryLimits()))
+        )
+        assert selected() == ("net.there", 1)  # nothing here could judge the canary
+        assert call("GET", "/v1/applications/faces")[1]["canary"] is None
+        status, problem = call("POST", "/v1/applications/faces/promote", body=b"{}")
+        assert (status, "serfer promote" in problem["detail"]) == (422, True)
+        registry.update("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
+        assert selected() == ("net.two", 2)
+        Path(str(registry)).rename(tmp := Path(f"{registry}.away"))
+        assert selected() == ("net.two", 2)
+        tmp.rename(str(registry))
+
+
+def test_cloudformation_is_asked_once_by_a_service_of_a_stacks_variants(variables, monkeypatch, bare, redis, registry):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    asked, served = [], []
+
+    def counted(stack):
+        asked.append(stack)
+        return find_deployment(stack)
+
+    for module in (serving, open_pipeline):
+        monkeypatch.setattr(module, "find_deployment", counted)
+    monkeypatch.setattr(serving, "serve", lambda app, **_: served.append(app))
+    opening = serving.Opening(
+        workers="aws", stack="demo", store=redis, applications=ApplicationOptions(str(registry), ("faces",))
+    )
+    address, settings = serving.Address("127.0.0.1", 0), load_settings()
+    serving.serve_models(
+        {"small": bare}, opening, address, settings, on_started=lambda _: None, progress=lambda _: None
+    )
+    assert (asked, len(served)) == (["demo"], 1)
 
 
 class TestOpening:

@@ -11,7 +11,7 @@ from cfnlint.config import ManualArgs
 from samtranslator.parser.parser import Parser
 from samtranslator.translator.translator import Translator
 
-from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, digest12
+from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, Serves, digest12
 from sam.template.template import make_template
 from serfer.core.plan import sealed
 from tests.drivers.plans import wide_plan
@@ -32,6 +32,8 @@ POOL = GpuPool("g6.xlarge", 4, 2)
 SPOT_POOL = GpuPool("g6.xlarge", 4, 2, spot=True)
 POOLED = ("fleet", "s3", "push")
 KEEPING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "redis", "poll"))  # results
+SERVING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "s3", "push"))  # applications
+SERVES = Serves("s3://models/faces", ("faces", "pets"))
 PINGED = ("function", "s3express", "push")
 
 
@@ -76,6 +78,13 @@ def _in_driver():
     return make_template(options(*IN_DRIVER), [plan], driver_runs={digest12(plan): 3538})
 
 
+@functools.cache
+def with_variants(*chosen):
+    """Return a template with the functions of another variant beside the current plan's."""
+    other = sealed(replace(plans()[0], model="another variant"))
+    return make_template(options(*chosen, applications=SERVES), plans(), beside={digest12(plans()[0]): [other]})
+
+
 def every_template():
     """Yield each combination with its template, and some with a GPU pool, weights elsewhere, or without functions."""
     yield from ((chosen, _template(*chosen)) for chosen in COMBINATIONS)
@@ -87,6 +96,8 @@ def every_template():
     yield IN_DRIVER, _in_driver()
     yield from ((chosen, _template(*chosen, results_days=2)) for chosen in KEEPING)
     yield KEEPING[1], _template(*KEEPING[1], results_days=2, places=FETCHED)
+    yield from ((chosen, _template(*chosen, applications=SERVES)) for chosen in SERVING)
+    yield SERVING[2], with_variants(*SERVING[2])
     yield PINGED, _template(*PINGED, pings=Pings(5))
 
 

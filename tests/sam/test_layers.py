@@ -52,9 +52,11 @@ import sys
 import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.api.entrypoints.aws_driver
 import serfer.wiring.open_pipeline, drivers.stepfunctions.client
 import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam
+import serfer.registry.s3
 import boto3.session
 from botocore.session import get_session
 get_session().create_client('lambda', region_name='eu-west-1')
+get_session().create_client('s3', region_name='eu-west-1').get_paginator('list_objects_v2')
 boto3.session.Session().client('stepfunctions', region_name='eu-west-1')
 from opentelemetry import context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -8,6 +8,7 @@ import tomllib
 import zipfile
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from botocore.response import StreamingBody
@@ -20,9 +21,9 @@ from sam.build.package import package
 from sam.build.tree import seal, tree_digest
 from sam.cost.scenario import Profile
 from sam.deployment import load_deployment, load_template, plan_directory
-from sam.options import GpuPool, Options, digest12, function_id
+from sam.options import GpuPool, Options, Serves, digest12, function_id
 from sam.samconfig import stack_of
-from sam.stacks import DeployedStack
+from sam.stacks import DeployedStack, find_stack
 from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
@@ -309,6 +310,72 @@ def test_a_plan_directory_cannot_be_replaced_by_its_own_package(plans, cache):
 def test_options_of_both_kinds_of_drivers(packed, plans, tmp_path):
     packed(plans[0], Options("test", drivers="fleet", architecture=OPTIONS.architecture))
     assert "build-DriverPlans:" in (tmp_path / "build" / "driver" / "Makefile").read_text()
+
+
+def test_drivers_are_told_of_applications_and_of_the_plans_of_both_generations(packed, plans, tmp_path):
+    serving = replace(OPTIONS, applications=Serves("s3://models/registry", ("faces", "pets")))
+    packed(plans[0], serving)
+    packed(plans[2], serving)
+    assert load_deployment(tmp_path / "build").options == serving
+    resources = load_template(tmp_path / "build")["Resources"]
+    told = resources["DriverFunction"]["Properties"]["Environment"]["Variables"]
+    assert told["SERFER_REGISTRY"] == "s3://models/registry"
+    assert told["SERFER_APPLICATIONS"] == "faces,pets"
+    assert told["SERFER_APPLICATION_PLANS"].split(":") == [f"plans/{each}" for each in digests([plans[2], plans[0]])]
+    assert told["SERFER_WORKERS"] == "aws"  # one function would be the driver's own: it invokes several variants'
+    for each in digests(plans[::2]):
+        assert (tmp_path / "build" / "driver" / "plans" / each / "plan.json").is_file()
+
+
+def test_plans_of_other_variants_are_packaged_and_stay_with_the_plan_that_they_came_with(packed, plans, tmp_path):
+    one, two, three = digests(plans)
+    serving = replace(OPTIONS, applications=Serves("s3://models/registry", ("faces",)))
+    assert packed(plans[0], serving, beside=[plans[1]]).beside == {one: (two,)}
+    deployment = packed(plans[2], serving, beside=[plans[0]])
+    assert deployment.beside == {three: (one,), one: (two,)}
+    assert load_deployment(tmp_path / "build") == deployment
+    for each in (one, two, three):
+        assert (tmp_path / "build" / "driver" / "plans" / each / "plan.json").is_file()
+        assert (tmp_path / "build" / "plans" / each / "functions" / "0-0").is_dir()
+    template = load_template(tmp_path / "build")
+    assert template["Outputs"]["Plans"]["Value"].split(",") == [three, one, two]
+    assert template["Outputs"]["Generations"]["Value"].split(",") == [three, one]
+
+
+def test_a_stack_says_which_variants_came_with_which_plan():
+    outputs = {"Plans": "a,b,c,d", "Generations": "a,b", "Variants": "a:c:d,b:d", "Serving": "a"}
+    described = {"StackId": "id", "StackStatus": "UPDATE_COMPLETE"}
+    described["Outputs"] = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
+    stack = find_stack(SimpleNamespace(describe_stacks=lambda **_: {"Stacks": [described]}), "shop")
+    assert (stack.plans, stack.cold, stack.beside) == (("a", "b"), {}, {"a": ("c", "d"), "b": ("d",)})
+
+
+def test_variants_that_drivers_would_not_use_are_refused(packed, plans, tmp_path):
+    serving = replace(OPTIONS, applications=Serves("s3://models/registry", ("faces",)))
+    with pytest.raises(UsageError, match="--app NAME"):
+        packed(plans[0], OPTIONS, beside=[plans[1]])
+    for beside in ([plans[0]], [plans[1], plans[1]]):
+        with pytest.raises(UsageError, match="given twice"):
+            packed(plans[0], serving, beside=beside)
+    with pytest.raises(UsageError, match="at most 8"):
+        packed(plans[0], serving, beside=[plans[1]] * 9)
+    assert not (tmp_path / "build").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"applications": Serves("/srv/registry", ("faces",))}, "--registry is s3://"),
+        ({"applications": Serves("s3://models/x", ("faces", "faces"))}, "--app names 1 to 20"),
+        ({"applications": Serves("s3://models/x", ("a b",))}, "--app 'a b'"),
+        ({"applications": Serves("s3://models/x", ("faces",)), "engine": "stepfunctions"}, "--driver push or poll"),
+        ({"applications": Serves("s3://models/x", ("faces",)), "driver_runs": "always"}, "--driver-runs always"),
+    ],
+)
+def test_applications_that_drivers_could_not_serve_are_refused(packed, plans, tmp_path, wrong, words):
+    with pytest.raises(UsageError, match=words):
+        packed(plans[0], replace(OPTIONS, **wrong))
+    assert not (tmp_path / "build").exists()
 
 
 POOLED = replace(OPTIONS, drivers="fleet", gpu=GpuPool("g6.xlarge", 3), architecture="x86_64")

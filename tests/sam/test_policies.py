@@ -20,7 +20,7 @@ from storage.exchange import START, Message
 from storage.s3.http import S3Http
 from storage.s3.multipart import Limits
 from storage.s3.store import S3Store
-from tests.sam.offered import KEEPING, POOL, POOLED, every_template, of_type, plans, template
+from tests.sam.offered import KEEPING, POOL, POOLED, SERVES, SERVING, every_template, of_type, plans, template
 
 LOG = "Lambda, or the agent, writes the log with the role's credentials"
 NETWORK = "Lambda puts the function into the network with the role's credentials"
@@ -327,6 +327,25 @@ def test_the_methods_that_drivers_call_of_step_functions_are_those_that_they_may
     called = {name for name in vars(client.Client) if not name.startswith("_")} - {"close"}
     actions = {f"states:{''.join(part.capitalize() for part in name.split('_'))}" for name in called}
     assert actions == {action for action in ALLOWED["DriverRole"] if action.startswith("states:")}
+
+
+@pytest.mark.parametrize("chosen", SERVING, ids="-".join)
+def test_drivers_read_their_applications_records_alone_and_a_fleets_drivers_replace_them(chosen):
+    source = template(*chosen, applications=SERVES)
+    ours = [
+        (set(listed(one["Action"])), sorted(map(written, listed(one["Resource"]))))
+        for one in statements(source["Resources"]["DriverRole"]["Properties"])
+        if one["Sid"] in {"Applications", "Registry"}
+    ]
+    place = "arn:${AWS::Partition}:s3:::models/faces"
+    records = [f"{place}/documents/applications/{name}.json" for name in ("faces", "pets")]
+    changing = {"s3:PutObject"} if chosen[0] == "fleet" else set()
+    assert ours == [({"s3:GetObject"} | changing, records), ({"s3:GetObject"}, [f"{place}/registry.json"])]
+    endpoint = source["Resources"].get("EndpointS3")
+    assert (endpoint is None) == (chosen == ("function", "s3", "push"))
+    if endpoint:
+        passing = {one["Sid"] for one in endpoint["Properties"]["PolicyDocument"]["Statement"]}
+        assert {"Applications", "Registry"} <= passing
 
 
 def permission(request):

@@ -79,7 +79,8 @@ def test_security_groups_allow_only_listed_egress():
         ]
         wide = [rule for rule in outward if rule[3] not in {None, "127.0.0.1/32"}]
         keeps = "ResultsBucket" in source["Resources"]
-        driver = chosen[0] == "fleet" or (keeps and "DriversGroup" in source["Resources"])
+        serves = "SERFER_REGISTRY" in json.dumps(source["Resources"])
+        driver = chosen[0] == "fleet" or ((keeps or serves) and "DriversGroup" in source["Resources"])
         there = {"DriversGroup": driver, "GpuSecurityGroup": "GpuSecurityGroup" in source["Resources"]}
         fetches = keeps or "WeightsBucket" in source["Resources"]
         there["WorkersGroup"] = "WorkersGroup" in source["Resources"] and fetches

@@ -25,6 +25,8 @@ from tests.sam.offered import (
     FETCHING,
     FEW,
     KEEPING,
+    SERVES,
+    SERVING,
     every_template,
     findings,
     lint,
@@ -34,6 +36,7 @@ from tests.sam.offered import (
     plans,
     template,
     translated,
+    with_variants,
 )
 
 VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
@@ -48,6 +51,25 @@ def _region(monkeypatch):
 @pytest.mark.parametrize("chosen", FEW, ids="-".join)
 def test_cfn_lint_finds_nothing(chosen):
     assert findings(dump(template(*chosen))) == []
+
+
+@pytest.mark.parametrize("chosen", SERVING, ids="-".join)
+def test_cfn_lint_finds_nothing_where_drivers_serve_applications(chosen):
+    assert findings(dump(template(*chosen, applications=SERVES))) == []
+
+
+def test_variants_beside_a_plan_have_functions_that_drivers_invoke_and_are_not_gone_back_to():
+    source = with_variants(*SERVING[0])
+    assert findings(dump(source)) == []
+    current, previous = map(digest12, plans())
+    [variant] = {*source["Outputs"]["Plans"]["Value"].split(",")} - {current, previous}
+    assert source["Outputs"]["Generations"]["Value"] == f"{current},{previous}"
+    assert source["Outputs"]["Variants"]["Value"] == f"{current}:{variant}"
+    assert source["Parameters"]["Serving"]["AllowedValues"] == ["current", current, previous]
+    told = source["Resources"]["DriverFunction"]["Properties"]["Environment"]["Variables"]
+    assert told["SERFER_APPLICATION_PLANS"].split(":") == [f"plans/{each}" for each in (current, previous, variant)]
+    [policy] = source["Resources"]["DriverRole"]["Properties"]["Policies"]
+    assert f"Stages{variant}" in {one["Sid"] for one in policy["PolicyDocument"]["Statement"]}
 
 
 @pytest.mark.deploy

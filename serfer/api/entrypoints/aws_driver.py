@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 from serfer.api.entrypoints.serving import Opening
+from serfer.applications.opening import ApplicationOptions
 from serfer.core.errors import UsageError
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.plan_directory import load_plan
-from serfer.settings import DriverSettings
+from serfer.settings import DriverSettings, Settings
 from serfer.wiring.options import DRIVERS, WORKERS
 
 
@@ -36,6 +37,24 @@ def models_of(settings: DriverSettings) -> dict[str, Path]:
     if len(models) > 1 and settings.driver.startswith("stepfunctions"):
         raise UsageError("SERFER_PLAN: a state machine is one plan's, so SERFER_DRIVER=stepfunctions wants one plan")
     return models
+
+
+def applications_of(driver: DriverSettings, settings: Settings) -> ApplicationOptions | None:
+    """Return the applications that a driver's settings name, None for none.
+
+    Raises UsageError that names the missing variable, PlanError for what is not a plan.
+    """
+    if not driver.applications:
+        return None
+    if settings.registry is None:
+        raise UsageError("SERFER_APPLICATIONS is set: set SERFER_REGISTRY to the URL of the registry that has them")
+    if not driver.application_plans:
+        raise UsageError(
+            "SERFER_APPLICATIONS is set: set SERFER_APPLICATION_PLANS to the plans whose functions are there"
+        )
+    directories = [driver.lambda_task_root / each for each in driver.application_plans.split(os.pathsep)]
+    plans = {load_plan(directory).digest[:12]: directory for directory in directories}
+    return ApplicationOptions(settings.registry, tuple(driver.applications.split(",")), plans=plans)
 
 
 def _plans(settings: DriverSettings) -> list[Path]:

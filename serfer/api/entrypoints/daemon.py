@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from serfer.api.entrypoints.aws_driver import models_of, opening_of
+from serfer.api.entrypoints.aws_driver import applications_of, models_of, opening_of
 from serfer.api.entrypoints.process import log_progress, make_parser, run_logged
 from serfer.api.entrypoints.serving import Address, serve_models
 from serfer.api.observability.logs import write
@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(address: Address) -> None:
     settings, driver = load_settings(), load_driver_settings()
-    opening, models = replace(opening_of(driver), routing=routing_of(settings)), models_of(driver)
+    applications, models = applications_of(driver, settings), models_of(driver)
+    opening = replace(opening_of(driver), routing=routing_of(settings), applications=applications)
 
     def started(url: str) -> None:
         write(logging.INFO, "listening", {"url": url, "models": [*models], "driver": opening.driver})

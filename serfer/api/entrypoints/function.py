@@ -4,6 +4,10 @@ The function's handler is `serfer.api.entrypoints.function.handler`. `serfer.set
 serves, by what store, workers and engine; its package holds the plans, of which plan.json is enough. The other settings
 are those of every driver.
 
+It may serve applications. Between requests nothing looks at the registry, and nothing is told to other drivers: a
+request looks again after five seconds (Applications.catch_up), states are those that this environment has seen, and
+canaries, which all drivers would have to judge, are left to others. Releases are changed elsewhere.
+
 One invocation is one request, so nothing waits here: Lambda starts as many environments as there are requests. Between
 invocations an environment is frozen, so nothing can be promised for later: `Prefer: respond-async` is refused. What
 API Gateway gives up after 29 seconds, we give up before.
@@ -28,11 +32,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
-from serfer.api.entrypoints.aws_driver import models_of, opening_of
-from serfer.api.entrypoints.serving import make_service, open_model
+from serfer.api.entrypoints.aws_driver import applications_of, models_of, opening_of
+from serfer.api.entrypoints.serving import applications_for, make_service, open_model
 from serfer.api.http.problems import MEDIA_TYPE, Problem
 from serfer.api.observability.logs import configure_logs
 from serfer.api.requests import wants_async
+from serfer.applications.applications import Applications
 from serfer.core.errors import UsageError
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.warm import Warmth, pinged
@@ -42,6 +47,7 @@ _log = logging.getLogger("serfer.api")
 _LONGEST_MS = 28_000
 _MOST_ANSWER_BYTES = 4_400_000  # a response has 6 MB, in base64
 _THROTTLED_ATTEMPTS = 5  # in about half a second: a waiting driver takes the room that its own stages need
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _TEXT = (*DEFAULT_TEXT_MIME_TYPES, MEDIA_TYPE, "application/openmetrics-text")
 
 
@@ -106,6 +112,10 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     app = make_app(service, settings, keys, telemetry, streams=False)
     app.state.pipelines = [*pipelines.values()]
     app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside RequestMiddleware
+    if (chosen := applications_of(driver, settings)) is not None:
+        service.applications = applications_for(service, opening, chosen, settings, alone=True)
+        asyncio.run(service.applications.open(warm=False))
+        app.user_middleware.append(Middleware(_LookingAgain, service.applications))
     return app
 
 
@@ -121,6 +131,25 @@ class _NotLater:
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 "Prefer: respond-async is not for this service: a Lambda function stands still once it has answered",
             )
+        await self._app(scope, receive, send)
+
+
+class _LookingAgain:
+    """Has applications look at the registry again when a request comes, and refuses to change what is in it."""
+
+    def __init__(self, app: ASGIApp, applications: Applications) -> None:
+        self._app = app
+        self._applications = applications
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if scope["method"] not in _READING and scope["path"].startswith("/v1/applications"):
+                raise Problem(
+                    HTTPStatus.UNPROCESSABLE_ENTITY,
+                    "a Lambda function may read the registry and nothing else: use serfer promote, canary, rollback "
+                    "or retire where the registry may be written",
+                )
+            await self._applications.catch_up()
         await self._app(scope, receive, send)
 
 

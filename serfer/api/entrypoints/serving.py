@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from serfer.core.variants import Variant
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
-from serfer.wiring.deployed import find_deployment
+from serfer.wiring.deployed import Deployment, find_deployment
 from serfer.wiring.open_pipeline import open_pipeline
 from storage import open_store
 from storage.store import Store
@@ -42,7 +42,7 @@ UPLOADS: Final = "uploads"
 class Opening:
     """The options of every model, as for `serfer.open`; `routing` is the first one's alone.
 
-    `applications` are served beside the models.
+    `applications` are served beside the models. `stack` may be one that was asked about already.
     """
 
     store: str | None = None
@@ -50,7 +50,7 @@ class Opening:
     driver: str = "push"
     object_store: str | None = None
     cache_s: float = 0.0
-    stack: str | None = None
+    stack: str | Deployment | None = None
     routing: Routing | None = None
     applications: ApplicationOptions | None = None
 
@@ -81,6 +81,8 @@ def serve_models(
     Raises what opening raises, and UnavailableError for an address that cannot be listened at; then nothing is left.
     """
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
+    if isinstance(opening.stack, str):  # asked once, not by each of its pipelines
+        opening = replace(opening, stack=find_deployment(opening.stack))
     with ExitStack() as opened:
         pipelines: dict[str, Pipeline] = {}
         for name, directory in models.items():
@@ -91,7 +93,7 @@ def serve_models(
         service, telemetry = make_service(pipelines, settings, _shared_store(opening, pipelines))
         opened.callback(service.decoders.end)
         if opening.applications is not None:
-            service.applications = _applications(opening, opening.applications, service, settings)
+            service.applications = applications_for(service, opening, opening.applications, settings)
             opened.callback(_close_all, service.pipelines)
             progress("opening a variant of each application")
             asyncio.run(service.applications.open())
@@ -144,15 +146,19 @@ def _shared_store(opening: Opening, pipelines: Mapping[str, Pipeline]) -> Store 
 
 def _store_url(opening: Opening) -> str:
     """Return the URL of the store that drivers of applications share."""
-    if opening.store is None and opening.stack is not None:
-        return find_deployment(opening.stack).store
+    if opening.store is None and isinstance(opening.stack, Deployment):
+        return opening.stack.store
     return opening.store or "memory://"
 
 
-def _applications(opening: Opening, options: ApplicationOptions, service: Service, settings: Settings) -> Applications:
-    """Return the applications of a service; nothing is read of the registry but which there are."""
+def applications_for(
+    service: Service, opening: Opening, options: ApplicationOptions, settings: Settings, *, alone: bool = False
+) -> Applications:
+    """Return the applications of a service; nothing is read of the registry but which there are.
+
+    `alone`: other drivers are told nothing (open_applications).
+    """
     plain, facts = replace(opening, routing=None, applications=None), settings.facts().functions
-    concurrency = facts.concurrency if opening.workers == "aws" else settings.local_concurrency
     return open_applications(
         options,
         service.pipelines,
@@ -160,8 +166,9 @@ def _applications(opening: Opening, options: ApplicationOptions, service: Servic
         settings,
         service.store,
         _store_url(opening),
-        FunctionsPlace(concurrency, facts.kept_warm),
-        _deployed(opening),
+        FunctionsPlace(_concurrency(opening, settings), facts.kept_warm),
+        _deployed(opening, options),
+        alone=alone,
     )
 
 
@@ -183,11 +190,22 @@ def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
     return OfflineJobs(records, settings.cache_dir / UPLOADS, load)
 
 
-def _deployed(opening: Opening) -> Callable[[Variant], bool]:
+def _concurrency(opening: Opening, settings: Settings) -> int:
+    """Return how many invocations of functions run at once, all drivers' together."""
+    if opening.workers == "aws":
+        return settings.facts().functions.concurrency
+    if opening.workers == "inprocess":
+        return settings.local_concurrency
+    from serfer.wiring.local import local_concurrency  # noqa: PLC0415 - not there in AWS
+
+    return local_concurrency(settings)
+
+
+def _deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Variant], bool]:
     """Return what says whether functions have a variant: all that can be started, or what a stack has."""
-    if opening.stack is None:
+    plans: Collection[str] | None = opening.stack.plans if isinstance(opening.stack, Deployment) else options.plans
+    if plans is None:
         return lambda _: True
-    plans = find_deployment(opening.stack).plans
     return lambda variant: variant.plan[:12] in plans
 
 

@@ -1,9 +1,10 @@
-"""`serfer registry`: its history, its garbage, and an application's end."""
+"""`serfer registry`: its history and its garbage, an application's end, and the plan directories of variants."""
 
 from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,22 @@ app = typer.Typer(
 )
 _DAY_H = 24.0
 _HOUR_S = 3600.0
+
+
+@app.command()
+def fetch(
+    application: ApplicationArgument,
+    variant: Annotated[str, typer.Argument(metavar="VARIANT", help="A variant's name, from serfer variants APP.")],
+    directory: Annotated[Path, typer.Option("--out", help="The directory to write, which must not be there.")],
+    registry: RegistryOption = None,
+) -> None:
+    """Write a variant's plan directory, to be packaged, explained or verified."""
+    found = opened(registry)
+    known = {each.name: each for version in found.known(application).networks for each in version.variants}
+    if variant not in known:
+        raise UsageError(f"no variant {variant!r:.100} of {application}: it has {', '.join(known) or 'none'}")
+    found.copy_directory(known[variant].artefact, directory)
+    out.print(f"{plain(variant)} is in {plain(str(directory))}", soft_wrap=True)
 
 
 @app.command()

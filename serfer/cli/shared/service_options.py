@@ -205,7 +205,9 @@ def applications_of(
     for instance in instances or ():
         if not instance.startswith(("http://", "https://")):
             raise UsageError(f"--variant-instance is a URL such as http://10.0.0.7:8000, not {instance[:80]!r}")
-    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), tuple(dict.fromkeys(instances or ())), register)
+    return ApplicationOptions(
+        url, tuple(dict.fromkeys(names or ())), tuple(dict.fromkeys(instances or ())), register=register
+    )
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

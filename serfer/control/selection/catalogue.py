@@ -45,7 +45,7 @@ class Live:
 
     `active`, `inactive` and `loaded` (active or busy) say which have such a place. `latency_ms` is a query's time where
     the variant is: with loading where it is not loaded anywhere. `load` is the least of its loaded places', `weight`
-    the sum of their throughputs over their loads.
+    the sum of their throughputs over the roots of their loads.
     """
 
     __slots__ = ("active", "inactive", "latency_ms", "load", "loaded", "nearest", "places", "weight")

@@ -16,6 +16,8 @@ _LEAST: Final = 0.05
 """The least weight of a place among its like."""
 _MODERATE: Final = (0.5, 1.5)
 """What a load counts at least and at most where queries are divided by it: a queue of a period ago may be gone."""
+_DAMPING: Final = 0.5
+"""The power of the load that queries are divided by: by the load itself, two places swap their loads each period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,5 +96,7 @@ def _spare(load: float) -> float:
 
 
 def _moderate(load: float) -> float:
+    """Return the damped load that queries are divided by."""
     least, most = _MODERATE
-    return min(most, max(least, load))
+    moderate: float = min(most, max(least, load)) ** _DAMPING
+    return moderate

@@ -31,8 +31,8 @@ class InfaasSelector:
 
     Which of several active variants answers depends on the draw and on what each admits: the cheapest takes the share
     that keeps its load at the target, the next one its share of the rest, and so on; what none admits is divided among
-    all that are loaded, by throughput over load. With a draw of 0, or where the cheapest has room, that is the paper's
-    rule to the letter: the cheapest active variant, at its least loaded place.
+    all that are loaded, by throughput over the root of the load. With a draw of 0, or where the cheapest has room,
+    that is the paper's rule to the letter: the cheapest active variant, at its least loaded place.
     """
 
     def get_variant(self, asked: Objectives, catalogue: Catalogue, states: States, draw: float) -> Selection:
@@ -90,7 +90,10 @@ def _inactive(meeting: Mask, asked: Objectives, catalogue: Catalogue, live: Live
 
 
 def _loaded(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
-    """Return a loaded variant, be it busy, by throughput over load, the least loaded first; None without one."""
+    """Return a loaded variant, be it busy, by throughput over the root of the load; None without one.
+
+    The least loaded comes first.
+    """
     found = np.flatnonzero(meeting & live.loaded)
     if not found.size:
         return None

@@ -80,17 +80,25 @@ def fetch(url: str, target: str, access: Access, timeout_s: float, most_bytes: i
 
     A status other than 200 raises PermissionError or HTTPException.
     """
+    status, body = send("GET", url, target, access, timeout_s, most_bytes)
+    if status != http.client.OK:
+        raise http.client.HTTPException(f"status {status}")
+    return body
+
+
+def send(
+    method: str, url: str, target: str, access: Access, timeout_s: float, most_bytes: int, body: bytes = b""
+) -> tuple[int, bytes]:
+    """Send a signed request to the local Lambda service at `url` and return status and body; raises as `fetch`."""
     address, now = urlsplit(url), datetime.now(UTC).strftime(_TIME)
-    headers = sign(access, REGION, now, "GET", target, {"Host": address.netloc}, b"")
+    headers = sign(access, REGION, now, method, target, {"Host": address.netloc}, body)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
     try:
-        connection.request("GET", target, headers=headers)
+        connection.request(method, target, body, headers)
         response = connection.getresponse()
-        body = response.read(most_bytes)
-        if response.status == http.client.FORBIDDEN:
-            raise PermissionError(f"{url} refuses these credentials")
-        if response.status != http.client.OK:
-            raise http.client.HTTPException(f"status {response.status}")
-        return body
+        answer = response.read(most_bytes)
     finally:
         connection.close()
+    if response.status == http.client.FORBIDDEN:
+        raise PermissionError(f"{url} refuses these credentials")
+    return response.status, answer

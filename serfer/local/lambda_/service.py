@@ -8,7 +8,7 @@ It lives on the running event loop and starts its workers from that loop's threa
 (`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, every
 qualifier means $LATEST, /tmp is the machine's own, and whether a synchronous payload is JSON is found out by the worker
 that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start an environment. What it has done
-so far it reports at GET /serfer/counts (faults.py).
+so far it reports at GET /serfer/counts (faults.py). A plan's functions are added by POST /serfer/plans (additions.py).
 
 Every call must be signed with the service's credentials (access.py): loopback is open to all users of the
 machine. What describes a function leaves out its variables, which hold passwords.
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Self
 
 from serfer.core.errors import InputError
 from serfer.local.lambda_.access import Verifier, random_access
+from serfer.local.lambda_.additions import PLANS, Additions, Provide
 from serfer.local.lambda_.environment import Invocation, Outcome
 from serfer.local.lambda_.events import EventPolicy, EventQueue, Sleep
 from serfer.local.lambda_.faults import Counts, Faults, Injector
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from serfer.core.sigv4 import Access
 
 _FUNCTIONS = "/2015-03-31/functions"
+_ACCOUNT = "/2016-08-19/account-settings"
 _INVOCATIONS = "/invocations"
 COUNTS = "/serfer/counts"
 
@@ -51,8 +53,9 @@ class LambdaService:
     """The service, its functions and all of their workers; `clock` and `sleep` are in seconds.
 
     `runtime` is the directory of `runtime_directory`; functions for other interpreters than this process's find theirs
-    in `runtimes`, by the interpreter's path. `faults` is what it does wrong on purpose. Callers sign with `access`,
-    random unless given; `wall_clock` is in seconds since the epoch.
+    in `runtimes`, by the interpreter's path. `provide` makes the functions of a plan directory that a client names;
+    without it none are added. `faults` is what it does wrong on purpose. Callers sign with `access`, random unless
+    given; `wall_clock` is in seconds since the epoch.
     """
 
     def __init__(  # noqa: PLR0913 - settings, all but two with defaults
@@ -68,6 +71,7 @@ class LambdaService:
         host: str = "127.0.0.1",
         port: int = 0,
         on_log: Callable[[str], None] | None = None,
+        provide: Provide | None = None,
         faults: Faults | None = None,
         access: Access | None = None,
         wall_clock: Callable[[], float] = time.time,
@@ -76,15 +80,16 @@ class LambdaService:
     ) -> None:
         self._functions: dict[str, FunctionConfig] = {}
         self._sizes: dict[str, int] = {}
+        self._facts = facts
+        self._concurrency = concurrency
         clients = {Path(sys.executable): runtime, **(runtimes or {})}
         for function in functions:
             if function.interpreter not in clients:
                 raise InputError(f"function {function.name}: give the directory of a runtime for {function.python}")
             if function.name in self._functions:
                 raise InputError(f"two functions are named {function.name}")
-            self._sizes[function.name] = check_function(function, facts)
-            self._functions[function.name] = function
-        self._facts = facts
+            self._take(function, check_function(function, facts))
+        self._additions = Additions(provide, facts, self._take) if provide else None
         self._policy = events or EventPolicy()
         self._address = (host, port)
         self._on_log = on_log
@@ -132,6 +137,8 @@ class LambdaService:
             self._server.close()
         if self._reaper is not None:
             self._reaper.cancel()
+        if self._additions is not None:
+            await self._additions.stop()
         await self._pool.stop()
         for queue in self._queues.values():
             await queue.stop()
@@ -142,6 +149,11 @@ class LambdaService:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    def _take(self, function: FunctionConfig, size: int) -> None:
+        """Know a function whose package has so many bytes; one that is there already stays."""
+        self._sizes.setdefault(function.name, size)
+        self._functions.setdefault(function.name, function)
 
     def _limit(self, exchange: Exchange) -> int:
         if exchange.headers.get("x-amz-invocation-type") == "Event":
@@ -160,7 +172,7 @@ class LambdaService:
     def _route(self, exchange: Exchange) -> None:
         path = exchange.target.partition("?")[0]
         if not path.startswith(_FUNCTIONS):
-            self._report_counts(exchange, path)
+            self._route_other(exchange, path)
             return
         reference = path[len(_FUNCTIONS) + 1 :]
         if exchange.method == "POST" and reference.endswith(_INVOCATIONS):
@@ -175,10 +187,14 @@ class LambdaService:
         else:
             _refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
 
-    def _report_counts(self, exchange: Exchange, path: str) -> None:
-        """Answer what is not a call of Lambda's: the counts, and nothing else."""
+    def _route_other(self, exchange: Exchange, path: str) -> None:
+        """Answer what is not about functions: the account's settings, the counts, and plans that are added."""
         if exchange.method == "GET" and path == COUNTS:
             _send(exchange, self.counts.as_dict())
+        elif exchange.method == "GET" and path.removesuffix("/") == _ACCOUNT:
+            _send(exchange, {"AccountLimit": {"ConcurrentExecutions": self._concurrency}})
+        elif exchange.method == "POST" and path == PLANS and self._additions is not None:
+            self._additions.take(exchange)
         else:
             _refuse(exchange, 404, "UnknownOperationException", "the local Lambda service knows /2015-03-31/functions")
 

@@ -15,7 +15,7 @@ BATCH = 8
 
 @dataclass
 class Server:
-    """A variant at its one place: a queue that is served at a rate."""
+    """A variant at a place: a queue that is served at a rate."""
 
     qps: float
     queue: float = 0.0
@@ -42,27 +42,31 @@ class Server:
 
 
 class Herd:
-    """Drivers that share a load evenly; `by_letter` has them all draw 0: always the cheapest active variant."""
+    """Drivers that share a load evenly; `by_letter` has them all draw 0: always the cheapest active variant.
 
-    def __init__(self, qps, *, by_letter=False):
-        self.servers = {f"v{at}": Server(each) for at, each in enumerate(qps)}
+    Every variant is at `places` places, with its throughput at each.
+    """
+
+    def __init__(self, qps, *, places=1, by_letter=False):
+        self.servers = {(f"v{at}", f"p{place}"): Server(each) for at, each in enumerate(qps) for place in range(places)}
         self.catalogue = [
             Catalogue([variant(f"v{at}", usd=(at + 1) * 1e-6, qps=each) for at, each in enumerate(qps)])
             for _ in range(DRIVERS)
         ]
         self.trackers = [StateTracker() for _ in range(DRIVERS)]
-        self.states = [tracker.observe({}) for tracker in self.trackers]
+        idle = {key: server.publish() for key, server in self.servers.items()}
+        self.states = [tracker.observe(idle) for tracker in self.trackers]
         self.by_letter = by_letter
         self.late = self.sent = self.queries = 0
 
     def run(self, load, seconds, settled_s):
         """Send load(t) queries/s; count those that a queue of a full batch or more awaits, once it is settled."""
-        published, due = dict.fromkeys(self.servers), 0.0
+        published, due = {}, 0.0
         steps = round(PERIOD_S / STEP_S)
         delays = [round(driver * PERIOD_S / DRIVERS / STEP_S) for driver in range(DRIVERS)]
         for step in range(round(seconds / STEP_S)):
             if step % steps == 0:
-                published = {(name, "p0"): server.publish() for name, server in self.servers.items()}
+                published = {key: server.publish() for key, server in self.servers.items()}
             for driver, delay in enumerate(delays):
                 if step % steps == delay:
                     self.states[driver] = self.trackers[driver].observe(published)
@@ -70,24 +74,30 @@ class Herd:
             due += load(step * STEP_S) * STEP_S
             while due >= 1.0:
                 due -= 1.0
-                name = self.select()
-                arrived[name] += 1
+                key = self.select()
+                arrived[key] += 1
                 if step * STEP_S >= settled_s:
                     self.sent += 1
-                    self.late += self.servers[name].queue >= BATCH
-            for name, server in self.servers.items():
-                server.step(arrived[name])
+                    self.late += self.servers[key].queue >= BATCH
+            for key, server in self.servers.items():
+                server.step(arrived[key])
         return self
 
     def select(self):
         self.queries += 1
         driver = self.queries % DRIVERS
         draw = 0.0 if self.by_letter else draw_of(f"query-{self.queries}")
-        return InfaasSelector().get_variant(Objectives(), self.catalogue[driver], self.states[driver], draw).variant
+        chosen = InfaasSelector().get_variant(Objectives(), self.catalogue[driver], self.states[driver], draw)
+        return chosen.variant, chosen.place
 
     @property
     def late_share(self):
         return self.late / self.sent
+
+    def spread(self, settled_s):
+        """Return the mean difference of the loads of the most and the least loaded place in a period."""
+        periods = list(zip(*(server.windows(settled_s) for server in self.servers.values()), strict=True))
+        return sum(max(loads) - min(loads) for loads in periods) / len(periods)
 
     def swings(self, settled_s):
         """Return how many times a variant went from overloaded to idle, or back, between two periods or over some."""

@@ -105,7 +105,7 @@ def divide(one, places, share, reason, misses=None):
 def weight(place, reason):
     _, state, load, admitted = place
     if reason in ("LOADED", "BUSY") or state not in ("active", "inactive"):
-        return 1 / min(1.5, max(load, 0.5))
+        return min(1.5, max(load, 0.5)) ** -0.5
     return max(0.05, 2 - load) * (admitted if state == "active" else 1)
 
 

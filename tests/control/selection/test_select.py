@@ -92,7 +92,7 @@ def test_where_all_that_meet_are_busy_the_least_loaded_answers_first_and_the_res
     assert select(variants, seen).variant == "b"
     chosen = [select(variants, seen, draw=draw / 100) for draw in range(100)]
     assert {each.reason for each in chosen} == {SelectionReason.BUSY}
-    assert [each.variant for each in chosen].count("b") == pytest.approx(60, abs=1)
+    assert [each.variant for each in chosen].count("b") == pytest.approx(55, abs=1)
 
 
 def test_the_nearest_variant_misses_by_the_least_sum_of_relative_misses():

@@ -39,11 +39,7 @@ MOST_LINES_BYTES: Final = 32 * 1024 * 1024
 """Bytes of a job's results."""
 _RETRY_S: Final = 30
 _TRIES: Final = 5  # of an image for which there was no room
-_ENDS: Final = {
-    OfflineState.DONE: JobStatus.DONE,
-    OfflineState.FAILED: JobStatus.FAILED,
-    OfflineState.INTERRUPTED: JobStatus.INTERRUPTED,
-}
+_TOLD: Final = {OfflineState.DONE: JobStatus.DONE, OfflineState.FAILED: JobStatus.FAILED}
 
 
 @dataclass(frozen=True)
@@ -245,7 +241,7 @@ class _Work:
             return
         await asyncio.to_thread(self._records.put_lines, owner, job, bytes(self._lines))
         await self._write()
-        if self.handed.targets and state is not OfflineState.INTERRUPTED:
+        if self.handed.targets and state in _TOLD:
             told = await asyncio.to_thread(deliver, self._event(), self.handed.targets, PATIENT)
             failed = [f"{each.target}: {each.error}" for each in told if each.error]
             self._record = replace(self._record, notified="; ".join(failed)[:500] or "delivered")
@@ -256,4 +252,4 @@ class _Work:
         job = OfflineJob("classify", record.model, [record.id], f"/v1/jobs/{record.id}/results", record.id)
         figures = {"images": record.images, "answered": record.answered, "failed": record.failed}
         now = datetime.fromtimestamp(self._unix(), UTC)
-        return JobEvent(job, _ENDS[record.state], now, [job.out], figures, record.detail)
+        return JobEvent(job, _TOLD[record.state], now, [job.out], figures, record.detail)

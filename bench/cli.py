@@ -12,6 +12,7 @@ COMMANDS = {
     "policies": ("bench.policies.policies:command", "Run routing policies on all loads, against the optimum."),
     "halves": ("bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
     "mark": ("bench.policies.mark_evaluation:command", "MArk's evaluation redone, beside its published factors."),
+    "windows": ("bench.windows.command:command", "LSTH, hybrid histograms and fixed keep-alive windows."),
     "select": ("bench.selection.select:command", "Time the selection of a variant among 200."),
     "infaas": ("bench.selection.figure6:command", "INFaaS' figure 6 redone, beside its published factors."),
     "infaas-production": ("bench.selection.figure5:command", "INFaaS' figure 5 redone under a day of a trace."),

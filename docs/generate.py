@@ -27,12 +27,13 @@ from drivers.instance.client import FaultKind
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
-from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
+from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, ShadowMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
 from serfer.core.served import EngineSignals, InstanceState, ModelState
 from serfer.fleet.beside.shadows import Course
+from serfer.fleet.keep_warm.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.status import Status, TypeStatus
 from serfer.settings import DriverSettings, Settings
@@ -152,6 +153,7 @@ def metrics() -> Iterator[str]:
     state = ModelState("loaded", 0, 0, None, 0, 0, 0.0, "", load)
     repository: Any = SimpleNamespace(states=lambda: {"": state}, state=lambda: InstanceState("", 0, 0, 0.0))
     course = Course("", 0, 0.0, 0.0, 0)
+    warmth: Any = SimpleNamespace(status=WarmStatus(), pings=0, troubles=Counter())
     made = Metrics({"": ""})
     sources = (
         *made.registry._collector_to_names,  # noqa: SLF001 - collectors, which know their labels
@@ -159,6 +161,7 @@ def metrics() -> Iterator[str]:
             ServiceMetrics(made, service),
             PoolMetrics(running),
             ShadowMetrics(lambda: [course]),
+            KeepWarmMetrics({"": warmth}),
             InstanceMetrics(repository),
         ),
     )

@@ -127,7 +127,11 @@ class Settings(BaseSettings):
     max_usd_per_hour: float | None = Field(default=None, gt=0)
     """What any hour may cost (`--max-usd-per-hour`)."""
     policy_state: str | None = Field(default=None, max_length=1024)
-    """Where what the pool's policy has learnt is kept: a directory, or `s3://BUCKET/PREFIX` (`--policy-state`)."""
+    """Where what the pool's policy and `--keep-warm` have learnt is kept: a directory, or `s3://BUCKET/PREFIX`
+    (`--policy-state`).
+    """
+    keep_warm: str | None = Field(default=None, max_length=300)
+    """The windows by which a driver keeps functions warm: `lsth`, `hybrid`, or seconds (`--keep-warm`)."""
     instance_key: SecretStr = SecretStr("")
     """The API key that a pool's instances are asked with."""
     yield_key: SecretStr = SecretStr("")

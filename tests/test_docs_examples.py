@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.control.policies import make_policy
+from serfer.control.saved.fields import SavedFields
 from serfer.control.selection import Catalogue, make_selector
+from serfer.control.windows import Windows, window_policies
 from serfer.core.variants import Objectives
 from splitter.tiling.operators import _RULES
 from tests.control.selection.worlds import ACTIVE, INACTIVE, states, variant
@@ -71,3 +73,16 @@ def test_the_selector_that_is_shown_takes_the_slowest_active_variant(tmp_path, m
         chosen = selector.get_variant(Objectives(), catalogue, states(**active, **more), 0.0)
         assert (chosen.variant, chosen.place) == (name, "p0")
     assert selector.get_variant(Objectives(), catalogue, states(cold=[(INACTIVE, 0.0)]), 0.0).variant == "cold"
+
+
+def test_the_windows_that_are_shown_are_twice_the_longest_idle_time_and_survive_a_restart(tmp_path, monkeypatch):
+    page = (DOCS / "how-to" / "add-a-policy.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(# twice\.py\n.*?)```", page, re.DOTALL)
+    Path("twice.py").write_text(code, encoding="utf-8")
+    make = window_policies("twice.py:Twice")
+    shown = make()
+    shown.observe(1000.0, 700.0)
+    again = make()
+    again.restore(SavedFields.of(json.loads(json.dumps(shown.snapshot())), "saved"))
+    assert again.windows(1000.0) == shown.windows(1000.0) == Windows(0.0, 1400.0)

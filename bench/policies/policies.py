@@ -25,7 +25,7 @@ from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
 from serfer.settings import load_settings
 from serfer.sim.driver_limits import DriverLimits
-from serfer.sim.generators import GENERATORS, is_generator, parameters_of
+from serfer.sim.generators import GENERATORS, OF_ONE_FUNCTION, is_generator, parameters_of
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
 
@@ -103,13 +103,15 @@ class _WithPeer(RunOptions):
 
 
 def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
-    """Return what there is to run: CSV files of `traces` and all generators, in TOML files of `scenarios`, or that one.
+    """Return what there is to run: CSV files of `traces` and the generators, in TOML files of `scenarios`, or that one.
 
     Raises InputError where there is nothing.
     """
     own = [name for name in options.only if is_generator(name) and ":" in name]
     parts = [name for name in options.only if name not in own]
-    loads = [str(path) for path in sorted(traces.glob("*.csv"))] + [*GENERATORS]
+    loads = [str(path) for path in sorted(traces.glob("*.csv"))] + [
+        name for name in GENERATORS if name not in OF_ONE_FUNCTION
+    ]
     loads = [name for name in loads if not options.only or any(part in Path(name).name for part in parts)] + own
     worlds = [scenarios] if scenarios.is_file() else sorted(scenarios.glob("*.toml"))
     for what, files, where in (

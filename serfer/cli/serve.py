@@ -30,6 +30,7 @@ from serfer.cli.shared.service_options import (
     HistoryOption,
     HostOption,
     InstancesOption,
+    KeepWarmOption,
     KeysOption,
     ModelsOption,
     PlansOption,
@@ -46,6 +47,7 @@ from serfer.cli.shared.service_options import (
     least_concurrency,
     served_models,
     with_hosts,
+    with_keep_warm,
     with_results,
 )
 from serfer.cli.shared.terminal import err
@@ -86,6 +88,7 @@ def serve(
     max_usd_per_hour: CeilingOption = None,
     record: RecordOption = None,
     shadow: ShadowOption = None,
+    keep_warm: KeepWarmOption = None,
     policy_state: PolicyStateOption = None,
     history: HistoryOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
@@ -96,6 +99,7 @@ def serve(
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_results(with_hosts(settings, allow_host), results)
+    settings = with_keep_warm(settings, keep_warm, policy_state, workers_of(workers, stack, "local"))
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
     routing = routing_of(
@@ -104,7 +108,7 @@ def serve(
         instances=instances,
         scenario=scenario,
         max_usd_per_hour=max_usd_per_hour,
-        beside=BesideOptions(record, tuple(shadow or ()), policy_state, history),
+        beside=BesideOptions(record, tuple(shadow or ()), None if settings.keep_warm else policy_state, history),
     )
     applications = applications_of(settings, registry, app, variant_instance, register=register)
     models = served_models(model, plan) if model or plan or not applications else {}

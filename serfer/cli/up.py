@@ -37,6 +37,7 @@ from serfer.cli.shared.service_options import (
     HistoryOption,
     HostOption,
     InstancesOption,
+    KeepWarmOption,
     KeysOption,
     ModelsOption,
     PlansOption,
@@ -53,6 +54,7 @@ from serfer.cli.shared.service_options import (
     plans_of,
     served_models,
     with_hosts,
+    with_keep_warm,
     with_results,
 )
 from serfer.cli.shared.terminal import err, ignore_signals, out
@@ -95,6 +97,7 @@ def up(
     max_usd_per_hour: CeilingOption = None,
     record: RecordOption = None,
     shadow: ShadowOption = None,
+    keep_warm: KeepWarmOption = None,
     policy_state: PolicyStateOption = None,
     history: HistoryOption = None,
     log_level: Annotated[str, typer.Option(help="Of the drivers: debug, info, warning or error.")] = "info",
@@ -107,6 +110,7 @@ def up(
     # Errors are reported now, not after minutes by each of the drivers.
     check_logs(log_level, "auto")
     settings = with_results(with_hosts(load_settings(), allow_host), results)
+    settings = with_keep_warm(settings, keep_warm, policy_state, "local")
     if results is None and settings.results is None:
         settings = with_results(settings, own_results(settings))
     routing_of(
@@ -115,7 +119,7 @@ def up(
         instances=instances,
         scenario=scenario,
         max_usd_per_hour=max_usd_per_hour,
-        beside=BesideOptions(record, tuple(shadow or ()), policy_state, history),
+        beside=BesideOptions(record, tuple(shadow or ()), None if settings.keep_warm else policy_state, history),
     )
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)
@@ -135,6 +139,7 @@ def up(
             "scenario": scenario,
             "max-usd-per-hour": max_usd_per_hour,
             "record": record,
+            "keep-warm": keep_warm,
             "policy-state": policy_state,
             "history": history,
         }

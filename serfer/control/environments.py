@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Final, Protocol
 
 from serfer.control.scenario import LambdaTarget
 
 _MS = 1000.0
+PINGED_AFTER: Final = 0.8
+"""The share of the time that Lambda keeps an idle environment, after which it is pinged to stay."""
 
 
 def environments(target: LambdaTarget, qps: float) -> int:
@@ -23,17 +26,27 @@ def environments(target: LambdaTarget, qps: float) -> int:
     return min(math.ceil(in_flight + 2 * math.sqrt(in_flight)), target.concurrency)
 
 
+class EnvironmentLimits(Protocol):
+    """How many environments there may be at once, and for how many seconds Lambda keeps an idle one."""
+
+    @property
+    def concurrency(self) -> int:
+        """The most at once."""
+        ...
+
+    @property
+    def keep_alive_s(self) -> float:
+        """Seconds without use after which one counts as dropped."""
+        ...
+
+
 class Environments:
     """The environments that are there; time never goes back."""
 
-    def __init__(self, target: LambdaTarget) -> None:
+    def __init__(self, target: EnvironmentLimits) -> None:
         self._target = target
         self._used: deque[tuple[float, int]] = deque()  # (when last, how many), the longest ago first
         self._count = 0
-
-    def pass_time(self, now: float, qps: float) -> None:
-        """Have the load that Lambda had until now use environments."""
-        self.use(now, environments(self._target, qps))
 
     def use(self, now: float, count: int) -> None:
         """Have so many queries at once use environments; those that are lacking are started by queries."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from serfer.control.environments import Environments
+from serfer.control.environments import Environments, environments
 from serfer.control.policy import InstanceGroup, InstanceState, Observation, Policy, ProvisioningPlan
 from serfer.control.scenario import S_PER_HOUR, Market, Scenario
 
@@ -48,7 +48,7 @@ class RateAccount:
         rest = max(rate * elapsed_s - served, 0.0)
         self.serverless_usd += rest * self._scenario.serverless.usd_per_query
         if elapsed_s > 0:
-            self._environments.pass_time(self._now_s, rest / elapsed_s)
+            self._environments.use(self._now_s, environments(self._scenario.serverless, rest / elapsed_s))
 
     def want(self, plan: ProvisioningPlan) -> None:
         """Launch, stop and ping so that there is what a plan wants; raises KeyError for a type the scenario lacks."""

@@ -2,6 +2,8 @@
 
     serfer:pool:{PLAN}    the drivers' loads; the lease (lease.py); what the leader publishes: the instances, how many
                           are wanted, and why
+    serfer:warm:{PLAN}    the same for drivers that keep functions warm (keep_warm/): their queries in flight and the
+                          lease
 
 A driver counts as gone when its entry has not changed for TTL_S on the reader's clock. The record is bounded, and
 checked before anything in it is used: other programs may write to the store. Fields that a version does not know are

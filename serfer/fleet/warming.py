@@ -12,17 +12,16 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from serfer.control.environments import Environments
-from serfer.control.scenario import LambdaTarget
+from serfer.control.environments import EnvironmentLimits, Environments
 
 _APART_S: Final = 10.0  # between two pings: a surge would ask for one more each second
 _RETRY_S: Final = 60.0
 
 
 class Warming:
-    """Counts the environments of a Lambda target that queries and pings keep; it knows of none at first."""
+    """Counts the environments that queries and pings keep, within the limits of a target; it knows of none at first."""
 
-    def __init__(self, target: LambdaTarget) -> None:
+    def __init__(self, target: EnvironmentLimits) -> None:
         self._target = target
         self._environments = Environments(target)
         self._next_s = -math.inf

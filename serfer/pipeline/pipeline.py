@@ -47,7 +47,8 @@ class Pipeline:
 
     A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
     Without a driver the target takes all. With `plans`, which has the driver then, queries also run on a second plan.
-    With a `keeper`, answers may be kept as results; with a `gauge`, the load of the functions is known.
+    With a `keeper`, answers may be kept as results; with a `gauge`, the load of the functions is known. `warmth` is
+    what keeps the functions warm, if anything does, for metrics.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, by name
@@ -66,8 +67,10 @@ class Pipeline:
         plans: OnePlan | TwoPlans | None = None,
         keeper: Keeper | None = None,
         gauge: FunctionGauge | None = None,
+        warmth: object | None = None,
     ) -> None:
         self.plan = plan
+        self.warmth = warmth
         self._last: Result | None = None
         self._plans = OnePlan(plan, driver) if driver and not plans else plans
         self._target = target

@@ -19,7 +19,7 @@ from serfer.sim.traces import MAX_ROWS, Floats, Trace
 
 _S_PER_HOUR, _H_PER_DAY = 3600.0, 24.0
 _LARGEST: Final = 1e9
-_LARGEST_OF: Final = {"swing": 1.0, "peak_hour": 24.0, "crowds": 10_000.0}
+_LARGEST_OF: Final = {"swing": 1.0, "spread": 5.0, "factor": 1000.0, "peak_hour": 24.0, "crowds": 10_000.0}
 Parameters = Mapping[str, float]
 
 
@@ -82,7 +82,34 @@ def _bursts(given: Parameters, times: Floats, rng: Generator) -> Floats:
     return np.where(first, given["queries"] / row_s, 0.0)
 
 
+def _sporadic(given: Parameters, times: Floats, rng: Generator) -> Floats:
+    """Have single queries come after gaps with a heavy tail: lognormal, of a median, at least a row."""
+    median, row_s = math.log(given["gap_s"]), given["row_s"]
+    rates, now = np.zeros(times.shape), 0.0
+    while (number := int((now := now + max(rng.lognormal(median, given["spread"]), row_s)) / row_s)) < times.size:
+        rates[number] = 1.0 / row_s
+    return rates
+
+
+def _periodic(given: Parameters, times: Floats, rng: Generator) -> Floats:
+    """Have queries come every so often, a row at least, with a normally distributed error that does not add up."""
+    row_s = given["row_s"]
+    beats = np.arange(1, times.size) * max(given["every_s"], row_s)
+    beats = beats[beats < times[-1]]
+    rows = np.clip((beats + rng.normal(0.0, given["jitter_s"], beats.shape)) / row_s, 0, times.size - 1)
+    counts = np.bincount(rows.astype(np.int64), minlength=times.size)
+    return np.asarray(counts * given["queries"] / row_s)
+
+
+def _bursty_days(given: Parameters, times: Floats, rng: Generator) -> Floats:
+    """Follow the day's sine, times `factor` in one state and 1 / `factor` in the other, each held as by `mmpp`."""
+    factor = max(given["factor"], 1.0)
+    state = _switching({**given, "low": 1.0 / factor, "high": factor}, times, rng)
+    return _daily(given, times, rng) * state
+
+
 _COMMON: Final = {"hours": 24.0, "row_s": 1.0, "seed": 0.0}
+_TWO_WEEKS: Final = {"hours": 336.0, "row_s": 60.0}
 GENERATORS: Final[Mapping[str, LoadGenerator]] = {
     "poisson": LoadGenerator("independent queries at one rate", {"rate": 50.0, **_COMMON}, _steady),
     "mmpp": LoadGenerator(
@@ -106,7 +133,35 @@ GENERATORS: Final[Mapping[str, LoadGenerator]] = {
         _bursts,
         noisy=False,
     ),
+    "sporadic": LoadGenerator(
+        "single queries after lognormal gaps with the median gap_s",
+        {"gap_s": 1200.0, "spread": 1.0, **_COMMON, **_TWO_WEEKS},
+        _sporadic,
+        noisy=False,
+    ),
+    "periodic": LoadGenerator(
+        "so many queries at once every so often, give or take jitter_s (a standard deviation)",
+        {"queries": 1.0, "every_s": 1800.0, "jitter_s": 60.0, **_COMMON, **_TWO_WEEKS},
+        _periodic,
+        noisy=False,
+    ),
+    "bursty-days": LoadGenerator(
+        "a sine over the day that jumps up and down by a factor, for low_s and high_s on average",
+        {
+            "mean": 20.0,
+            "swing": 0.8,
+            "peak_hour": 14.0,
+            "factor": 2.0,
+            "low_s": 1800.0,
+            "high_s": 900.0,
+            **_COMMON,
+            **_TWO_WEEKS,
+        },
+        _bursty_days,
+    ),
 }
+OF_ONE_FUNCTION: Final = frozenset({"sporadic", "periodic", "bursty-days"})
+"""The loads that are about keeping a function warm, not about instances that pay."""
 
 
 def is_generator(text: str) -> bool:

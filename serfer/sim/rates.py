@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.environments import Environments
+from serfer.control.environments import Environments, environments
 from serfer.control.policy import Observation, Policy
 from serfer.control.router import Router
 from serfer.control.scenario import Scenario
@@ -186,7 +186,8 @@ class _UnlimitedStepper:
     def __init__(self, router: Router, fleet: Fleet) -> None:
         self._now = 0.0
         self._observe = router.policy.observe
-        self._environments = Environments(router.scenario.serverless)
+        self._target = router.scenario.serverless
+        self._environments = Environments(self._target)
         self._fleet = fleet
         self._warm: list[int] = []  # environments that are wanted
 
@@ -209,7 +210,7 @@ class _UnlimitedStepper:
             return pings
         walk = zip(steps.ends_s.tolist(), on_lambda.tolist(), self._warm, strict=True)
         for number, (now, load, wanted) in enumerate(walk):
-            self._environments.pass_time(now, load)
+            self._environments.use(now, environments(self._target, load))
             pings[number] = self._environments.keep(now, wanted)
         return pings
 
@@ -221,7 +222,8 @@ class _LimitedStepper:
         self._now = 0.0
         self._router = router
         self._usd_per_query = router.scenario.serverless.usd_per_query
-        self._environments = Environments(router.scenario.serverless)
+        self._target = router.scenario.serverless
+        self._environments = Environments(self._target)
         self._fleet = fleet
         self._pings: list[int] = []
 
@@ -238,7 +240,7 @@ class _LimitedStepper:
             seen = Observation(self._now, seconds, rate, fleet.groups(self._now), interruptions=lost)
             plan = self._router.tick(seen)
             fleet.carry_out(self._now, plan.instances)
-            self._environments.pass_time(self._now, paid / self._usd_per_query / seconds)
+            self._environments.use(self._now, environments(self._target, paid / self._usd_per_query / seconds))
             pings = self._environments.keep(self._now, plan.warm)
             self._router.budget_limiter.pay(self._now, pings * self._usd_per_query)
             self._pings.append(pings)

@@ -29,7 +29,9 @@ from serfer.core.inline import CROP_BYTES, PAYLOAD_SHARE
 from serfer.core.keys import NO_RESULT
 from serfer.core.plan import CACHE, INLINE, Plan
 from serfer.core.run_machine import Retry
-from serfer.fleet.open_pool import Routing, open_pool
+from serfer.fleet.keep_warm.keep_warm import KeepWarm
+from serfer.fleet.keep_warm.opening import WarmOptions, open_keep_warm
+from serfer.fleet.open_pool import Routing, RunningPool, open_pool
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.function_load import FunctionGauge
 from serfer.pipeline.health import Probe, probes
@@ -37,7 +39,7 @@ from serfer.pipeline.keeper import Keeper
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache
-from serfer.pipeline.warm import keep_warm
+from serfer.pipeline.warm import Warmer, keep_warm
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_plan
 from serfer.results import Results
 from serfer.settings import Settings, load_settings
@@ -73,6 +75,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     cache_s: float = 0.0,
     results: str | None = None,
     routing: Routing | None = None,
+    keep_warm: str | None = None,
     faults: Faults | None = None,
     settings: Settings | None = None,
 ) -> Pipeline:
@@ -99,7 +102,9 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     "never"; by default it is what SERFER_COLD_PLAN says. Answers are kept, and given again to the same question, for
     `cache_s` seconds. `results` is the URL of the store where answers are kept for their owner
     (`Pipeline.run_to_result`), SERFER_RESULTS unless given; functions that run already have their own. `routing` sends
-    queries to a pool of instances too (docs/how-to/routing.md).
+    queries to a pool of instances too (docs/how-to/routing.md). `keep_warm` is "lsth", "hybrid" or seconds: windows
+    by which functions are pinged for as long as the pipeline is open (docs/how-to/keep-warm.md), by default what
+    SERFER_KEEP_WARM says.
     `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
@@ -122,12 +127,14 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
         cache_s=cache_s,
         stack=named,
         results=results,
+        keep_warm=keep_warm,
     )
     choices.check()
     path = Path(directory)
     plan = load_plan(path)
     settings = settings or load_settings()
-    choices = replace(choices, results=results or settings.results)
+    windows = keep_warm or (settings.keep_warm if workers != "inprocess" else None)
+    choices = replace(choices, results=results or settings.results, keep_warm=windows)
     choices.check()
     cold, reason = find_cold_plan(path, plan, choices, settings)
     if choices.workers == "inprocess":
@@ -236,6 +243,9 @@ class _Assembly:
             ping = partial(keep_warm, plan, warmer) if warmer else None
             pool = await open_pool(opening.routing, plan, opening.directory, store, url, settings, ping)
             plans = plans.counted(pool.pool.counted)
+        warmth = await self._keep_warm(warmer, store, url, pool)
+        if warmth is not None:
+            plans = plans.counted(warmth.in_flight.counted)
         return Pipeline(
             plan=plan,
             driver=None,
@@ -252,7 +262,27 @@ class _Assembly:
             gauge=None
             if choices.driver.startswith("stepfunctions")
             else FunctionGauge(slots, functions, choices.workers == "aws"),
+            warmth=warmth,
         )
+
+    async def _keep_warm(
+        self, warmer: Warmer | None, store: Store, url: str, pool: RunningPool | None
+    ) -> KeepWarm | None:
+        """Start what keeps the functions warm, None where nothing does; it is stopped before the functions."""
+        opening = self.opening
+        if not opening.choices.keep_warm or warmer is None:
+            return None
+        options = WarmOptions(
+            opening.choices.keep_warm,
+            opening.settings.policy_state,
+            concurrency_of(opening.choices, opening.settings, opening.facts),
+            opening.facts.kept_warm,
+        )
+        paid = pool.pool.pay_pings if pool else _unpaid
+        ping = partial(keep_warm, opening.plan, warmer)
+        warmth = await open_keep_warm(options, opening.plan, store, url, ping, paid)
+        self.parts.push_async_callback(warmth.close)
+        return warmth
 
     def _default_store(self) -> str:
         if self.opening.choices.workers == "inprocess":
@@ -367,6 +397,10 @@ class _Assembly:
         if server is not None:
             self.parts.callback(server.stop)  # before the driver, which would wait for executions to end
         return driver
+
+
+def _unpaid(pings: int) -> None:
+    """Without a pool nobody limits dollars."""
 
 
 def _with_inline(plan: Plan, inline: str) -> Plan:

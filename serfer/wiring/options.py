@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serfer.control.windows import window_policies
 from serfer.core.errors import UsageError
 from serfer.core.wire import MAX_TTL
 from storage import check_known, schemes
@@ -18,6 +19,15 @@ TASK_TIMEOUT_S = 60.0
 DRIVERS = ("push", "poll", "stepfunctions", "stepfunctions-express")
 
 
+def check_keep_warm(windows: str | None, workers: str) -> None:
+    """Refuse windows that there are not, and those for workers that are always warm; raises UsageError."""
+    if windows is None:
+        return
+    if workers == "inprocess":
+        raise UsageError("--keep-warm pings functions; workers in this process are always warm")
+    window_policies(windows)
+
+
 @dataclass(frozen=True)
 class Choices:
     """A store's URL (None for one that is started), workers, a driver, and how it behaves.
@@ -26,7 +36,7 @@ class Choices:
     results, None where none are kept. `inline` says which stages' output
     rides along: those that the plan says, as many as payloads can carry, or none; `gangs`, whether the plan's run as
     such; `prewarm`, whether functions of later stages are warmed, and `cold_plan`, whether a cold plan is used, None as
-    the settings say. `stack` is a deployment's.
+    the settings say. `stack` is a deployment's. `keep_warm` are the windows by which functions are pinged, if any.
     """
 
     store: str | None
@@ -42,6 +52,7 @@ class Choices:
     cache_s: float = 0.0
     stack: str | None = None
     results: str | None = None
+    keep_warm: str | None = None
 
     def check(self) -> None:
         """Refuse what does not exist or does not go together; raises UsageError that names both halves."""
@@ -57,6 +68,7 @@ class Choices:
                 raise UsageError(f"{name} {_either(known)}, not {chosen!r}")
         if not 0 <= self.cache_s <= MAX_TTL:
             raise UsageError(f"answers are kept for 0 to {MAX_TTL:.0f} seconds, not {self.cache_s:g}")
+        check_keep_warm(self.keep_warm, self.workers)
         urls = {"--store": self.store, "--object-store": self.objects, "--results": self.results}
         for option, url in urls.items():
             if url is not None:

@@ -21,7 +21,7 @@ def test_pings_are_those_of_a_list_of_environments(events):
         if count:
             used = [when for when in used if when + 600.0 > now]
             used = used[: max(0, len(used) - count)] + [now] * count
-        kept.pass_time(now, qps)
+        kept.use(now, count)
         used = [when for when in used if when + 600.0 > now]
         missing = max(0, min(wanted, 50) - len(used))
         used += [now] * missing

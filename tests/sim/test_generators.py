@@ -83,3 +83,28 @@ def test_the_help_lists_every_generator_with_a_valid_example():
     assert all(generate(line.partition("  ")[0]).queries > 0 for line in lines)
     assert is_generator("mmpp:seed=1")
     assert not is_generator("mmpp.csv")
+
+
+def test_sporadic_queries_come_after_gaps_with_a_heavy_tail():
+    load = generate("sporadic:gap_s=600,spread=1,row_s=1,hours=1000")
+    gaps = np.diff(np.flatnonzero(load.rates))
+    assert np.median(gaps) == pytest.approx(600, rel=0.1)
+    assert np.log(gaps).std() == pytest.approx(1, rel=0.1)
+
+
+def test_periodic_queries_keep_their_beat_for_weeks():
+    load = generate("periodic:queries=3,every_s=1800,jitter_s=20,row_s=1")
+    come = np.flatnonzero(load.rates)
+    late = come - 1800 * np.arange(1, come.size + 1)
+    assert set(load.rates[come]) == {3}
+    assert late.std() == pytest.approx(20, rel=0.15)
+    assert abs(late.mean()) < 3
+
+
+def test_bursty_days_rise_and_fall_at_once_and_have_the_days_peak():
+    load = generate("bursty-days:mean=100,swing=0.5,peak_hour=12,factor=3")
+    hours = load.rates.reshape(14, 24, 60).mean(axis=(0, 2))
+    assert 8 <= hours.argmax() <= 16
+    steps = load.rates[1:] / np.maximum(load.rates[:-1], 1)
+    assert (steps > 5).sum() > 100
+    assert (steps < 1 / 5).sum() > 100

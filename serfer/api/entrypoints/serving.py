@@ -15,7 +15,7 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
-from serfer.api.observability.pool_metrics import PoolMetrics, ShadowMetrics
+from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, ShadowMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.offline.jobs import OfflineJobs
 from serfer.api.offline.record import OfflineRecords
@@ -26,6 +26,7 @@ from serfer.applications.opening import ApplicationOptions, open_applications
 from serfer.applications.served import FunctionsPlace
 from serfer.control.offline.throttle import OnlineLoad
 from serfer.core.variants import Variant
+from serfer.fleet.keep_warm.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
@@ -225,6 +226,9 @@ def make_service(
             telemetry.metrics.registry.register(PoolMetrics(pipeline.target))
             if pipeline.target.controller.decider.courses():
                 telemetry.metrics.registry.register(ShadowMetrics(pipeline.target.controller.decider.courses))
+    kept = {name: each.warmth for name, each in pipelines.items() if isinstance(each.warmth, KeepWarm)}
+    if kept:
+        telemetry.metrics.registry.register(KeepWarmMetrics(kept))
     admission = Admission(settings.api_in_flight, settings.api_queue)
     bounds = decode_limits(
         settings, processes=settings.api_decoders, waiting=settings.api_in_flight + settings.api_queue

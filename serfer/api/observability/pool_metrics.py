@@ -1,4 +1,4 @@
-"""Prometheus metrics of a pool of instances; docs/reference/metrics.md lists every name."""
+"""Prometheus metrics of pools of instances and of keeping warm; docs/reference/metrics.md lists every name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from drivers.instance.client import FaultKind
 from serfer.control.router import Reason
 from serfer.fleet.beside.shadows import Course
+from serfer.fleet.keep_warm.keep_warm import KeepWarm
 from serfer.fleet.open_pool import RunningPool
 
 _CHANGES = ("started", "stopped", "interrupted")
@@ -102,6 +103,25 @@ class ShadowMetrics(Collector):
             usd.add_metric([course.policy, "gpu"], course.instances_usd)
             troubles.add_metric([course.policy], course.troubles)
         yield from (wanted, usd, troubles)
+
+
+class KeepWarmMetrics(Collector):
+    """What keeps the functions of a driver's models warm."""
+
+    def __init__(self, models: Mapping[str, KeepWarm]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield everything as it is now."""
+        wanted = {model: one.status.wanted for model, one in self._models.items()}
+        words = "Queries at once for which windows want functions warm (--keep-warm)."
+        yield _gauges("serfer_keep_warm_wanted", words, "model", wanted)
+        pings = {model: one.pings for model, one in self._models.items()}
+        words = "Queries at once for which this driver, while it led, pinged functions (--keep-warm)."
+        yield _counters("serfer_keep_warm_pings", words, "model", pings)
+        troubles = {model: one.troubles.total() for model, one in self._models.items()}
+        words = "Errors that keeping functions warm survived."
+        yield _counters("serfer_keep_warm_troubles", words, "model", troubles)
 
 
 def _gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:

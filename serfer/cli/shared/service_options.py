@@ -17,6 +17,7 @@ from serfer.core.plan.window_plan import check_whole_images
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
+from serfer.wiring.options import check_keep_warm
 from storage import check_known
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
@@ -88,8 +89,18 @@ PolicyStateOption = Annotated[
     str | None,
     typer.Option(
         metavar="PLACE",
-        help="With --route: keep what the policy has learnt there, for the next start: a directory, or a prefix of a "
-        "versioned bucket, s3://BUCKET/PREFIX.",
+        help="With --route or --keep-warm: keep what the policy has learnt there, for the next start: a directory, or "
+        "a prefix of a versioned bucket, s3://BUCKET/PREFIX.",
+    ),
+]
+KeepWarmOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-warm",
+        metavar="WINDOWS",
+        help="Ping functions by windows that are learnt from idle times: lsth, hybrid; or for so many seconds after a "
+        "query (docs/how-to/keep-warm.md).",
+        show_default="SERFER_KEEP_WARM",
     ),
 ]
 HistoryOption = Annotated[
@@ -213,6 +224,15 @@ def applications_of(
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
     """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is not a host."""
     return settings_with(settings, {"allow_hosts": tuple(allowed)}, "--allow-host") if allowed else settings
+
+
+def with_keep_warm(settings: Settings, windows: str | None, state: str | None, workers: str) -> Settings:
+    """Return settings with --keep-warm, and --policy-state with it; raises UsageError for windows that cannot be."""
+    if windows is None and settings.keep_warm is None:
+        return settings
+    check_keep_warm(windows, workers)
+    chosen = {"keep_warm": windows, "policy_state": state}
+    return settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
 
 def with_results(settings: Settings, url: str | None) -> Settings:

@@ -6,9 +6,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
-from serfer.control.policy import Learner, Policy
+from serfer.control.policy import Learner
 from serfer.control.saved.fields import Snapshot
 from serfer.control.saved.state import MAX_STATE_BYTES, StateOwner, decode_state, encode_state
 from serfer.core.errors import SerferError
@@ -18,6 +18,15 @@ from serfer.fleet.log_events import log_event
 
 SAVE_EVERY_S: Final = 300.0
 _TROUBLE: Final = "state"
+
+
+class Named(Protocol):
+    """A policy of any kind; what it has learnt is kept where it is a Learner."""
+
+    name: str
+
+
+_Kept = TypeVar("_Kept", bound=Named)
 
 
 class StateKeeper:
@@ -33,7 +42,7 @@ class StateKeeper:
         self._last_trouble: str | None = None
         self._writer = Background("policy state", 1)
 
-    def restored(self, make: Callable[[], Policy]) -> Policy | None:
+    def restored(self, make: Callable[[], _Kept]) -> _Kept | None:
         """Return a policy that goes on from what is kept, None where nothing is, or nothing that can be taken."""
         policy = make()
         if not isinstance(policy, Learner):
@@ -57,7 +66,7 @@ class StateKeeper:
         self._say(logging.INFO, f"restored, {len(data):,} bytes")
         return policy
 
-    def offer(self, policy: Policy) -> None:
+    def offer(self, policy: Named) -> None:
         """Have the policy's snapshot of now saved, in place of an earlier one that still waits for that."""
         if not isinstance(policy, Learner):
             return

@@ -1,0 +1,1 @@
+"""Benchmarks of windows in which functions are warm."""

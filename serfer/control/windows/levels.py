@@ -1,0 +1,139 @@
+"""The instances of one function as levels of concurrency, each with windows of its own.
+
+Queries use the instance that was used last, as Lambda has it, so the k-th is busy while at least k queries run at once.
+Its idle times are those in which fewer do: what repeats of a load, and what falls back, shows level by level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.windows.windows import MOST_S, WindowPolicy, Windows
+
+MOST_LEVELS: Final = 128
+"""Levels that have windows: those above come and go with the load."""
+_VERSION: Final = 1
+_LATEST_S: Final = 1e12  # of a time in a snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePeriod:
+    """A level's idle time, from `since_s` to `until_s`, and the windows that it began with."""
+
+    since_s: float
+    until_s: float
+    windows: Windows
+
+    @property
+    def cold(self) -> bool:
+        """Whether a query at its end starts cold."""
+        return not self.windows.warm_at(self.until_s - self.since_s)
+
+    @property
+    def kept_s(self) -> float:
+        """Seconds in which the level was warm and did nothing."""
+        return self.windows.kept_s(self.until_s - self.since_s)
+
+    @property
+    def prewarmed(self) -> bool:
+        """Whether it was loaded again without a query."""
+        return 0 < self.windows.prewarm_s <= self.until_s - self.since_s
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a load has ended: idle times of levels, and how many levels were used for the first time ever."""
+
+    ended: tuple[IdlePeriod, ...]
+    first: int
+
+
+@dataclass
+class _Level:
+    """A level: since when it is idle and with which windows, None while it is busy.
+
+    A period that came from a snapshot is not learnt: other drivers may have used the level since it was taken.
+    """
+
+    policy: WindowPolicy
+    idle: tuple[float, Windows] | None = None
+    learns: bool = True
+
+
+class WarmLevels:
+    """The levels of one function; `make` makes the windows of each. Levels above MOST_LEVELS are passed over."""
+
+    def __init__(self, make: Callable[[], WindowPolicy]) -> None:
+        self.name = make().name
+        self._make = make
+        self._levels: list[_Level] = []
+        self._busy = 0
+        self._now_s = 0.0
+
+    @property
+    def busy(self) -> int:
+        """How many levels are busy."""
+        return self._busy
+
+    def observe(self, now_s: float, busy: int) -> Change:
+        """Note that so many queries at once run from `now_s` on, or ran since the last observation."""
+        busy, self._now_s = min(busy, MOST_LEVELS), now_s
+        ended = [idle for level in self._levels[self._busy : busy] if (idle := self._ended(level, now_s))]
+        first = max(0, busy - len(self._levels))
+        self._levels += [_Level(self._make()) for _ in range(first)]
+        for level in self._levels[busy : self._busy]:
+            level.idle, level.learns = (now_s, level.policy.windows(now_s)), True
+        self._busy = busy
+        return Change(tuple(ended), first)
+
+    def wanted(self, now_s: float) -> int:
+        """Return how many levels are busy, or to be warm."""
+        idle = [level.idle for level in self._levels[self._busy :]]
+        return self._busy + sum(windows.warm_at(now_s - since) for since, windows in (one for one in idle if one))
+
+    def idle(self, now_s: float) -> tuple[IdlePeriod, ...]:
+        """Return the idle times that last, up to now."""
+        found = [level.idle for level in self._levels if level.idle is not None]
+        return tuple(IdlePeriod(since, now_s, windows) for since, windows in found)
+
+    def snapshot(self) -> Snapshot:
+        """Return what each level has learnt, and its idle time, as plain JSON values.
+
+        Busy ones are idle in it since the last observation.
+        """
+        return {"version": _VERSION, "levels": [_saved(level, self._now_s) for level in self._levels]}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot, with nothing seen yet; raises InputError for what is none."""
+        saved = SavedFields.of(snapshot, "windows")
+        saved.check_version(_VERSION)
+        self._levels = [self._restored(one) for one in saved.parts("levels", saved.length("levels", MOST_LEVELS))]
+
+    def _ended(self, level: _Level, now_s: float) -> IdlePeriod | None:
+        if level.idle is None:
+            return None
+        since_s, windows = level.idle
+        level.idle = None
+        if level.learns:
+            level.policy.observe(now_s, max(0.0, now_s - since_s))
+        return IdlePeriod(since_s, max(now_s, since_s), windows)
+
+    def _restored(self, saved: SavedFields) -> _Level:
+        level = _Level(self._make(), learns=False)
+        level.policy.restore(saved.part("policy"))
+        windows = Windows(saved.number("prewarm_s", 0.0, MOST_S), saved.number("keepalive_s", 0.0, MOST_S))
+        level.idle = saved.number("since_s", 0.0, _LATEST_S), windows
+        return level
+
+
+def _saved(level: _Level, now_s: float) -> Snapshot:
+    since_s, windows = level.idle or (now_s, level.policy.windows(now_s))
+    return {
+        "policy": level.policy.snapshot(),
+        "since_s": since_s,
+        "prewarm_s": windows.prewarm_s,
+        "keepalive_s": windows.keepalive_s,
+    }

@@ -1,0 +1,1 @@
+"""Keeping a plan's functions warm by learnt windows, one driver's part."""

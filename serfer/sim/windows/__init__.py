@@ -1,0 +1,1 @@
+"""One function's warm state under windows, over traces of days."""

@@ -1,0 +1,143 @@
+"""Windows that keep an open pipeline's functions warm, over the local Lambda service; a test has hours pass."""
+
+import asyncio
+import json
+import signal
+
+import httpx
+import numpy as np
+import pytest
+
+import serfer
+from serfer.core.errors import UsageError
+from serfer.fleet.keep_warm import keep_warm
+from serfer.plan_directory import load_plan
+from serfer.registry import open_registry
+from tests.applications.worlds import plan_variant, register, version
+from tests.e2e.conftest import PATIENCE, eventually, keys
+from tests.e2e.gangs import Invocations
+from tests.e2e.small import batch
+from tests.e2e.test_applications import white
+
+PERIOD_S, STEP_S = 1800.0, 30.0
+
+
+class Hours:
+    """The loop's clock, which stands still unless a test has it go on."""
+
+    def __init__(self):
+        self.now_s = 1e6
+
+    def now(self):
+        return self.now_s
+
+    unix = now
+
+    async def sleep(self, _seconds):
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def hours(monkeypatch):
+    made = Hours()
+    monkeypatch.setattr(keep_warm, "Timing", lambda: made)
+    return made
+
+
+class Scene:
+    """A pipeline whose hours pass, and the warm-up requests that its functions get."""
+
+    def __init__(self, pipeline, hours, invocations):
+        self.pipeline, self.hours, self.invocations = pipeline, hours, invocations
+
+    def query(self):
+        """Run a query, and return how many environments it started."""
+        self.pipeline.run(batch())
+        self.since = self.hours.now_s
+        self._tick()
+        return sum(stage.cold for stage in self.pipeline.last_report.stages)
+
+    def until(self, idle_s):
+        """Go on to so many seconds after the last query; return when pings were sent, in seconds after it."""
+        sent = []
+        while self.hours.now_s < self.since + idle_s:
+            self.hours.now_s += STEP_S
+            before = self._pings()
+            self._tick()
+            if self._pings() > before:
+                sent.append(self.hours.now_s - self.since)
+        return sent
+
+    def _pings(self):
+        return sum(task is None for task in self.invocations.seen)
+
+    def _tick(self):
+        async def ticked():
+            warmth = self.pipeline.warmth
+            await warmth.tick()
+            if warmth.pinging is not None:
+                await warmth.pinging
+
+        self.pipeline._loop.submit(ticked()).result(PATIENCE)
+
+
+def test_pings_stop_and_begin_again_before_the_next_query_which_finds_a_warm_function(
+    single, settings, redis, hours, monkeypatch, tmp_path
+):
+    invocations = Invocations(monkeypatch)
+    kept = settings.model_copy(update={"policy_state": str(tmp_path / "state")})
+    with serfer.open(single, store=redis, workers="local", keep_warm="lsth", settings=kept) as pipeline:
+        scene = Scene(pipeline, hours, invocations)
+        assert scene.query() == 1
+        assert len(scene.until(PERIOD_S)) >= 6  # nothing is known yet
+        for _ in range(3):
+            scene.query()
+            scene.until(PERIOD_S)
+        scene.query()
+        assert scene.until(0.85 * PERIOD_S) == []
+        assert invocations.kill(load_plan(single).function(0, 0)) >= 1  # as Lambda does with what is idle
+        eventually(lambda: all(one.dead for one in invocations._environments), "the service knows")
+        (prewarmed,) = scene.until(PERIOD_S)
+        assert prewarmed >= 0.85 * PERIOD_S
+        assert scene.query() == 0
+        windows_end = 1.1 * (PERIOD_S + 120.0)
+        assert all(0.85 * PERIOD_S < sent < windows_end for sent in scene.until(2 * PERIOD_S))
+    (state,) = (tmp_path / "state").iterdir()
+    assert json.loads(state.read_bytes().partition(b"\n")[0])["policy"] == "keep-warm-lsth"
+    with serfer.open(single, store=redis, workers="local", keep_warm="lsth", settings=kept) as pipeline:
+        scene = Scene(pipeline, hours, invocations)
+        assert scene.query() == 1
+        assert scene.until(0.85 * PERIOD_S) == []  # learnt before the restart
+    eventually(lambda: keys(redis) == [], "the record has expired")
+
+
+def test_answers_are_the_same_with_and_without(single, settings, redis, hours):
+    with serfer.open(single, store=redis, workers="local", settings=settings) as pipeline:
+        plain = pipeline.run(batch())
+        assert pipeline.warmth is None
+    with serfer.open(single, store=redis, workers="local", keep_warm="300", settings=settings) as pipeline:
+        assert np.array_equal(pipeline.run(batch()), plain)
+    del hours
+    eventually(lambda: keys(redis) == [], "the record has expired")
+
+
+def test_what_cannot_be_kept_warm_is_refused_before_anything_starts(single):
+    with pytest.raises(UsageError, match="always warm"):
+        serfer.open(single, keep_warm="lsth")
+    with pytest.raises(UsageError, match="no windows 'lhst'"):
+        serfer.open(single, workers="local", keep_warm="lhst")
+
+
+def test_the_variants_of_applications_are_kept_warm_too(start, redis, tmp_path):
+    registry, state = open_registry(str(tmp_path / "registry")), tmp_path / "state"
+    register(registry, "faces", version("net", 1, plan_variant(registry, tmp_path / "one", "net.1", grids=[(1, 1)])))
+    options = ["--store", redis, "--port", "0", "--json", "--drain-s", "0", "--policy-state", str(state)]
+    serving = start("serve", "--registry", str(registry), "--app", "faces", "--keep-warm", "300", *options)
+    url = serving.said()["url"]
+    assert httpx.post(f"{url}/v1/classify", files={"image": white()}, timeout=PATIENCE).status_code == 200
+    serving.interrupt(signal.SIGTERM)
+    assert serving.end().code == 0
+    (kept,) = state.iterdir()
+    assert kept.name.endswith(".keep-warm-300.json")
+    assert len(json.loads(kept.read_bytes().partition(b"\n")[2])["levels"]) == 1
+    eventually(lambda: keys(redis) == [], "the record has expired")

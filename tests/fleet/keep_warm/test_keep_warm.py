@@ -1,0 +1,300 @@
+"""Drivers that keep functions warm together, in a test's own time, with functions that a test makes fail."""
+
+import asyncio
+
+import pytest
+
+from drivers.driver import NO_CONTEXT
+from serfer.api.observability.pool_metrics import KeepWarmMetrics
+from serfer.control.saved.state import StateOwner
+from serfer.control.windows import WarmLevels, window_policies
+from serfer.core.errors import StoreUnavailableError, UnavailableError
+from serfer.fleet.beside.state_keeper import StateKeeper
+from serfer.fleet.beside.state_places import open_place
+from serfer.fleet.controller import Timing
+from serfer.fleet.keep_warm.in_flight import InFlight
+from serfer.fleet.keep_warm.keep_warm import KeepWarm, PingLimits
+from serfer.fleet.registry import PoolRegistry
+from storage.coordination import InterceptedCoordination
+from storage.memory import MemoryStore
+from tests.fleet.fakes import Clock
+
+LIMITS = PingLimits(concurrency=10, keep_alive_s=240.0)
+UNIX = 1.7e9
+
+
+class Coordination(InterceptedCoordination):
+    gone = False
+
+    def __init__(self, store):
+        super().__init__(store.coordination(), self._check)
+
+    def _check(self, _operation):
+        if self.gone:
+            raise StoreUnavailableError("the store is gone")
+
+
+class Drivers:
+    """Drivers over one store and one clock; `pings` are (time, how many), each when it was sent."""
+
+    def __init__(self, windows="300", state=None):
+        self.clock = Clock(0.0)
+        self.coordination = Coordination(MemoryStore(self.clock))
+        self.windows, self.state = windows, state
+        self.running, self.pings, self.paid, self.broken = {}, [], [], None
+
+    def add(self, name):
+        keeper = levels = None
+        if self.state is not None:
+            keeper = StateKeeper(open_place(str(self.state), "m", "p"), StateOwner("m", "p", ""))
+            levels = keeper.restored(self.new)
+        registry = PoolRegistry(self.coordination, "w", name, self.clock)
+        timing = Timing(self.clock, asyncio.sleep, lambda: UNIX + self.clock.now)
+        self.running[name] = KeepWarm(
+            levels or self.new(), registry, self.ping, LIMITS, state=keeper, paid=self.paid.append, timing=timing
+        )
+        return self.running[name]
+
+    def new(self):
+        return WarmLevels(window_policies(self.windows))
+
+    async def ping(self, count):
+        self.pings.append((self.clock.now, count))
+        if self.broken:
+            raise self.broken
+
+    async def step(self, seconds, by=1):
+        for _ in range(seconds // by):
+            self.clock.now += by
+            for driver in list(self.running.values()):
+                await driver.tick()
+                if driver.pinging is not None:
+                    await driver.pinging
+
+    async def query(self, *names):
+        """Have these drivers run a query each, all at once, and step on for a second."""
+        for name in names:
+            self.running[name].in_flight.change(1)
+        await self.step(1)
+        for name in names:
+            self.running[name].in_flight.change(-1)
+
+    def sent(self, since):
+        return [round(now - since) for now, _ in self.pings if now > since]
+
+
+def test_pings_go_on_for_the_keep_alive_window_and_stop():
+    async def scene():
+        made = Drivers("600")
+        made.add("a")
+        await made.step(10)
+        assert made.pings == []
+        await made.query("a")
+        since = made.clock.now
+        await made.step(3000)
+        assert made.sent(since) == [241, 481]
+        assert made.paid == [1, 1]
+        assert made.running["a"].pings == 2
+
+    asyncio.run(scene())
+
+
+def test_a_period_that_was_learnt_is_prewarmed_and_nothing_is_pinged_before():
+    async def scene():
+        made = Drivers("lsth")
+        made.add("a")
+        for _ in range(7):
+            await made.query("a")
+            since = made.clock.now
+            await made.step(3600, by=4)
+        first, *more = made.sent(since)
+        assert 0.85 * 3600 < first < 3600
+        assert len(more) <= 2
+        assert len([now for now, _ in made.pings if now < 3600]) >= 14  # nothing is known: four hours are kept
+
+    asyncio.run(scene())
+
+
+def test_queries_of_all_drivers_count_together_and_one_pings_for_all():
+    async def scene():
+        made = Drivers("300")
+        for name in "abc":
+            made.add(name)
+        await made.step(10)
+        await made.query("a", "b", "c")
+        await made.step(260)
+        assert [count for _, count in made.pings] == [3]
+        assert sum(driver.status.leads for driver in made.running.values()) == 1
+        assert {driver.status.wanted for driver in made.running.values()} == {3}
+
+    asyncio.run(scene())
+
+
+def test_the_next_leader_knows_what_the_one_before_had_learnt():
+    async def scene():
+        made = Drivers("lsth")
+        for name in "ab":
+            made.add(name)
+        for _ in range(6):
+            await made.query("b")
+            await made.step(1800, by=4)
+        leader = next(name for name, driver in made.running.items() if driver.status.leads)
+        del made.running[leader]
+        (left,) = made.running
+        await made.query(left)
+        since = made.clock.now
+        await made.step(1900, by=4)
+        assert 0.85 * 1800 < made.sent(since)[0] < 1800
+
+    asyncio.run(scene())
+
+
+def test_what_was_learnt_survives_a_restart(tmp_path):
+    async def scene():
+        made = Drivers("lsth", tmp_path)
+        made.add("a")
+        for _ in range(6):
+            await made.query("a")
+            await made.step(1800, by=4)
+        await made.query("a")
+        since = made.clock.now
+        await made.step(300)
+        await made.running.pop("a").close()
+        made.add("b")
+        await made.step(1600, by=4)
+        assert 0.85 * 1800 < made.sent(since)[0] < 1800
+
+    asyncio.run(scene())
+
+
+def test_a_damaged_state_is_refused_and_the_driver_begins_anew(tmp_path):
+    async def scene():
+        made = Drivers("300", tmp_path)
+        made.add("a")
+        await made.query("a")
+        await made.running.pop("a").close()
+        (file,) = [each for each in tmp_path.rglob("*") if each.is_file()]
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+        one = made.add("a")
+        await made.query("a")
+        assert one.status.wanted == 1
+
+    asyncio.run(scene())
+
+
+def test_without_the_store_none_pings_and_each_driver_learns_on():
+    async def scene():
+        made = Drivers("600")
+        one = made.add("a")
+        await made.step(3)
+        made.coordination.gone = True
+        await made.step(20)
+        await made.query("a")
+        await made.step(400)
+        assert made.pings == []
+        assert one.troubles["store"] > 100
+        assert one.status.wanted == 1
+        made.coordination.gone = False
+        await made.step(30)
+        assert [count for _, count in made.pings] == [1]
+
+    asyncio.run(scene())
+
+
+def test_pings_that_fail_are_repeated_in_a_minute_and_end_nothing(caplog):
+    async def scene():
+        made = Drivers("3000")
+        made.add("a")
+        await made.query("a")
+        made.broken = UnavailableError("f was not warmed: throttled")
+        since = made.clock.now
+        await made.step(400)
+        assert made.sent(since) == [241, 301, 361]
+        assert made.running["a"].troubles["functions"] == 3
+
+    with caplog.at_level("WARNING", "serfer.fleet"):
+        asyncio.run(scene())
+    assert [record.msg for record in caplog.records].count("keep warm trouble") == 1
+
+
+def test_no_more_environments_are_pinged_than_the_concurrency_has():
+    async def scene():
+        made = Drivers("300")
+        one = made.add("a")
+        one.in_flight.change(50)
+        await made.step(1)
+        one.in_flight.change(-50)
+        await made.step(290)
+        assert [count for _, count in made.pings] == [10]
+
+    asyncio.run(scene())
+
+
+def test_windows_that_fail_leave_the_loop_running():
+    class Broken:
+        name = "broken"
+
+        def observe(self, _now_s, _idle_s):
+            raise RuntimeError("no")
+
+        windows = observe
+
+    async def scene():
+        made = Drivers()
+        made.new = lambda: WarmLevels(Broken)
+        one = made.add("a")
+        await made.query("a")
+        await made.step(5)
+        assert one.troubles["windows"] >= 1
+        assert made.pings == []
+        await one.close()
+
+    asyncio.run(scene())
+
+
+class Waiting:
+    """A driver whose queries end when a test says so."""
+
+    def __init__(self):
+        self.over = asyncio.Event()
+
+    async def run(self, _crops, _batch, _deadline_s, _context):
+        await self.over.wait()
+        raise UnavailableError("over")
+
+    async def close(self):
+        pass
+
+
+def test_short_queries_between_two_looks_are_counted_and_failed_ones_end():
+    async def scene():
+        count, driver = InFlight(), Waiting()
+        counted = count.counted(driver)
+        queries = [asyncio.create_task(counted.run((), 1, 1.0, NO_CONTEXT)) for _ in range(3)]
+        await asyncio.sleep(0)
+        driver.over.set()
+        for query in queries:
+            with pytest.raises(UnavailableError):
+                await query
+        assert [count.take(), count.take()] == [3, 0]
+
+    asyncio.run(scene())
+
+
+def test_metrics_tell_of_each_model():
+    async def scene():
+        made = Drivers("300")
+        one = made.add("a")
+        await made.query("a")
+        await made.step(260)
+        return {
+            (sample.name, sample.labels["model"]): sample.value
+            for family in KeepWarmMetrics({"small": one}).collect()
+            for sample in family.samples
+        }
+
+    assert asyncio.run(scene()) == {
+        ("serfer_keep_warm_wanted", "small"): 1,
+        ("serfer_keep_warm_pings_total", "small"): 1,
+        ("serfer_keep_warm_troubles_total", "small"): 0,
+    }

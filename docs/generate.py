@@ -28,10 +28,12 @@ from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
 from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, ShadowMetrics
+from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
 from serfer.core.served import EngineSignals, InstanceState, ModelState
+from serfer.core.variants import Place
 from serfer.fleet.beside.shadows import Course
 from serfer.fleet.keep_warm.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
@@ -153,6 +155,11 @@ def metrics() -> Iterator[str]:
     state = ModelState("loaded", 0, 0, None, 0, 0, 0.0, "", load)
     repository: Any = SimpleNamespace(states=lambda: {"": state}, state=lambda: InstanceState("", 0, 0, 0.0))
     course = Course("", 0, 0.0, 0.0, 0)
+    served = SimpleNamespace(scaled=None, variants={"": SimpleNamespace(place=Place.INSTANCE)})
+    copies = SimpleNamespace(changes=counts)
+    fleet: Any = SimpleNamespace(
+        served={"": served}, counts={("", ""): 0}, leads=False, changes=counts, copies=copies, troubles=counts
+    )
     warmth: Any = SimpleNamespace(status=WarmStatus(), pings=0, troubles=Counter())
     made = Metrics({"": ""})
     sources = (
@@ -163,6 +170,7 @@ def metrics() -> Iterator[str]:
             ShadowMetrics(lambda: [course]),
             KeepWarmMetrics({"": warmth}),
             InstanceMetrics(repository),
+            VariantMetrics(fleet, lambda _application, _variant: 0),
         ),
     )
     rows = []

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
@@ -85,6 +85,18 @@ class Run(Generic[T]):
     agree: Callable[[T, T], bool]
 
 
+class Fleet(Protocol):
+    """What starts and stops instances, and loads variants there, beside the applications of a driver."""
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        ...
+
+    async def close(self) -> None:
+        """End; the last driver stops the instances that end with it."""
+        ...
+
+
 class Applications:
     """The applications that a driver serves; used on one event loop, and closed before the pipelines are.
 
@@ -127,6 +139,7 @@ class Applications:
         self._working: set[asyncio.Task[Any]] = set()
         self._shadows: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.Task[None] | None = None
+        self.fleet: Fleet | None = None
         self._listing = asyncio.Lock()
         self._listed = float("-inf")
 
@@ -150,6 +163,15 @@ class Applications:
         if self.is_deleted(application):
             return self._served[application].why_deleted
         return f"no application {application[:80]!r} here: there is {', '.join(self.names) or 'none'}"
+
+    @property
+    def every(self) -> Mapping[str, ServedApplication]:
+        """The applications by name."""
+        return self._served
+
+    def copies(self, application: str, variant: str) -> int:
+        """Return how many instances have a variant in memory, as far as is known here."""
+        return sum(seen.warm for seen in self._signals(application, variant).values())
 
     def served(self, application: str) -> ServedApplication:
         """Return an application; raises UsageError for one that is not served here."""
@@ -204,9 +226,13 @@ class Applications:
     def start(self) -> None:
         """Look at the registry and the other drivers from now on; on the running event loop."""
         self._loop = asyncio.create_task(self._run())
+        if self.fleet is not None:
+            self.fleet.start()
 
     async def close(self) -> None:
-        """Stop looking, and wait for what is being opened, closed or copied."""
+        """Stop looking, and wait for what is being opened, closed or copied; the last driver stops its instances."""
+        if self.fleet is not None:
+            await self.fleet.close()
         tasks = [*self._working, *([self._loop] if self._loop else [])]
         for task in tasks:
             task.cancel()

@@ -1,6 +1,7 @@
 """What drivers tell one another of an application: one record, which each of them updates by compare-and-set.
 
-    serfer:variants:{APPLICATION}    by driver: signals of its variants, and how live and canary queries ended
+    serfer:variants:{APPLICATION}    by driver: signals of its variants, how live and canary queries ended, what these
+                                     ask of instances; by the leader of these what it decided last
 
 A driver counts as gone when its entry has not changed for GONE_S on the reader's clock. The record is bounded, and
 checked before anything in it is used: other programs may write to the store.
@@ -12,11 +13,12 @@ import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from serfer.applications.meters import DriverSignals
 from serfer.control.canary import BUCKETS, Conduct
+from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.core.backoff import Backoff
 from serfer.core.errors import PlanError
 from serfer.core.structure import Bounds, structure, unstructure
@@ -27,15 +29,25 @@ GONE_S: Final = 5.0
 _RECORD_TTL_S = 60.0
 _MAX_BYTES = 4 << 20
 _MAX_VARIANTS = 1000
+_MAX_REASON = 1000
 _TRIES = 4
 _BACKOFF = Backoff(0.02, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What was decided last: how many copies of each variant on instances there are to be, and why."""
+
+    desired: dict[str, Annotated[int, Bounds(0, 1e6)]] = field(default_factory=dict)
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverEntry:
     """A driver's part of the record; `beats` counts its writes, `trial` is since when the canary has been there.
 
-    `live` and `canary` are the queries of that trial.
+    `live` and `canary` are the queries of that trial. `demand` is what this driver's queries ask of instances,
+    `scaled` what it decided of all drivers', where it leads.
     """
 
     driver: str
@@ -44,6 +56,8 @@ class DriverEntry:
     trial: str = ""
     live: Conduct = field(default_factory=Conduct)
     canary: Conduct = field(default_factory=Conduct)
+    demand: tuple[NetworkDemand, ...] = ()
+    scaled: Scaled | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,7 @@ class Exchange:
 
 
 def _numbered(entry: DriverEntry, beats: int) -> DriverEntry:
-    return DriverEntry(entry.driver, beats, entry.variants, entry.trial, entry.live, entry.canary)
+    return replace(entry, beats=beats)
 
 
 def _encoded(entries: list[DriverEntry]) -> bytes:
@@ -144,4 +158,7 @@ def _plain(value: bytes) -> Any:  # noqa: ANN401 - any JSON value
 
 def _is_sound(entry: DriverEntry) -> bool:
     counted = all(len(conduct.answered) == BUCKETS for conduct in (entry.live, entry.canary))
-    return counted and len(entry.variants) <= _MAX_VARIANTS
+    names = [*entry.variants, *entry.demand]
+    scaled = entry.scaled or Scaled()
+    few = max(len(names), len(scaled.desired)) <= _MAX_VARIANTS and len(scaled.reason) <= _MAX_REASON
+    return counted and few

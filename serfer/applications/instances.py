@@ -1,7 +1,8 @@
-"""The instances that run variants: their states, read every two seconds, and targets that send queries to one of them.
+"""The instances that run variants: their states, read every two seconds, and targets that send queries to one.
 
 An instance is a `serfer instance --registry URL --app NAME`, which has the variants of that application for instances
-as models, some of them in memory (INFaaS, 3.3). Each is a place of every variant that it has.
+as models, some of them in memory (INFaaS, 3.3). Each is a place of every variant that it has. Which instances there
+are may change (serfer/applications/scaling).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -34,6 +35,7 @@ _PATIENCE_S = 1.5
 _MOST_BYTES = 4 << 20
 _DOWN_S = 4.5  # without an answer to a look, after which an instance is no place any more
 _SHARE = 0.5  # of a query's time
+_NOISE_MS = 1.0  # by which a batch may be slower than profiled: of small networks that is no interference
 _FULL_S = 1.0  # what is refused may come again then
 
 
@@ -52,37 +54,57 @@ class _Listing:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What an instance said of its models, and when."""
+class SeenInstance:
+    """What an instance said of its models, and when; a `memory_bytes` of None is no bound."""
 
     models: Mapping[str, ModelState]
     utilisation: float
+    memory_bytes: int | None
     at: float
 
 
 class VariantInstances:
     """Instances by their URLs; `key` is the API key that they want."""
 
-    def __init__(self, urls: Sequence[str], key: str, clock: Callable[[], float]) -> None:
-        self.urls = tuple(url.rstrip("/") for url in urls)
+    def __init__(self, urls: Iterable[str], key: str, clock: Callable[[], float]) -> None:
+        self.urls: tuple[str, ...] = ()
         self._key = key
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, SeenInstance] = {}
         self._looked = float("-inf")
+        self.use(urls)
+
+    def use(self, urls: Iterable[str]) -> None:
+        """Use these instances from now on; new ones are looked at next time."""
+        known, self.urls = self.urls, tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+        self._seen = {url: seen for url, seen in self._seen.items() if url in self.urls}
+        if not set(self.urls) <= set(known):
+            self.look_soon()
+
+    def look_soon(self) -> None:
+        """Have the next look read all states anew."""
+        self._looked = float("-inf")
+
+    def seen(self, url: str) -> SeenInstance | None:
+        """Return what an instance said last; None where that was too long ago."""
+        seen = self._seen.get(url)
+        return seen if seen is not None and self._clock() - seen.at < _DOWN_S else None
 
     async def look(self) -> None:
         """Read the states of all instances, unless that was done lately; one that does not answer keeps its last."""
         if not self.urls or self._clock() - self._looked < PERIOD_S:
             return
-        self._looked = self._clock()
+        self._looked, urls = self._clock(), self.urls
         async with open_http(self._key) as http:
-            found = await asyncio.gather(*(self._read(http, url) for url in self.urls))
-        self._seen |= {url: seen for url, seen in zip(self.urls, found, strict=True) if seen is not None}
+            found = await asyncio.gather(*(self._read(http, url) for url in urls))
+        self._seen |= {
+            url: seen for url, seen in zip(urls, found, strict=True) if seen is not None and url in self.urls
+        }
 
     def down(self, url: str) -> None:
         """Use an instance no more until it answers a look again."""
         self._seen.pop(url, None)
-        self._looked = float("-inf")
+        self.look_soon()
 
     def signals(self, model: str) -> dict[str, VariantSignals]:
         """Return the signals of a model at each instance that has it, by the instance's URL."""
@@ -97,7 +119,7 @@ class VariantInstances:
         """Return the target that sends queries to an instance's model."""
         return OneInstance(url, model, plan, self._key)
 
-    async def _read(self, http: aiohttp.ClientSession, url: str) -> _Seen | None:
+    async def _read(self, http: aiohttp.ClientSession, url: str) -> SeenInstance | None:
         try:
             async with asyncio.timeout(_PATIENCE_S), http.get(f"{url}/v1/models") as reply:
                 data = await _read_all(reply.content)
@@ -106,7 +128,9 @@ class VariantInstances:
             log_event(logging.WARNING, "instance not seen", instance=url, message=str(error)[:200])
             return None
         models = {one.name: one.state for one in listing.models if one.state is not None}
-        return _Seen(models, listing.instance.utilisation if listing.instance else 0.0, self._clock())
+        shared = listing.instance
+        memory = shared.memory_bytes if shared else None
+        return SeenInstance(models, shared.utilisation if shared else 0.0, memory, self._clock())
 
 
 async def _read_all(content: aiohttp.StreamReader) -> bytes:
@@ -127,12 +151,14 @@ def _plain(status: int, data: bytes) -> Any:  # noqa: ANN401 - any JSON value
 
 def _signals(state: ModelState, utilisation: float, age_s: float) -> VariantSignals:
     engine = state.signals
+    excess_ms = engine.profiled_ms * (engine.interference - 1.0)
+    ratio = engine.interference if excess_ms >= _NOISE_MS else min(1.0, engine.interference)
     return VariantSignals(
         Place.INSTANCE,
         warm=int(state.status == "loaded"),
         share=min(1.0, max(0.0, utilisation)),
         waiting=engine.waiting / max(1, engine.max_batch),
-        latency_ratio=engine.interference if engine.batches else None,
+        latency_ratio=ratio if engine.batches else None,
         age_s=age_s,
     )
 

@@ -15,6 +15,8 @@ from serfer.applications.applications import MAX_APPLICATIONS, Applications, ser
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import AT, VariantPipelines
+from serfer.applications.scaling.opening import open_fleet
+from serfer.applications.scaling.spec import InstancePool
 from serfer.applications.served import FunctionsPlace
 from serfer.control.selection import InfaasSelector
 from serfer.core.errors import PlanError, UsageError
@@ -35,16 +37,17 @@ VARIANTS: Final = "variants"
 
 @dataclass(frozen=True)
 class ApplicationOptions:
-    """The applications to serve, of the registry at a URL, and the URLs of instances that run variants for instances.
+    """The applications to serve, of the registry at a URL, and where variants for instances run (`InstancePool`).
 
     Without names, all that the registry has. With `register`, networks are registered here over HTTP: then there may be
-    no applications yet. `plans` are the plan directories of variants whose functions are deployed, by the first twelve
-    digits of their digests; None: they are fetched from the registry.
+    no applications yet. Those instances may cost `max_usd_per_hour`. `plans` are the plan directories of variants whose
+    functions are deployed, by the first twelve digits of their digests; None: they are fetched from the registry.
     """
 
     registry: str
     names: tuple[str, ...] = ()
-    instances: tuple[str, ...] = ()
+    instances: tuple[InstancePool, ...] = ()
+    max_usd_per_hour: float | None = None
     plans: Mapping[str, Path] | None = None
     register: bool = False
 
@@ -71,10 +74,11 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     registry, names = find_applications(options, store_url)
     driver, coordination = secrets.token_hex(16), (open_store("memory://") if alone else store).coordination()
 
-    instances = VariantInstances(options.instances, settings.instance_key.get_secret_value(), time.monotonic)
+    urls = [url for pool in options.instances for url in pool.urls]
+    instances = VariantInstances(urls, settings.instance_key.get_secret_value(), time.monotonic)
 
     def runs_here(variant: Variant) -> bool:
-        return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(instances.urls)
+        return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(options.instances)
 
     def opened(name: str, variant: Variant, place: str) -> Pipeline:
         if variant.place is Place.FUNCTIONS and options.plans is not None:
@@ -90,7 +94,7 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     def exchange(name: str) -> Exchange:
         return Exchange(coordination, name, driver)
 
-    return Applications(
+    applications = Applications(
         registry,
         VariantPipelines(opened, served),
         InfaasSelector(),
@@ -99,9 +103,24 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
         place=place,
         runs_here=runs_here,
         driver=driver,
-        join=None if options.names or alone else exchange,
+        join=None
+        if options.names or alone or options.instances
+        else exchange,  # instances are started for those there are
         canaries=not alone,
     )
+    if options.instances:
+        applications.fleet = open_fleet(
+            options.instances,
+            applications,
+            instances,
+            coordination,
+            registry=options.registry,
+            store_url=store_url,
+            driver=driver,
+            max_usd_per_hour=options.max_usd_per_hour,
+            settings=settings,
+        )
+    return applications
 
 
 def _from_cache(registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Pipeline]) -> Pipeline:
@@ -132,10 +151,12 @@ def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Regi
     return registry, names
 
 
-def variants_for_instances(options: ApplicationOptions, settings: Settings) -> dict[str, tuple[Variant, Path]]:
+def variants_for_instances(
+    options: ApplicationOptions, settings: Settings, kind: str | None = None
+) -> dict[str, tuple[Variant, Path]]:
     """Return the variants for instances of applications' live releases and canaries, fetched, by their served names.
 
-    Raises UsageError where there is none.
+    With `kind` they are those for that instance type alone. Raises UsageError where there is none.
     """
     registry = open_registry(options.registry, create=False)
     found = {}
@@ -144,10 +165,11 @@ def variants_for_instances(options: ApplicationOptions, settings: Settings) -> d
         live, canary = record.live_release, record.canary
         for networks in [each.networks for each in (live, canary) if each]:
             for variant in record.variants(networks):
-                if variant.place is Place.INSTANCE:
+                if variant.place is Place.INSTANCE and kind in {None, variant.kind}:
                     found[served_name(name, variant.name)] = variant
     if not found:
-        raise UsageError(f"the registry {options.registry} has no variants for instances of these applications")
+        which = f"instances of the type {kind[:80]!r}" if kind else "instances"
+        raise UsageError(f"the registry {options.registry} has no variants for {which} of these applications")
     cache = settings.cache_dir / VARIANTS
     return {name: (variant, registry.directory(variant.artefact, cache)) for name, variant in found.items()}
 

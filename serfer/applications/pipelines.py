@@ -34,6 +34,7 @@ class VariantPipelines:
         self._closing: set[asyncio.Task[None]] = set()
         self._in_flight: Counter[str] = Counter()
         self._kept: frozenset[str] = frozenset()
+        self._places: frozenset[str] | None = None
 
     def is_open(self, name: str) -> bool:
         """Whether queries can run at once."""
@@ -80,6 +81,17 @@ class VariantPipelines:
         for name in [*self._own]:
             self._close_unused(name)
 
+    def use_places(self, instances: Iterable[str]) -> None:
+        """Close those at all other instances, each when the queries that run on it have ended."""
+        self._places = frozenset(instances)
+        for name in [*self._own]:
+            self._close_unused(name)
+
+    @property
+    def busy_places(self) -> frozenset[str]:
+        """The instances that queries run on."""
+        return frozenset(name.partition(AT)[2] for name, count in self._in_flight.items() if count and AT in name)
+
     async def close(self) -> None:
         """Wait for what is being opened or closed; pipelines that are open are for the holder of `served` to close."""
         for task in [*self._opening.values()]:
@@ -103,9 +115,14 @@ class VariantPipelines:
         log_event(logging.INFO, "variant opened", variant=name, seconds=took_s)
         self._close_unused(name)
 
+    def _is_kept(self, name: str) -> bool:
+        variant, _, instance = name.partition(AT)
+        gone = instance and self._places is not None and instance not in self._places
+        return variant in self._kept and not gone
+
     def _close_unused(self, name: str) -> None:
         """Close a pipeline that nothing needs any more."""
-        if name.partition(AT)[0] in self._kept or name not in self._own or self._in_flight[name]:
+        if self._is_kept(name) or name not in self._own or self._in_flight[name]:
             return
         self._own.discard(name)
         del self._in_flight[name]

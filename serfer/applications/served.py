@@ -7,17 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from serfer.applications.exchange import DriverEntry, Seen
+from serfer.applications.exchange import DriverEntry, Scaled, Seen
 from serfer.applications.meters import DriverSignals, VariantMeter, functions_signals, in_use
 from serfer.applications.tables import Table
 from serfer.control.canary import Conduct, ConductCounter, Verdict, judge, total
 from serfer.control.selection import FUNCTIONS, States, StateTracker, VariantSignals, worth_warming
+from serfer.control.selection.scaling.demand import Demanding, NetworkDemand
+from serfer.control.selection.scaling.demand import total as total_demand
 from serfer.core.errors import UnavailableError
-from serfer.core.variants import Canary, Objectives, Place, Variant, VariantState
+from serfer.core.variants import NO_OBJECTIVES, Canary, Objectives, Place, Variant, VariantState
 from serfer.registry import Latest
 
 _MINUTE = 60  # looks, one a second
 _MOST_OBJECTIVES = 100  # that are told apart within a second
+_LATELY = 5  # looks whose queries are the load
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,16 @@ class ServedApplication:
         self.agreed = 0
         self.others: Sequence[Seen] = ()
         self.warming: set[str] = set()
+        self.own_scaled: Scaled | None = None
         self._table: Table | None = None
+        self._demanding = Demanding({})
         self._place = place
         self._clock = clock
         self._tracker = StateTracker()
         self._meters: dict[str, VariantMeter] = {}
         self._since = ""
         self._asked: deque[Counter[Objectives]] = deque([Counter()], maxlen=_MINUTE)
+        self._began: deque[float] = deque([clock()], maxlen=_LATELY + 1)
         self._counters = {False: ConductCounter(), True: ConductCounter()}
 
     @property
@@ -82,6 +88,11 @@ class ServedApplication:
         if self._table is None:
             raise UnavailableError(f"the registry's record of application {self.name} was not read yet")
         return self._table
+
+    @property
+    def is_read(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None and not self.deleted
 
     @property
     def variants(self) -> Mapping[str, Variant]:
@@ -96,6 +107,8 @@ class ServedApplication:
     def use(self, table: Table) -> None:
         """Select from a table from now on; a canary that is new begins its trial, one that has failed is left out."""
         self.deleted = False
+        if self._table is None or self._table.live.variants != table.live.variants:
+            self._demanding = Demanding(table.live.variants)
         since = table.trial.since if table.trial else ""
         if self.failed is not None and since == self.failed.canary.since:
             self._table = replace(table, canary=None)
@@ -110,14 +123,35 @@ class ServedApplication:
         return self._meters.setdefault(variant, VariantMeter(self._place.kept_warm_s, self._clock))
 
     def ask(self, objectives: Objectives) -> None:
-        """Count a query's objectives."""
+        """Count a query's objectives; beyond the most that are told apart, as if it had none."""
         now = self._asked[-1]
-        if objectives in now or len(now) < _MOST_OBJECTIVES:
-            now[objectives] += 1
+        is_known = objectives in now or len(now) < _MOST_OBJECTIVES
+        now[objectives if is_known else NO_OBJECTIVES] += 1
 
     def next_second(self) -> None:
         """Count objectives apart from those of the last second."""
         self._asked.append(Counter())
+        self._began.append(self._clock())
+
+    @property
+    def own_demand(self) -> tuple[NetworkDemand, ...]:
+        """What this driver's queries of the last seconds ask of instances, the canary's included."""
+        lately = [*self._asked][-len(self._began) :]
+        elapsed_s = max(1.0, self._clock() - self._began[0])
+        asked = sum(lately, Counter[Objectives]())
+        rates = {objectives: count / elapsed_s for objectives, count in asked.items()}
+        return tuple(self._demanding.demands(rates))
+
+    @property
+    def demand(self) -> dict[tuple[str, str], NetworkDemand]:
+        """What all drivers' queries ask of instances, by network and variant."""
+        return total_demand([self.own_demand, *(each.entry.demand for each in self.others)])
+
+    @property
+    def scaled(self) -> Scaled | None:
+        """What was decided last of copies on instances, here or by the driver that leads; None where nobody does."""
+        others = (each.entry.scaled for each in self.others if each.entry.scaled is not None)
+        return self.own_scaled or next(others, None)
 
     def worth_warming(self) -> list[str]:
         """Return the live release's variants that are worth a warm-up, by the queries of the last minute."""
@@ -135,7 +169,7 @@ class ServedApplication:
     def entry(self, driver: str) -> DriverEntry:
         """Return what this driver tells the others."""
         live, canary = self._counters[False].conduct, self._counters[True].conduct
-        return DriverEntry(driver, 0, self._signals(), self._since, live, canary)
+        return DriverEntry(driver, 0, self._signals(), self._since, live, canary, self.own_demand, self.own_scaled)
 
     def look(self, others: Sequence[Seen], instances: Callable[[str], Mapping[str, VariantSignals]]) -> None:
         """Take note of what other drivers tell, and of the signals of a variant at instances: states, and the trial."""

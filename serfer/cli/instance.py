@@ -79,6 +79,14 @@ def instance(
     ] = False,
     registry: RegistryOption = None,
     app: AppsOption = None,
+    instance_type: Annotated[
+        str | None,
+        typer.Option(
+            "--instance-type",
+            metavar="TYPE",
+            help="With --registry: the variants that were registered for this type alone (serfer register --instance).",
+        ),
+    ] = None,
     exit_when_idle_s: Annotated[
         float | None,
         typer.Option(min=1, help="End after so many seconds without a request of any kind, health included."),
@@ -106,9 +114,11 @@ def instance(
     if registry or app:
         if model or plan:
             raise UsageError("--registry takes the place of --model and --plan: give one of them")
-        models, own = _variants(settings, registry, app)
+        models, own = _variants(settings, registry, app, instance_type)
         choices = replace(choices, own=own)
     else:
+        if instance_type is not None:
+            raise UsageError("--instance-type is about variants of a registry: give --registry")
         models = served_models(model, plan)
     idle = None
     if exit_when_idle_s is not None:
@@ -126,15 +136,15 @@ def instance(
 
 
 def _variants(
-    settings: Settings, registry: str | None, names: list[str] | None
+    settings: Settings, registry: str | None, names: list[str] | None, kind: str | None
 ) -> tuple[dict[str, Path], dict[str, tuple[str, int]]]:
     """Return the variants of applications for instances: plan directories, precisions and batch sizes, by name."""
     from serfer.applications.opening import variants_for_instances  # noqa: PLC0415 - instances without a registry start faster
 
-    options = applications_of(settings, registry, names, None)
+    options = applications_of(settings, registry, names)
     if options is None:
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
-    found = variants_for_instances(options, settings)
+    found = variants_for_instances(options, settings, kind)
     own = {name: (variant.precision, variant.batch) for name, (variant, _) in found.items()}
     return {name: directory for name, (_, directory) in found.items()}, own
 

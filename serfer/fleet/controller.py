@@ -207,12 +207,18 @@ class Controller:
                 self._provisioners,
                 self._connect,
                 self.changes,
-                scenario=self._pool.router.scenario,
+                boot_s=self._boot_s(),
                 fleet=self._fleet.state,
                 published=self._published,
                 now=now,
             )
         self.work = asyncio.create_task(self._lead(self._leader, now, wanted, busy))
+
+    def _boot_s(self) -> dict[Purchase, float]:
+        """Return how long each type takes to boot, the scenario's first one first."""
+        scenario = self._pool.router.scenario
+        bought = [Purchase(scenario.instance.name), *self._provisioners]
+        return {each: scenario.kind(each.kind).boot_s for each in bought}
 
     async def _lead(self, leader: Leader, now: float, wanted: ProvisioningPlan, busy: frozenset[str]) -> None:
         with self._survived("provisioner"):

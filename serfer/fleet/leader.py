@@ -6,12 +6,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from drivers.instance.client import InstanceClient
 from serfer.control.policy import InstanceState, Interruption, ProvisioningPlan
-from serfer.control.scenario import Scenario
 from serfer.fleet.log_events import log_event
-from serfer.fleet.observed_fleet import bought_as
 from serfer.fleet.provisioners.provisioner import Member, Provisioner
 from serfer.fleet.purchase import Purchase, wanted_by
 from serfer.fleet.reconciler import Actions, Reconciler
@@ -21,21 +19,30 @@ _PROBE_S = 2.0
 _LOOK_S = 0.1
 
 
+class Probed(Protocol):
+    """The client of an instance, as far as a leader needs it."""
+
+    async def ready(self, patience_s: float) -> bool:
+        """Return whether the instance is up and takes queries."""
+        ...
+
+
 class Leader:
     """Acts for as long as the driver of `registry` leads; `connect` makes the client of an instance's URL.
 
     Each driver that becomes leader makes one, which starts from the state that the previous leader published, `fleet`,
-    as of `now`. `published` is called with each state that this one publishes, before it is acted on.
+    as of `now`. `published` is called with each state that this one publishes, before it is acted on. An instance of a
+    type and market takes about `boot_s` seconds to boot; one that was published without them is of the first one there.
     """
 
     def __init__(
         self,
         registry: PoolRegistry,
         provisioners: Mapping[Purchase, Provisioner],
-        connect: Callable[[str], InstanceClient],
+        connect: Callable[[str], Probed],
         changes: Counter[str],
         *,
-        scenario: Scenario,
+        boot_s: Mapping[Purchase, float],
         fleet: FleetState | None,
         published: Callable[[FleetState], None],
         now: float,
@@ -45,9 +52,9 @@ class Leader:
         self._connect = connect
         self._changes = changes
         self._published = published
-        self._clients: dict[str, InstanceClient] = {}
-        self._reconcilers = {each: Reconciler(scenario.kind(each.kind).boot_s, each) for each in provisioners}
-        self._listed = _by_purchase(fleet.members if fleet else (), scenario)
+        self._clients: dict[str, Probed] = {}
+        self._reconcilers = {each: Reconciler(boot_s[each], each) for each in provisioners}
+        self._listed = _by_purchase(fleet.members if fleet else (), next(iter(boot_s)))
         self._interruptions = Counter({one.kind: one.count for one in fleet.interruptions} if fleet else {})
         for each, reconciler in self._reconcilers.items():
             reconciler.adopt(self._listed.get(each, ()), now)
@@ -65,9 +72,12 @@ class Leader:
         )
         return FleetState(self._registry.driver, listed, len(listed), "found when the first driver came")
 
-    async def work(self, now: float, wanted: ProvisioningPlan, busy: Collection[str]) -> None:
+    async def work(
+        self, now: float, wanted: ProvisioningPlan, busy: Collection[str], spare: Collection[str] = ()
+    ) -> None:
         """Reconcile the instances with `wanted`, publish them, and act, as long as this driver leads.
 
+        Where there are too many, `spare` ones are the first to go.
         A type whose provisioner fails stays as it was published, and the others go on; then the first failure of
         provisioners and coordination is raised.
         """
@@ -75,7 +85,7 @@ class Leader:
         ready = await self._probe([member for there in members.values() for member in there])
         counts = wanted_by(wanted)
         actions = {
-            bought: self._reconcilers[bought].decide(now, there, ready, counts.get(bought, 0), busy)
+            bought: self._reconcilers[bought].decide(now, there, ready, counts.get(bought, 0), busy, spare)
             for bought, there in members.items()
         }
         fleet = self._state(actions, wanted)
@@ -141,14 +151,14 @@ class Leader:
         ready = await asyncio.gather(*(client.ready(_PROBE_S) for client in self._clients.values()))
         return dict(zip(self._clients, ready, strict=True))
 
-    def _client(self, member: Member) -> InstanceClient:
+    def _client(self, member: Member) -> Probed:
         return self._clients.get(member.name) or self._connect(str(member.url))
 
 
-def _by_purchase(members: Iterable[FleetMember], scenario: Scenario) -> dict[Purchase, tuple[FleetMember, ...]]:
+def _by_purchase(members: Iterable[FleetMember], first: Purchase) -> dict[Purchase, tuple[FleetMember, ...]]:
     found: dict[Purchase, tuple[FleetMember, ...]] = {}
     for member in members:
-        bought = bought_as(member, scenario)
+        bought = Purchase(member.kind or first.kind, member.market)
         found[bought] = (*found.get(bought, ()), member)
     return found
 

@@ -216,7 +216,7 @@ class RunningPool:
         finally:
             self._learning.close()
             await self._http.close()
-            _remove(self._registry, self._registry.parent)
+            remove_empty(self._registry, self._registry.parent)
 
 
 async def open_pool(
@@ -241,10 +241,10 @@ async def open_pool(
     for warning in routing.scenario.warnings():
         log_event(logging.WARNING, "scenario", message=warning)
     driver, name = secrets.token_hex(16), plan.digest[:16]
-    registry = settings.cache_dir / "pools" / f"{name}-{_store_id(url)}"
+    registry = settings.cache_dir / "pools" / f"{name}-{store_id(url)}"
     model, specs = routing.model or plan.model, routing.specs
     if LOCAL in specs.values():
-        await _sweep(registry.parent)
+        await sweep(registry.parent)
     provisioners = _provisioners(specs, routing.scenario, model, directory, registry)
     http = open_http(settings.instance_key.get_secret_value())
 
@@ -319,25 +319,25 @@ def _label(bought: Purchase) -> str:
     return f"{LOCAL}-{word}" if bought.market is Market.ON_DEMAND else f"{LOCAL}-{word}-{bought.market}"
 
 
-async def _sweep(pools: Path) -> None:
+async def sweep(pools: Path) -> None:
     """Remove what pools of this machine recorded of instances that ended after their drivers."""
     for registry in _inside(pools):
         await open_provisioner(LOCAL, command=(sys.executable,), registry=registry).members()
-        _remove(registry)
+        remove_empty(registry)
 
 
 def _inside(pools: Path) -> list[Path]:
     return list(pools.iterdir()) if pools.is_dir() else []
 
 
-def _remove(*directories: Path) -> None:
+def remove_empty(*directories: Path) -> None:
     """Remove those directories that are empty and there."""
     for directory in directories:
         with contextlib.suppress(OSError):
             directory.rmdir()
 
 
-def _store_id(url: str) -> str:
+def store_id(url: str) -> str:
     """Return an id of the drivers that share instances on this machine: those of one store."""
     own = f" {os.getpid()} {secrets.token_hex(4)}" if "memory" in schemes(url) else ""
     return hashlib.sha256(f"{url}{own}".encode()).hexdigest()[:12]
@@ -345,14 +345,18 @@ def _store_id(url: str) -> str:
 
 def _command(model: str, directory: Path, kind: InstanceType) -> list[str]:
     """Return the command of an instance of a type on this machine, whose batches are those that the router assumes."""
+    called = f"{model}={directory.absolute()}" if _is_name(model) else str(directory.absolute())
+    return local_instance(f"--plan={called}", f"--max-batch={min(kind.max_batch, MAX_BATCH)}")
+
+
+def local_instance(*options: str) -> list[str]:
+    """Return the command of an instance on this machine, which ends by itself when no driver asks it for anything."""
     env = shutil.which("env")
     without = [env, *(word for name in _NOT_ITS_OWN for word in ("-u", name))] if env else []
-    called = f"{model}={directory.absolute()}" if _is_name(model) else str(directory.absolute())
-    serve = ["instance", f"--plan={called}", "--host=127.0.0.1", "--port=0", "--json", "--log-format=json"]
+    serve = ["instance", *options, "--host=127.0.0.1", "--port=0", "--json", "--log-format=json"]
     serve += ["--log-level=warning"]  # not a line for each request
     ends = ["--drain-s=0", f"--exit-when-idle-s={_IDLE_S:g}"]  # one that is stopped gets no more requests
-    batching = [f"--max-batch={min(kind.max_batch, MAX_BATCH)}"]
-    return [*without, sys.executable, "-P", "-m", "serfer", *serve, *batching, *ends]
+    return [*without, sys.executable, "-P", "-m", "serfer", *serve, *ends]
 
 
 def _is_name(model: str) -> bool:

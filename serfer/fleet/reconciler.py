@@ -91,15 +91,17 @@ class Reconciler:
         ready: Mapping[str, bool],
         wanted: int,
         busy: Collection[str],
+        spare: Collection[str] = (),
     ) -> Actions:
         """Return what brings the instances to `wanted`.
 
-        `ready` says which of the probed ones take queries; `busy` are those that owe some driver responses.
+        `ready` says which of the probed ones take queries; `busy` are those that owe some driver responses. Of those
+        that serve the `spare` ones go first.
         """
         self._interrupted = 0
         self._look(now, members, ready)
         staying = [member.name for member in members if self._known[member.name].leaves is None]
-        for name in self._surplus(staying, wanted):
+        for name in self._surplus(staying, wanted, spare):
             self._known[name].leaves = now
         missing = wanted - len(staying)
         missing -= self._take_back(now, members, missing)
@@ -157,9 +159,10 @@ class Reconciler:
             allowed_s = _UNKNOWN_BOOTS * self.boot_s + _UNKNOWN_MARGIN_S
         return now - known.seen > allowed_s
 
-    def _surplus(self, staying: Sequence[str], wanted: int) -> list[str]:
-        """Return which of those that stay are too many: first what does not serve yet, then the youngest."""
-        order = sorted(staying, key=lambda name: (self._known[name].was_ready, -self._known[name].order))
+    def _surplus(self, staying: Sequence[str], wanted: int, spare: Collection[str]) -> list[str]:
+        """Return which of those that stay are too many: what does not serve yet, spare ones, the youngest, in turn."""
+        known = self._known
+        order = sorted(staying, key=lambda name: (known[name].was_ready, name not in spare, -known[name].order))
         return order[: max(0, len(staying) - wanted)]
 
     def _take_back(self, now: float, members: Sequence[Member], missing: int) -> int:

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from serfer.applications.exchange import GONE_S, MAX_DRIVERS, DriverEntry, Exchange
+from serfer.applications.exchange import GONE_S, MAX_DRIVERS, DriverEntry, Exchange, Scaled
 from serfer.applications.meters import DriverSignals
 from serfer.control.canary import ConductCounter
+from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.core.structure import unstructure
 from storage import open_store
 
@@ -44,6 +45,15 @@ def test_each_driver_sees_the_others(coordination, clock):
     assert (seen.entry.driver, seen.entry.variants["cheap"].in_flight, seen.entry.live.queries) == ("one", 3, 1)
     [seen] = one.exchange(entry("one"))
     assert seen.entry.driver == "two"
+
+
+def test_what_queries_ask_of_instances_and_what_the_leader_decided_arrive(coordination, clock):
+    one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
+    demand = (NetworkDemand("net", rate=3.0, slo_ms=50.0, min_accuracy=0.5, max_cost_usd=1e-5, functions_usd=1e-4),)
+    scaled = Scaled({"gpu": 2}, "replicate 1 x gpu")
+    one.exchange(entry("one", demand=demand, scaled=scaled))
+    [seen] = two.exchange(entry("two"))
+    assert (seen.entry.demand, seen.entry.scaled) == (demand, scaled)
 
 
 def test_a_driver_that_writes_no_more_is_gone(coordination, clock):

@@ -106,6 +106,21 @@ def test_what_an_instance_tells_becomes_signals_with_their_age():
     assert (seen.warm, seen.waiting, seen.share, seen.latency_ratio, seen.age_s) == (1, 0.5, 0.6, 1.5, 1.5)
 
 
+def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference():
+    def small():
+        told = listing(interference=3.0)
+        told["models"][0]["state"]["signals"]["profiled_ms"] = 0.4
+        return told
+
+    async def looks():
+        async with instance(small) as url:
+            instances = VariantInstances([url], "", Clock())
+            await instances.look()
+            return instances.signals(MODEL)[url].latency_ratio
+
+    assert asyncio.run(looks()) == 1.0
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -189,6 +204,39 @@ def test_a_variant_that_no_instance_has_is_not_selected_and_unavailable_by_name(
         await driver.applications.close()
 
     asyncio.run(queries())
+
+
+def test_instances_come_and_go_and_a_new_one_is_looked_at_next_time():
+    async def look():
+        async with instance(listing) as first, instance(listing) as second:
+            instances = VariantInstances([first], "", Clock())
+            await instances.look()
+            instances.use([first, second])
+            assert [*instances.signals(MODEL)] == [first]
+            await instances.look()
+            both = {*instances.signals(MODEL)}
+            instances.use([f"{second}/"])
+            return both == {first, second}, [*instances.signals(MODEL)] == [second], instances.seen(first)
+
+    assert asyncio.run(look()) == (True, True, None)
+
+
+def test_the_pipelines_to_an_instance_that_goes_are_closed_when_their_queries_have_ended(registry, store):
+    async def queries():
+        async with instance(listing) as url:
+            driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
+            await driver.applications.open()
+            choice, _ = await driver.ask("one")
+            pipelines = driver.applications.pipelines
+            with pipelines.running(choice.model):
+                busy = pipelines.busy_places
+                pipelines.use_places([])
+                during = pipelines.is_open(choice.model)
+            after = pipelines.is_open(choice.model)
+            await driver.applications.close()
+            return busy == {url}, during, after, pipelines.busy_places == frozenset()
+
+    assert asyncio.run(queries()) == (True, True, False, True)
 
 
 class Slow:

@@ -59,7 +59,7 @@ def url(start, registry):
     place = instance.said()["url"]
     driver = start(
         *("serve", "--registry", registry, "--app", "digits", "--workers", "inprocess", "--store", "memory://"),
-        *("--variant-instance", place, "--port", "0", "--json", "--drain-s", "0", "--log-level", "error"),
+        *("--variant-instances", f"static:{place}", "--port", "0", "--json", "--drain-s", "0", "--log-level", "error"),
     )
     yield driver.said()["url"]
     for command in (driver, instance):

@@ -17,12 +17,14 @@ from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
 from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, ShadowMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.api.offline.jobs import OfflineJobs
 from serfer.api.offline.record import OfflineRecords
 from serfer.api.registering.registrar import Registrar
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
+from serfer.applications.scaling.controller import VariantFleet
 from serfer.applications.served import FunctionsPlace
 from serfer.control.offline.throttle import OnlineLoad
 from serfer.core.variants import Variant
@@ -96,6 +98,8 @@ def serve_models(
         if opening.applications is not None:
             service.applications = applications_for(service, opening, opening.applications, settings)
             opened.callback(_close_all, service.pipelines)
+            if isinstance(fleet := service.applications.fleet, VariantFleet):
+                telemetry.metrics.registry.register(VariantMetrics(fleet, service.applications.copies))
             progress("opening a variant of each application")
             asyncio.run(service.applications.open())
             if opening.applications.register:

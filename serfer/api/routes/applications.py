@@ -40,7 +40,8 @@ class ListedVariant:
     """A variant, its state as this driver sees it, and its figures.
 
     `release` is "live" or "canary", `places` are its states by place: "functions", or an instance's URL. `open` says
-    whether this driver has opened it on functions, `in_flight` counts the queries that run on it from here.
+    whether this driver has opened it on functions, `in_flight` counts the queries that run on it from here. `loaded`
+    instances have it in memory, `desired` are to have it.
     """
 
     name: str
@@ -55,6 +56,8 @@ class ListedVariant:
     places: dict[str, str]
     open: bool
     in_flight: int
+    loaded: int
+    desired: int
     accuracy: ListedAccuracy | None
     latency_ms: ListedFigure
     load_ms: ListedFigure
@@ -113,11 +116,15 @@ class ListedApplications:
 
 @dataclass(frozen=True)
 class ApplicationDetail(ListedApplication):
-    """An application in full; `taken_back` says why the last canary that was worse is gone."""
+    """An application in full; `taken_back` says why the last canary that was worse is gone.
+
+    `scaled` is why so many instances have the variants that have them, as was decided last; empty where nobody decides.
+    """
 
     table: tuple[ListedVariant, ...]
     canary: ListedCanary | None
     taken_back: str
+    scaled: str
 
 
 def applications_router(service: Service) -> APIRouter:
@@ -181,6 +188,7 @@ def _detail(applications: Applications | None, served: ServedApplication) -> App
         table=tuple(sorted(rows.values(), key=lambda row: (row.cost_usd.value, row.name))),
         canary=_canary(served, table.trial) if table.trial else None,
         taken_back=_taken_back(record),
+        scaled=served.scaled.reason if served.scaled else "",
     )
 
 
@@ -188,6 +196,7 @@ def _variant(
     applications: Applications | None, served: ServedApplication, variant: Variant, release: str
 ) -> ListedVariant:
     name, accuracy = served_name(served.name, variant.name), variant.accuracy
+    desired = served.scaled.desired if served.scaled else {}
     return ListedVariant(
         name=variant.name,
         network=variant.network,
@@ -201,6 +210,8 @@ def _variant(
         places={place: state.value for place, state in served.places(variant.name).items()},
         open=applications is not None and applications.pipelines.is_open(name),
         in_flight=served.meter(variant.name).in_flight,
+        loaded=applications.copies(served.name, variant.name) if applications else 0,
+        desired=desired.get(variant.name, 0),
         accuracy=ListedAccuracy(accuracy.share, *accuracy.interval, accuracy.images) if accuracy else None,
         latency_ms=_figure(variant.latency_ms),
         load_ms=_figure(variant.load_ms),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Annotated
 import typer
 
 from serfer.applications.opening import ApplicationOptions
+from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.options import plan_directory
+from serfer.control.router import SERVERLESS
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
@@ -121,7 +124,11 @@ ResultsOption = Annotated[
 ]
 CeilingOption = Annotated[
     float | None,
-    typer.Option("--max-usd-per-hour", help="What functions and instances may cost together in any hour; then 429."),
+    typer.Option(
+        "--max-usd-per-hour",
+        help="With --route: what functions and instances may cost together in any hour; then 429. With "
+        "--variant-instances: what its instances may cost an hour; then no more are started.",
+    ),
 ]
 
 
@@ -135,12 +142,13 @@ AppsOption = Annotated[
     ),
 ]
 VariantInstancesOption = Annotated[
-    list[str] | None,
+    str | None,
     typer.Option(
-        "--variant-instance",
-        metavar="URL",
-        help="With --registry: an instance (serfer instance --registry) that runs variants for instances; may be "
-        "repeated.",
+        "--variant-instances",
+        metavar="SPEC",
+        help="With --registry: the instances that run variants for instances, started and stopped as the load changes: "
+        "local or local:N (processes here), ec2:GROUP (an Auto Scaling group), static:URL,URL (instances of yours); of "
+        "several types, one for each: TYPE=ec2:GROUP,TYPE=static:URL|URL.",
     ),
 ]
 RegisterOption = Annotated[
@@ -201,7 +209,8 @@ def applications_of(
     settings: Settings,
     registry: str | None,
     names: list[str] | None,
-    instances: list[str] | None,
+    instances: str | None = None,
+    max_usd_per_hour: float | None = None,
     *,
     register: bool = False,
 ) -> ApplicationOptions | None:
@@ -211,14 +220,21 @@ def applications_of(
         return None
     if url is None:
         raise UsageError(
-            "--app, --register and --variant-instance are about applications: give --registry, or SERFER_REGISTRY"
+            "--app, --register and --variant-instances are about applications: give --registry, or SERFER_REGISTRY"
         )
-    for instance in instances or ():
-        if not instance.startswith(("http://", "https://")):
-            raise UsageError(f"--variant-instance is a URL such as http://10.0.0.7:8000, not {instance[:80]!r}")
-    return ApplicationOptions(
-        url, tuple(dict.fromkeys(names or ())), tuple(dict.fromkeys(instances or ())), register=register
-    )
+    ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
+    if instances is not None and ceiling is not None and not 0 < ceiling < math.inf:
+        raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {ceiling}")
+    pools = parse_instances(instances) if instances is not None else ()
+    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, ceiling, register=register)
+
+
+def ceiling_of_route(
+    settings: Settings, route: str | None, instances: str | None, max_usd_per_hour: float | None
+) -> float | None:
+    """Return the ceiling of --route: none where there is only that of instances of applications."""
+    alone = instances is not None and (route or settings.route) == SERVERLESS
+    return None if alone else max_usd_per_hour
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

@@ -2,6 +2,8 @@
 
 LoadObservation (a slot) ──► Scaler: GreedyScaler or IntegerProgram ──► ScalingPlan
 WorkerObservation of each ─► plan_workers ──────────────────────────► WorkerPlan
+
+FleetScaler (fleet.py) applies both to instances that hold variants of several applications, and bounds them by worth.
 """
 
 from __future__ import annotations

@@ -1,0 +1,85 @@
+"""The value of `--variant-instances`: a pool of instances for all variants, or one for each instance type of theirs.
+
+local, local:N                            processes here, at most 2 or N
+static:URL,URL                            instances that are managed elsewhere
+ec2:GROUP                                 an Auto Scaling group, within its own MaxSize
+TYPE=ec2:GROUP,TYPE=static:URL|URL,...    one for each type that variants were registered for; TYPE=local:N, too
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from serfer.control.selection.scaling.fleet_records import PoolTerms
+from serfer.core.errors import UsageError
+from serfer.fleet.provisioner_url import LOCAL, open_provisioner
+
+_OPTION: Final = "--variant-instances"
+_KINDS: Final = {LOCAL, "static", "ec2"}
+_MOST_TEXT: Final = 64 * 1024
+_MOST_LOCAL: Final = 64
+_DEFAULT_LOCAL: Final = 2  # each of them computes on all processors
+_MOST_EC2: Final = 256  # and as many as the group's MaxSize says
+_BOOT_S: Final = {LOCAL: 5.0, "ec2": 180.0, "static": 0.0}
+_WANTED: Final = "it is local, local:N, static:URL,URL, ec2:GROUP, or one for each type: TYPE=ec2:GROUP,TYPE=local:N"
+
+
+@dataclass(frozen=True)
+class InstancePool:
+    """A pool: of instances of a type, empty for all types, by a spec as `open_provisioner` takes it."""
+
+    kind: str
+    spec: str
+    most: int
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of instances that are managed elsewhere."""
+        if not self.spec.startswith("static:"):
+            return ()
+        return tuple(url.strip().rstrip("/") for url in self.spec.partition(":")[2].split(","))
+
+    @property
+    def terms(self) -> PoolTerms:
+        """What scaling knows of it; how long a start takes is assumed: 5 s of a process here, 180 s in EC2."""
+        kind = self.spec.partition(":")[0]
+        return PoolTerms(self.most, _BOOT_S[kind], fixed=kind == "static")
+
+
+def parse_instances(text: str) -> tuple[InstancePool, ...]:
+    """Return the pools that a value of `--variant-instances` names; raises UsageError."""
+    if len(text) > _MOST_TEXT:
+        raise UsageError(f"{_OPTION} has {len(text):,} characters, at most {_MOST_TEXT:,} can be used")
+    if text.partition(":")[0] in _KINDS:
+        return (_pool("", text),)
+    pools: dict[str, InstancePool] = {}
+    for part in text.split(","):
+        kind, equals, spec = part.strip().partition("=")
+        if not equals or not kind:
+            raise UsageError(f"{_OPTION} {part.strip()[:80]!r}: {_WANTED}; TYPE's addresses are divided by |")
+        if kind in pools:
+            raise UsageError(f"{_OPTION}: {kind[:80]!r} is given twice")
+        pools[kind] = _pool(kind, spec)
+    places = [place for pool in pools.values() for place in pool.urls or (pool.spec,) if place != LOCAL]
+    if len(set(places)) < len(places):
+        raise UsageError(f"{_OPTION}: an address or a group is given for two types: each has instances of its own")
+    return tuple(pools.values())
+
+
+def _pool(kind: str, spec: str) -> InstancePool:
+    word, _, argument = spec.partition(":")
+    if word == LOCAL:
+        if argument and not (argument.isascii() and argument.isdecimal() and 0 < int(argument) <= _MOST_LOCAL):
+            raise UsageError(f"{_OPTION} {spec[:80]!r}: local:N has a number of processes, 1 to {_MOST_LOCAL}")
+        if spec not in {LOCAL, f"{LOCAL}:{argument}"} or spec.endswith(":"):
+            raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
+        return InstancePool(kind, LOCAL, int(argument) if argument else _DEFAULT_LOCAL)
+    spec = spec.replace("|", ",") if word == "static" else spec
+    try:
+        open_provisioner(spec, command=(sys.executable,), registry=Path())
+    except UsageError as error:
+        raise UsageError(str(error).replace("--instances", _OPTION).partition(": it is local")[0]) from None
+    return InstancePool(kind, spec, spec.count(",") + 1 if word == "static" else _MOST_EC2)

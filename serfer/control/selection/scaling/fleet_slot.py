@@ -1,0 +1,194 @@
+"""The decisions of one slot for a fleet: copies are needed, placed, upgraded in place, asked for elsewhere, or go."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from serfer.control.selection.scaling.fleet_groups import NetworkGroup
+from serfer.control.selection.scaling.fleet_records import FleetObservation, InstanceSeen, Key, PoolTerms
+from serfer.control.selection.scaling.records import LoadObservation, ScalingPlan
+from serfer.control.selection.scaling.room import Room
+
+_QUIET_S = 5.0  # without a query, after which a copy that was replaced goes: every driver has seen the new one
+
+
+class Slot:
+    """What is decided in one slot, as it is decided: see FleetScaler."""
+
+    def __init__(
+        self, seen: FleetObservation, pools: Mapping[str, PoolTerms], worth: Mapping[str, float], slack: float
+    ) -> None:
+        self.seen = seen
+        self.worth = worth
+        self.staying = Counter(one.pool for one in seen.instances if not one.leaves)
+        self.load: list[tuple[str, Key]] = []
+        self.unload: list[tuple[str, Key]] = []
+        self.elsewhere: Counter[str] = Counter()
+        self.desired: Counter[Key] = Counter()
+        self.reasons: dict[tuple[str, str, str], str] = {}
+        self._pools = pools
+        self._slack = slack
+        self._room = Room(seen.instances)
+        self._groups: list[NetworkGroup] = []
+
+    def keep(self, group: NetworkGroup) -> None:
+        """Count what a network's demand uses as needed, so that it keeps its room."""
+        self._groups.append(group)
+        for one in self.seen.instances:
+            key = group.counted(one)
+            if key is not None:
+                self._room.need(one, key)
+                if not group.named:
+                    self.desired[key] += 1
+
+    def observation(self, group: NetworkGroup) -> LoadObservation:
+        """Return what the heuristic sees of a network: one copy at an instance, and instances that have room."""
+        return group.observation(self.seen.instances, self._room)
+
+    def add(self, group: NetworkGroup, plan: ScalingPlan) -> None:
+        """Place copies at instances; what has no place is an upgrade in place, if that is enough, or elsewhere."""
+        missing: Counter[str] = Counter({name: count for name, count in plan.elsewhere.items() if count > 0})
+        for name, count in plan.changes.items():
+            for _ in range(max(0, count)):
+                if not self._place(group, name):
+                    missing[name] += 1
+        short = sum(count * group.costs[name].qps for name, count in missing.items())
+        note = plan.reason
+        if missing:
+            gained, upgraded = self._upgrade(group, plan.short_qps or short)
+            note += f"; upgraded in place: {', '.join(upgraded)}" if upgraded else ""
+            self._ask_elsewhere(group, missing, max(0.0, (plan.short_qps or short) - gained))
+        self.reasons[group.key] = note
+
+    def _ask_elsewhere(self, group: NetworkGroup, missing: Mapping[str, int], short_qps: float) -> None:
+        """Ask for as many more instances as the missing copies still take; instances are shared, so the most counts."""
+        for wished, count in missing.items():
+            name = self._worth_more(group, wished)
+            pool = group.pools[name]
+            if self._pools[pool].fixed or short_qps <= 0:
+                continue
+            more = min(count, math.ceil(short_qps / group.costs[name].qps))
+            self.elsewhere[pool] = max(self.elsewhere[pool], more)
+            self.desired[group.application, name] += more
+
+    def _worth_more(self, group: NetworkGroup, name: str) -> str:
+        """Return a variant, or else the fastest one of a pool of which more instances are worth it than there are."""
+
+        def open_(pool: str) -> bool:
+            return self.worth[pool] > self.staying[pool] and not self._pools[pool].fixed
+
+        if open_(group.pools[name]):
+            return name
+        others = [
+            each for each in group.eligible if open_(group.pools[each.name]) and each.latency_ms <= group.demand.slo_ms
+        ]
+        return max(others, key=lambda each: (each.qps, each.name)).name if others else name
+
+    def _place(self, group: NetworkGroup, name: str) -> bool:
+        """Load a copy at the least used instance with room and none of the network; returns whether there is one."""
+        key = group.application, name
+        one = self._room.best(key, group.pools[name], lambda other: group.counted(other) is None)
+        if one is None:
+            return False
+        self._load(one, key)
+        return True
+
+    def _upgrade(self, group: NetworkGroup, short_qps: float) -> tuple[float, list[str]]:
+        """Load faster variants beside what instances have of a network, for no more instances; returns queries/s won.
+
+        The slower one goes later, once the faster one is loaded.
+        """
+        gained, names = 0.0, []
+        for one in self.seen.instances:
+            key = group.counted(one) if one.serves else None
+            if key is None or gained >= short_qps or one.copies[key].status == "loading":
+                continue
+            now = group.costs[key[1]].qps
+            faster = [
+                each
+                for each in group.eligible
+                if each.qps > now
+                and each.latency_ms <= group.demand.slo_ms
+                and group.pools[each.name] == one.pool
+                and self._room.fits(one, (group.application, each.name))
+            ]
+            if faster:
+                best = max(faster, key=lambda each: (each.qps, each.name))
+                self._load(one, (group.application, best.name))
+                gained += best.qps - now
+                names.append(best.name)
+        return gained, names
+
+    def _load(self, one: InstanceSeen, key: Key) -> None:
+        self._room.need(one, key)
+        self.desired[key] += 1
+        if (one.name, key) not in self.load:
+            self.load.append((one.name, key))
+
+    def remove(self, group: NetworkGroup, plan: ScalingPlan) -> None:
+        """Unload copies that a network's load no longer needs, where the others that are loaded support it."""
+        self.reasons[group.key] = plan.reason
+        for name, count in plan.changes.items():
+            for _ in range(-count):
+                if not self._remove(group, (group.application, name)):
+                    self.reasons[group.key] = f"{group.demand.rate:g} queries/s are supported by what runs"
+
+    def _remove(self, group: NetworkGroup, key: Key) -> bool:
+        """Unload a copy at the instance that needs least else, the youngest of them."""
+        having = [
+            one
+            for one in self.seen.instances
+            if group.counted(one) == key
+            and one.copies[key].status == "loaded"
+            and not self._pools[one.pool].fixed
+            and (one.name, key) not in self.unload
+        ]
+        if not having or not self._can_go(key):
+            return False
+        order = {one.name: number for number, one in enumerate(self.seen.instances)}
+        one = min(having, key=lambda each: (self._room.needed(each), -order[each.name]))
+        self.unload.append((one.name, key))
+        self._room.release(one, key)
+        self.desired[key] -= 1
+        return True
+
+    def _can_go(self, key: Key) -> bool:
+        """Whether every demand that a copy counts for is supported without it by what is loaded."""
+        for group in self._groups:
+            if group.application != key[0] or key[1] not in group.costs or not group.demand.rate:
+                continue
+            loaded = 0.0
+            for one in self.seen.instances:
+                counted = group.counted(one)
+                if counted is None or (one.name, counted) in self.unload or one.leaves:
+                    continue
+                if one.copies[counted].status != "loaded":
+                    return False
+                loaded += group.costs[counted[1]].qps
+            if loaded - group.costs[key[1]].qps < group.demand.rate * self._slack:
+                return False
+        return True
+
+    def retire_replaced(self, group: NetworkGroup) -> None:
+        """Unload copies beside a faster one of the same network that is loaded, once no query uses them any more."""
+        if group.named:
+            return
+        for one in self.seen.instances:
+            key = group.counted(one)
+            if key is None or one.copies[key].status != "loaded" or (one.name, key) in self.unload:
+                continue
+            for other in sorted(group.every & one.copies.keys() - {key}):
+                copy = one.copies[other]
+                quiet = not copy.waiting and (copy.idle_s is None or copy.idle_s >= _QUIET_S)
+                if copy.status == "loaded" and quiet and not self._room.is_needed(one, other):
+                    self.unload.append((one.name, other))
+
+    def is_idle(self, one: InstanceSeen) -> bool:
+        """Whether an instance has nothing that is needed, and nothing to do."""
+        return not self._room.needed(one) and not any(copy.waiting for copy in one.copies.values())
+
+    def used_mb(self, one: InstanceSeen) -> float:
+        """Return the megabytes of what is needed at an instance."""
+        return self._room.used_mb(one)

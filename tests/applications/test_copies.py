@@ -1,0 +1,138 @@
+"""Variants are loaded and unloaded by requests, whose results count until the instance says something newer."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from serfer.applications.scaling.copies import VariantCopies
+from serfer.core.served import ModelState
+from tests.applications.test_instances import Clock
+from tests.applications.test_scaling import SIGNALS
+
+MODEL = "faces:b1"
+KEY = "sf_" + "k" * 43
+
+
+def listed(status):
+    return ModelState(status, 1, 0, None, 0, 0, 0.1, "", SIGNALS)
+
+
+class Instance:
+    """An instance that answers as it is told, once `gate` is open; it keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.status = 200
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def change(self, request):
+        self.asked.append((request.match_info["model"], request.match_info["action"], request.headers.get("X-API-Key")))
+        await self.gate.wait()
+        return web.json_response({"detail": "as it is told"}, status=self.status)
+
+    @asynccontextmanager
+    async def serve(self):
+        app = web.Application()
+        app.router.add_post("/v2/repository/models/{model}/{action}", self.change)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def world():
+    clock, looks, instance = Clock(), [], Instance()
+    copies = VariantCopies(KEY, clock, lambda: looks.append(clock.now))
+    async with instance.serve() as url:
+        yield copies, instance, url, clock, looks
+        await copies.close()
+
+
+async def done(copies):
+    await asyncio.wait([*copies.tasks])
+
+
+def run(scene):
+    asyncio.run(scene())
+
+
+def test_a_load_is_asked_for_once_with_the_key_and_counts_until_the_instance_says_something_newer():
+    async def scene():
+        async with world() as (copies, instance, url, clock, looks):
+            clock.now = 10.0
+            instance.gate.clear()
+            copies.change("load", url, MODEL)
+            copies.change("load", url, MODEL)
+            assert copies.status(url, MODEL, listed("unloaded"), 9.0) == "loading"
+            instance.gate.set()
+            await done(copies)
+            assert instance.asked == [(MODEL, "load", KEY)]
+            assert looks == [10.0]
+            assert copies.status(url, MODEL, listed("unloaded"), 9.0) == "loaded"
+            assert copies.status(url, MODEL, listed("unloaded"), 11.0) == "unloaded"
+            assert copies.changes == {"load": 1}
+
+    run(scene)
+
+
+def test_what_is_being_unloaded_counts_as_gone_and_stays_where_it_has_queries():
+    async def scene():
+        async with world() as (copies, instance, url, _clock, _looks):
+            instance.status = 409
+            copies.change("unload", url, MODEL)
+            assert copies.status(url, MODEL, listed("loaded"), 0.0) == "unloaded"
+            await done(copies)
+            assert copies.status(url, MODEL, listed("loaded"), 0.0) == "loaded"
+            assert not copies.is_blocked(url, MODEL)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("status", [404, 429, 503])
+def test_a_load_that_failed_is_not_tried_again_at_once(status):
+    async def scene():
+        async with world() as (copies, instance, url, clock, _looks):
+            instance.status = status
+            copies.change("load", url, MODEL)
+            await done(copies)
+            assert copies.is_blocked(url, MODEL)
+            assert copies.status(url, MODEL, listed("unloaded"), 0.0) == "unloaded"
+            clock.now += 31.0
+            assert not copies.is_blocked(url, MODEL)
+            assert copies.changes == {"failed": 1}
+
+    run(scene)
+
+
+def test_an_instance_that_is_gone_is_a_failed_load():
+    async def scene():
+        copies = VariantCopies("", Clock(), lambda: None)
+        copies.change("load", "http://127.0.0.1:9", MODEL)
+        await done(copies)
+        assert copies.is_blocked("http://127.0.0.1:9", MODEL)
+        copies.forget(())
+        assert not copies.is_blocked("http://127.0.0.1:9", MODEL)
+        await copies.close()
+
+    run(scene)
+
+
+def test_closing_ends_what_is_under_way():
+    async def scene():
+        async with world() as (copies, instance, url, _clock, _looks):
+            instance.gate.clear()
+            copies.change("load", url, MODEL)
+            await asyncio.sleep(0)
+            await copies.close()
+            assert copies.tasks == set()
+            instance.gate.set()
+
+    run(scene)

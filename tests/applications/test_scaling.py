@@ -1,0 +1,420 @@
+"""The loop of case II in every driver, several of them over one store, in a test's own time."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from serfer.applications.instances import SeenInstance
+from serfer.applications.opening import ApplicationOptions, open_applications, variants_for_instances
+from serfer.applications.scaling.controller import VariantFleet, VariantPools
+from serfer.applications.scaling.spec import parse_instances
+from serfer.applications.served import FunctionsPlace, ServedApplication
+from serfer.applications.tables import table_of
+from serfer.cli.shared.service_options import applications_of
+from serfer.control.selection.scaling.fleet_records import PoolTerms
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.served import EngineSignals, ModelState
+from serfer.core.units import MIB
+from serfer.core.variants import NO_OBJECTIVES, Application, Figure, Place
+from serfer.fleet.controller import Timing
+from serfer.fleet.purchase import Purchase
+from serfer.fleet.registry import PoolRegistry
+from serfer.registry import open_registry
+from serfer.settings import Settings
+from storage.memory import MemoryStore
+from tests.applications.worlds import plan_variant, register, variant, version
+from tests.fleet.fakes import Clock, FakeProvisioner, Net
+from tests.fleet.test_controller import FailingCoordination
+
+ANY = Purchase("")
+PRICE = 3.6
+SIGNALS = EngineSignals(0, 0, 0, 0, 0.0, 1.0, 8, 10.0, 10.0)
+
+
+def on_instance(name, qps, batch):
+    made = variant(name, ms=20.0, usd=PRICE / 3600 / qps, place=Place.INSTANCE, kind="gpu", batch=batch, load_ms=1500.0)
+    return replace(made, qps=Figure.measured(qps))
+
+
+FUNCTION = variant("function", ms=50.0, usd=1e-2)
+RECORD = Application("faces", 7, "ab" * 32).with_version(
+    version("net", 1, FUNCTION, on_instance("b1", 10.0, 1), on_instance("b8", 100.0, 8))
+)
+
+
+class Machines:
+    """What the instances of a test have in memory, by URL: at once, and nothing at first."""
+
+    def __init__(self):
+        self.loaded = {}
+        self.failing = False
+
+    def seen(self, url, now):
+        models = {}
+        for name in ("b1", "b8"):
+            model = f"faces:{name}"
+            status = "loaded" if model in self.loaded.setdefault(url, set()) else "unloaded"
+            models[model] = ModelState(status, 50 * MIB, 0, None, 0, 0, 0.1, "", SIGNALS)
+        return SeenInstance(models, 0.1, 120 * MIB, now)
+
+
+class Instances:
+    def __init__(self, machines, clock):
+        self.machines, self.clock = machines, clock
+        self.urls = ()
+
+    def use(self, urls):
+        self.urls = tuple(urls)
+
+    def seen(self, url):
+        return self.machines.seen(url, self.clock()) if url in self.urls else None
+
+
+class Copies:
+    def __init__(self, machines):
+        self.machines = machines
+        self.done = []
+
+    def change(self, action, url, model):
+        self.done.append((action, model))
+        loaded = self.machines.loaded[url]
+        loaded.add(model) if action == "load" else loaded.discard(model)
+
+    def status(self, _url, _model, listed, _at):
+        return listed.status
+
+    def is_blocked(self, _url, _model):
+        return False
+
+    def forget(self, urls):
+        pass
+
+    async def close(self):
+        pass
+
+
+class Pipelines:
+    busy_places = frozenset()
+
+    def use_places(self, urls):
+        self.places = urls
+
+
+class Probes:
+    def __init__(self, net):
+        self.net = net
+
+    def __call__(self, url):
+        return self.net.connect(url)
+
+    async def close(self):
+        pass
+
+
+class Drivers:
+    """Drivers over one store, with one provisioner and one clock."""
+
+    def __init__(self, *, most=4, ceiling=float("inf"), record=RECORD):
+        self.clock, self.net, self.machines = Clock(), Net(), Machines()
+        self.coordination = FailingCoordination(MemoryStore(self.clock))
+        self.provisioner = FakeProvisioner(self.net, self.clock, boot_s=4.0)
+        self.most, self.ceiling, self.record = most, ceiling, record
+        self.fleets, self.served, self.pipelines = {}, {}, {}
+
+    def add(self, name):
+        one = self.served[name] = ServedApplication("faces", FunctionsPlace(1000, 300.0), self.clock)
+        one.use(table_of(self.record, lambda _: True))
+        self.pipelines[name] = Pipelines()
+        fleet = self.fleets[name] = VariantFleet(
+            VariantPools(
+                {"": PoolTerms(self.most, 5.0)}, {ANY: self.provisioner}, ends=(ANY,), max_usd_per_hour=self.ceiling
+            ),
+            PoolRegistry(self.coordination, "p", name, self.clock),
+            {"faces": one},
+            Instances(self.machines, self.clock),
+            self.pipelines[name],
+            Copies(self.machines),
+            connect=Probes(self.net),
+            admits=lambda _bought, _url: True,
+            timing=Timing(self.clock, asyncio.sleep),
+        )
+        return fleet
+
+    async def step(self, seconds, rate=0):
+        for _ in range(seconds):
+            self.clock.now += 1
+            for name, fleet in [*self.fleets.items()]:
+                served = self.served[name]
+                for _ in range(rate):
+                    served.ask(NO_OBJECTIVES)
+                served.next_second()
+                await fleet.tick()
+                if fleet.work is not None:
+                    await fleet.work
+            assert sum(fleet.leads for fleet in self.fleets.values()) <= 1
+
+    @property
+    def leader(self):
+        return next(name for name, fleet in self.fleets.items() if fleet.leads)
+
+    @property
+    def loaded(self):
+        return {model for models in self.machines.loaded.values() for model in models}
+
+    @property
+    def starts(self):
+        return sum(count for word, count in self.provisioner.calls if word == "start")
+
+
+def run(scene):
+    asyncio.run(scene())
+
+
+def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it():
+    async def scene():
+        drivers = Drivers()
+        one = drivers.add("a")
+        await drivers.step(3)
+        assert drivers.provisioner.calls == []
+        await drivers.step(15, rate=8)
+        assert drivers.starts == 1
+        assert drivers.loaded == {"faces:b1"}
+        assert one._instances.urls == drivers.pipelines["a"].places != ()
+        scaled = drivers.served["a"].scaled
+        assert scaled.desired == {"b1": 1}
+        await drivers.step(30)
+        assert drivers.provisioner.there == {}
+        assert one._instances.urls == ()
+        assert drivers.starts == 1
+
+    run(scene)
+
+
+def test_more_load_loads_a_faster_variant_before_the_slower_one_goes():
+    async def scene():
+        drivers = Drivers()
+        one = drivers.add("a")
+        await drivers.step(15, rate=8)
+        await drivers.step(12, rate=60)
+        assert drivers.starts == 1
+        assert one.copies.done == [("load", "faces:b1"), ("load", "faces:b8"), ("unload", "faces:b1")]
+
+    run(scene)
+
+
+def test_the_load_of_all_drivers_counts_and_all_of_them_know_what_was_decided():
+    async def scene():
+        drivers = Drivers()
+        for name in ("a", "b"):
+            drivers.add(name)
+        entries = {}
+        for _ in range(15):
+            await drivers.step(1, rate=6)
+            entries = {name: served.entry(name) for name, served in drivers.served.items()}
+            for name, served in drivers.served.items():
+                served.others = [Heard(entry) for other, entry in entries.items() if other != name]
+        follower = next(name for name in drivers.fleets if name != drivers.leader)
+        assert drivers.loaded == {"faces:b8"}  # 12 queries a second together
+        assert entries[follower].scaled is None
+        assert drivers.served[follower].scaled.desired == {"b8": 1}
+
+    run(scene)
+
+
+class Heard:
+    def __init__(self, entry):
+        self.entry = entry
+
+
+def test_another_driver_takes_over_from_a_leader_that_dies_and_starts_nothing_twice():
+    async def scene():
+        drivers = Drivers()
+        for name in ("a", "b"):
+            drivers.add(name)
+        await drivers.step(4, rate=8)
+        assert drivers.starts == 1
+        dead = drivers.leader
+        del drivers.fleets[dead]
+        await drivers.step(25, rate=8)
+        assert drivers.leader != dead
+        assert drivers.starts == 1
+        assert drivers.loaded == {"faces:b1"}
+        await drivers.step(30)
+        assert drivers.provisioner.there == {}
+
+    run(scene)
+
+
+def test_without_the_store_nothing_is_started_or_stopped_and_instances_are_used_on():
+    async def scene():
+        drivers = Drivers()
+        one = drivers.add("a")
+        await drivers.step(15, rate=8)
+        before, urls = [*drivers.provisioner.calls], one._instances.urls
+        drivers.coordination.gone = True
+        await drivers.step(40, rate=0)
+        assert drivers.provisioner.calls == before
+        assert one._instances.urls == urls
+        assert one.troubles["store"] > 0
+        drivers.coordination.gone = False
+        await drivers.step(40)
+        assert drivers.provisioner.there == {}
+
+    run(scene)
+
+
+@pytest.mark.parametrize(("bounds", "expected"), [({"ceiling": 3.0}, 0), ({"ceiling": 8.0}, 2), ({"most": 1}, 1)])
+def test_no_more_instances_are_started_than_the_bounds_allow(bounds, expected):
+    async def scene():
+        drivers = Drivers(**bounds)
+        drivers.add("a")
+        await drivers.step(25, rate=900)
+        assert drivers.starts == expected
+
+    run(scene)
+
+
+def test_a_provisioner_that_fails_is_asked_again():
+    async def scene():
+        drivers = Drivers()
+        one = drivers.add("a")
+        drivers.provisioner.broken = UnavailableError("AWS refuses")
+        await drivers.step(5, rate=8)
+        assert drivers.starts == 0
+        assert one.troubles["provisioner"] > 1
+        drivers.provisioner.broken = None
+        await drivers.step(10, rate=8)
+        assert drivers.starts == 1
+
+    run(scene)
+
+
+def test_an_instance_that_owes_answers_is_not_stopped_until_it_has_given_them():
+    async def scene():
+        drivers = Drivers()
+        one = drivers.add("a")
+        await drivers.step(15, rate=8)
+        drivers.pipelines["a"].busy_places = frozenset(one._instances.urls)
+        await drivers.step(60)
+        assert len(drivers.provisioner.there) == 1
+        assert one._instances.urls == ()
+        drivers.pipelines["a"].busy_places = frozenset()
+        await drivers.step(3)
+        assert drivers.provisioner.there == {}
+
+    run(scene)
+
+
+def test_the_last_driver_stops_the_instances_when_it_is_closed():
+    async def scene():
+        drivers = Drivers()
+        one, two = drivers.add("a"), drivers.add("b")
+        await drivers.step(15, rate=8)
+        await one.close()
+        del drivers.fleets["a"]
+        assert len(drivers.provisioner.there) == 1
+        await drivers.step(8, rate=8)
+        await two.close()
+        assert drivers.provisioner.there == {}
+
+    run(scene)
+
+
+def test_what_functions_answer_for_less_starts_nothing():
+    async def scene():
+        cheap = replace(FUNCTION, usd=Figure.predicted(1e-7))
+        record = Application("faces", 7, "ab" * 32).with_version(
+            version("net", 1, cheap, on_instance("b1", 10.0, 1), on_instance("b8", 100.0, 8))
+        )
+        drivers = Drivers(record=record)
+        drivers.add("a")
+        await drivers.step(60, rate=20)
+        assert drivers.starts == 0
+        assert "functions" in drivers.served["a"].scaled.reason
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("local", [("", "local", 2)]),
+        ("local:5", [("", "local", 5)]),
+        ("ec2:workers", [("", "ec2:workers", 256)]),
+        ("static:http://a:1,http://b:2/", [("", "static:http://a:1,http://b:2/", 2)]),
+        ("static:http://a:1|http://b:2", [("", "static:http://a:1,http://b:2", 2)]),
+        (
+            "g6.xlarge=ec2:gpus,c7i.large=static:http://a:1|http://b:2",
+            [("g6.xlarge", "ec2:gpus", 256), ("c7i.large", "static:http://a:1,http://b:2", 2)],
+        ),
+    ],
+)
+def test_specs_name_pools(text, expected):
+    assert [(each.kind, each.spec, each.most) for each in parse_instances(text)] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "local:", "local:0", "local:1000", "local:x", "local;rm", "ec2:", "static:", "static:ftp://a"),
+        *("a=local,a=local", "=local", "a=ec2:g,b=ec2:g", "a=static:http://a:1,b=static:http://a:1", "http://a:1"),
+        "x" * 100_000,
+    ],
+)
+def test_specs_that_cannot_be_are_refused_by_the_name_of_the_option(text):
+    with pytest.raises(UsageError, match="--variant-instances"):
+        parse_instances(text)
+
+
+def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_those_of_its_pools_alone(tmp_path):
+    registry = open_registry(str(tmp_path / "registry"))
+    register(registry, "faces", version("net", 1, FUNCTION, on_instance("b1", 10.0, 1)))
+    with MemoryStore() as store:
+        applications = open_applications(
+            ApplicationOptions(
+                str(tmp_path / "registry"), ("faces",), parse_instances("gpu=ec2:group,cpu=local:3"), 2.0
+            ),
+            {},
+            lambda _: None,
+            Settings(cache_dir=tmp_path / "cache"),
+            store,
+            "memory://",
+            FunctionsPlace(1000, 300.0),
+        )
+    fleet = applications.fleet
+    local = fleet._pools.provisioners[Purchase("cpu")]
+    words = [*local._command]
+    at = words.index("instance")
+    assert words[at : at + 3] == ["instance", f"--registry={tmp_path}/registry", "--app=faces"]
+    assert words[-1] == "--instance-type=cpu"
+    assert (local._most, fleet._pools.ends, fleet._pools.max_usd_per_hour) == (3, (Purchase("cpu"),), 2.0)
+    assert fleet._admits(Purchase("cpu"), "http://127.0.0.1:4711")
+    assert not fleet._admits(Purchase("cpu"), "http://10.0.0.7:8000")
+    assert fleet._admits(Purchase("gpu"), "http://10.0.0.7:8000")
+    assert not fleet._admits(Purchase("gpu"), "http://127.0.0.1:8000")
+
+
+def test_an_instance_of_a_type_has_the_variants_for_it_alone(tmp_path):
+    registry = open_registry(str(tmp_path / "registry"))
+    made = plan_variant(registry, tmp_path / "plan", "small", place=Place.INSTANCE, kind="cpu")
+    register(registry, "faces", version("net", 1, made, replace(made, name="large", kind="gpu")))
+    options = ApplicationOptions(str(tmp_path / "registry"), ("faces",))
+    settings = Settings(cache_dir=tmp_path / "cache")
+    assert [*variants_for_instances(options, settings)] == ["faces:small", "faces:large"]
+    assert [*variants_for_instances(options, settings, "gpu")] == ["faces:large"]
+    with pytest.raises(UsageError, match="type 'tpu'"):
+        variants_for_instances(options, settings, "tpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((None, None, "local"), "--registry"),
+        (("registry", None, "locally"), "--variant-instances"),
+        (("registry", None, "local", -1.0), "--max-usd-per-hour"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        applications_of(Settings(registry=None), *options)

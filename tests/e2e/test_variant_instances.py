@@ -1,0 +1,141 @@
+"""Case II with real processes: load starts an instance and loads a variant, its end stops it, and no query is lost."""
+
+import asyncio
+import io
+import signal
+from dataclasses import replace
+
+import httpx
+import pytest
+from PIL import Image
+
+import serfer
+from serfer.core.variants import Figure, Place
+from serfer.plan_directory import load_plan
+from serfer.registry import open_registry
+from splitter.network.description import read_preprocess
+from tests.applications.worlds import register, variant, version
+from tests.e2e.conftest import PATIENCE, eventually
+from tests.variants.digits import LABELS, digits, write_digits
+
+APP = "digits"
+PRICE = 0.36  # dollars an hour
+QUIET_S, LOUD_S = 0.2, 0.02  # between queries: what batches of one take, and what only larger ones do
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """A network on functions that cost much, and on instances, in batches of one and of eight."""
+    files = write_digits(tmp_path / "files", ("tiny",), 8)
+    path = serfer.split(
+        str(files.networks["tiny"]),
+        out=tmp_path / "plan",
+        grids=[(1, 1)],
+        preprocess=read_preprocess(files.preprocess),
+        labels=LABELS,
+        activation="softmax",
+    ) and (tmp_path / "plan")
+    found = open_registry(str(tmp_path / "registry"))
+    kept = {"plan": load_plan(path).digest, "artefact": found.put_directory(path)}
+    functions = variant("function", ms=50.0, usd=1e-3, **kept)
+    ones, eights = (instance_variant(f"b{batch}", qps, batch, kept) for batch, qps in ((1, 8.0), (8, 400.0)))
+    register(found, APP, version("net", 1, functions, ones, eights))
+    return str(tmp_path / "registry")
+
+
+def instance_variant(name, qps, batch, kept):
+    usd = PRICE / 3600 / qps
+    made = variant(name, ms=40.0, usd=usd, place=Place.INSTANCE, kind="here", batch=batch, load_ms=50.0 * batch, **kept)
+    return replace(made, qps=Figure.measured(qps))
+
+
+def png(image):
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class Load:
+    """Queries, one every `gap_s` seconds, until it is stopped; all answers are kept."""
+
+    def __init__(self, url):
+        self.url = url
+        self.answers = []
+        self.gap_s = QUIET_S
+        self._image = png(digits().held_out[0])
+        self._tasks = set()
+
+    async def __aenter__(self):
+        self._http = await httpx.AsyncClient(base_url=self.url, timeout=PATIENCE).__aenter__()
+        self._sending = asyncio.create_task(self._send())
+        return self
+
+    async def __aexit__(self, *_):
+        self._sending.cancel()
+        await asyncio.gather(*self._tasks)
+        await self._http.__aexit__()
+
+    async def _send(self):
+        while True:
+            task = asyncio.create_task(self._ask())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            await asyncio.sleep(self.gap_s)
+
+    async def _ask(self):
+        reply = await self._http.post("/v1/classify", files={"image": self._image})
+        self.answers.append((reply.status_code, reply.json()))
+
+    def variants(self, last):
+        return {answer["selected"]["variant"] for _, answer in self.answers[-last:]}
+
+    async def until(self, condition, what):
+        """Look again and again until a condition on the application holds, and return what was seen."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    detail = (await self._http.get(f"/v1/applications/{APP}")).json()
+                    if condition(detail):
+                        return detail
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"never happened: {what}; {detail['scaled']}") from None
+
+
+def counts(detail, what):
+    return {row["name"]: row[what] for row in detail["table"] if row["place"] == "instance"}
+
+
+async def rise(url):
+    async with Load(url) as load:
+        await load.until(lambda _: load.variants(10) & {"b1", "b8"}, "an instance answers")
+        load.gap_s = LOUD_S
+        await load.until(lambda _: "b8" in load.variants(50), "the faster variant answers")
+        detail = await load.until(lambda detail: counts(detail, "loaded") == {"b1": 0, "b8": 1}, "the slower one goes")
+        assert counts(detail, "desired")["b8"]
+        assert detail["scaled"]
+    return load.answers
+
+
+def test_instances_and_variants_follow_the_load_and_no_query_is_lost(start, registry):
+    driver = start(
+        *("serve", "--registry", registry, "--app", APP, "--workers", "inprocess", "--store", "memory://"),
+        *("--variant-instances", "local:1", "--port", "0", "--json", "--drain-s", "0", "--log-level", "warning"),
+    )
+    url = driver.said()["url"]
+    answers = asyncio.run(rise(url))
+    assert {status for status, _ in answers} == {200}
+    assert answers[0][1]["selected"]["variant"] == "function"
+    found = {answer["images"][0]["predictions"][0]["index"] for _, answer in answers}
+    assert len(found) == 1
+    metrics = httpx.get(f"{url}/metrics").text
+    assert 'serfer_variant_changes_total{change="started"} 1.0' in metrics
+
+    def stopped():
+        return 'serfer_variant_instances{state="on",type=""} 0.0' in httpx.get(f"{url}/metrics").text
+
+    eventually(stopped, "the instance is stopped", every=0.2)
+    reply = httpx.post(f"{url}/v1/classify", files={"image": png(digits().held_out[0])}, timeout=PATIENCE)
+    assert reply.json()["selected"]["variant"] == "function"
+    driver.interrupt(signal.SIGTERM)
+    assert driver.end().code == 0

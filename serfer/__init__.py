@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from serfer.client.client import AsyncJob as AsyncJob
     from serfer.client.client import Client as Client
     from serfer.client.client import Job as Job
+    from serfer.client.registering import AsyncRegistrationJob as AsyncRegistrationJob
+    from serfer.client.registering import RegistrationJob as RegistrationJob
     from serfer.client.results import AsyncServedResult as AsyncServedResult
     from serfer.client.results import ServedOutput as ServedOutput
     from serfer.client.results import ServedResult as ServedResult
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from serfer.core.report import QueryReport as QueryReport
     from serfer.core.served import Objectives as Objectives
     from serfer.core.served import SelectedVariant as SelectedVariant
+    from serfer.core.served import ServedRegistration as ServedRegistration
     from serfer.core.served import ServedReport as ServedReport
     from serfer.mapping.many_images import ManyReport as ManyReport
     from serfer.mapping.map import map_image as map  # noqa: A004 - a map of an image
@@ -92,6 +95,7 @@ __all__ = [
     "AlteredPieceError",
     "AsyncClient",
     "AsyncJob",
+    "AsyncRegistrationJob",
     "AsyncServedResult",
     "BrokenPlanError",
     "CeilingError",
@@ -125,6 +129,7 @@ __all__ = [
     "QueryError",
     "QueryReport",
     "Registered",
+    "RegistrationJob",
     "RegistrationLostError",
     "RequestRefusedError",
     "Result",
@@ -134,6 +139,7 @@ __all__ = [
     "SelectedVariant",
     "SerferError",
     "ServedOutput",
+    "ServedRegistration",
     "ServedReport",
     "ServedResult",
     "ServedTensor",
@@ -161,6 +167,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": ("serfer.client.client", "AsyncClient"),
     "AsyncJob": ("serfer.client.client", "AsyncJob"),
+    "AsyncRegistrationJob": ("serfer.client.registering", "AsyncRegistrationJob"),
     "AsyncServedResult": ("serfer.client.results", "AsyncServedResult"),
     "Client": ("serfer.client.client", "Client"),
     "Job": ("serfer.client.client", "Job"),
@@ -173,10 +180,12 @@ _HOMES = {
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
     "Registered": ("serfer.variants.register", "Registered"),
+    "RegistrationJob": ("serfer.client.registering", "RegistrationJob"),
     "Result": ("serfer.pipeline.result", "Result"),
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
     "SelectedVariant": ("serfer.core.served", "SelectedVariant"),
     "ServedOutput": ("serfer.client.results", "ServedOutput"),
+    "ServedRegistration": ("serfer.core.served", "ServedRegistration"),
     "ServedReport": ("serfer.core.served", "ServedReport"),
     "ServedResult": ("serfer.client.results", "ServedResult"),
     "ServedTensor": ("serfer.client.tensors", "ServedTensor"),

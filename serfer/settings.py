@@ -68,6 +68,16 @@ class Settings(BaseSettings):
     """Images decoded at once, each in a process that takes up to 20 bytes a pixel (in a driver function: one)."""
     api_decode_cpu_s: float = Field(default=10.0, gt=0, le=3600)
     """Processor time that decoding the images of a request may take."""
+    api_max_register_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
+    """The largest body of a registration (`--register`), and the most that its validation set may have unpacked."""
+    api_jobs: bool = False
+    """Whether offline jobs are taken (`POST /v1/jobs`), each of which counts as one request in quotas."""
+    api_max_job_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    """The largest body of an offline job, and the most that its images may have unpacked."""
+    notify_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Hosts, separated by commas, with the port where it is not the scheme's own, that webhooks of offline jobs may go
+    to.
+    """
     api_max_images: int = Field(default=16, gt=0, le=MAX_BATCH)
     """The most images of a request."""
     api_max_answer_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
@@ -167,6 +177,16 @@ class Settings(BaseSettings):
         for name in hosts:
             if not _HOST.fullmatch(name):
                 raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and port")
+        return hosts
+
+    @field_validator("notify_hosts", mode="before")
+    @classmethod
+    def _authorities(cls, names: str | Sequence[str]) -> Sequence[str]:
+        """Take hosts with commas between them, each with its port where it has one."""
+        hosts = names.split(",") if isinstance(names, str) else names
+        for name in hosts:
+            if not _HOST.fullmatch(re.sub(r":[0-9]{1,5}$", "", name)):
+                raise ValueError(f"{name!r} is not a host, or HOST:PORT: give it without scheme and path")
         return hosts
 
     @field_validator("results_link_key")

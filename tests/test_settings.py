@@ -38,6 +38,10 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "api_max_request_pixels": 7,
         "api_decoders": 3,
         "api_decode_cpu_s": 1.5,
+        "api_max_register_bytes": 11,
+        "api_jobs": True,
+        "api_max_job_bytes": 12,
+        "notify_hosts": ("hooks.example", "10.0.0.7:8443"),
         "api_max_images": 7,
         "api_max_answer_bytes": 9,
         "api_max_result_bytes": 10,
@@ -62,6 +66,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "instances": "ec2:pool",
         "scenario_file": tmp_path / "scenario.toml",
         "policy_state": str(tmp_path / "state"),
+        "keep_warm": "lsth:gamma=0.3",
         "max_usd_per_hour": 12.5,
         "instance_key": "sf_instances",
         "yield_key": "sf_service",
@@ -112,6 +117,9 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("ALLOW_HOSTS", "https://photos.example"),
         ("ALLOW_HOSTS", "photos.example:8000"),
         ("ALLOW_HOSTS", "photos.example,"),
+        ("NOTIFY_HOSTS", "https://hooks.example"),
+        ("NOTIFY_HOSTS", "hooks.example/path"),
+        ("NOTIFY_HOSTS", "user@hooks.example"),
     ],
 )
 def test_an_invalid_value_is_refused_with_its_variable(monkeypatch, name, value):

@@ -37,10 +37,12 @@ from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router
 from serfer.api.routes.health import health_router
 from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
+from serfer.api.routes.jobs import jobs_router
 from serfer.api.routes.kept import Keeping, kept_router, outputs_guard, outputs_router
 from serfer.api.routes.load import load_router
 from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
+from serfer.api.routes.registrations import registrations_router
 from serfer.api.routes.releases import releases_router
 from serfer.api.routes.repository import Holding, repository_router
 from serfer.api.routes.results import Results
@@ -119,10 +121,12 @@ def make_app(
         kept_router(keeping),
         metrics_router(telemetry.metrics, service),
         load_router(service),
+        jobs_router(service, settings),
     ):
         app.include_router(router, dependencies=guarded)
     app.include_router(outputs_router(keeping), dependencies=[Depends(outputs_guard(keys, kept))])
     app.include_router(releases_router(service, keys))
+    app.include_router(registrations_router(service, keys, settings))
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app, RefusalPace())

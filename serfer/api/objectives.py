@@ -58,10 +58,9 @@ def asked_of(service: Service, model: str | None, requested: tuple[str | None, O
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "this service has no applications to select variants of: it was started without --registry",
         )
-    name = application or applications.names[0]
+    name = application or next(iter(applications.names), "")
     if name not in applications.names:
-        known = ", ".join(applications.names)
-        raise Problem(HTTPStatus.NOT_FOUND, f"no application {name[:80]!r} here: there is {known}")
+        raise Problem(HTTPStatus.NOT_FOUND, applications.absent(name))
     return Asked(name, objectives, query)
 
 

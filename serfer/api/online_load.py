@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serfer.control.offline.interference import WINDOW_S, Interference
 from serfer.control.offline.occupancy import Occupancy
@@ -42,7 +42,8 @@ class LoadMonitor:
         self._most = most
         self._clock = clock
         self._count = 0
-        self._running, self._busy = Occupancy(), Occupancy()
+        self._running, self._busy, self._offline = Occupancy(), Occupancy(), Occupancy()
+        self._offline_count = 0
         self._interference = Interference()
         self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
 
@@ -54,6 +55,22 @@ class LoadMonitor:
             yield
         finally:
             self._change(-1)
+
+    @contextmanager
+    def offline(self) -> Iterator[None]:
+        """Count one of the queries that run as offline work within the block."""
+        self._change_offline(1)
+        try:
+            yield
+        finally:
+            self._change_offline(-1)
+
+    def online(self) -> QueryLoad:
+        """Return the load without offline queries: of what is in use, their share of the queries that run is theirs."""
+        now, load = self._clock(), self.read()
+        running, offline = self._running.mean(now), self._offline.mean(now)
+        share = max(0.0, 1.0 - offline / running) if running > 0 else 1.0
+        return replace(load, utilisation=load.utilisation * share)
 
     def answered(self, model: str, result: Result) -> None:
         """Take the latency of an answer."""
@@ -88,6 +105,10 @@ class LoadMonitor:
         self._running.change(now, self._count)
         self._busy.change(now, min(1, self._count))
         self._throttled(now, sum(load.throttled for load in self._functions()))
+
+    def _change_offline(self, count: int) -> None:
+        self._offline_count += count
+        self._offline.change(self._clock(), self._offline_count)
 
     def _throttled(self, now: float, total: int) -> int:
         """Return how many invocations were refused in the last seconds, and note how many have been so far."""

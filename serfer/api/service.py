@@ -19,7 +19,9 @@ from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
+from serfer.api.offline.jobs import OfflineJobs
 from serfer.api.online_load import LoadMonitor
+from serfer.api.registering.registrar import Registrar
 from serfer.applications.applications import Applications
 from serfer.control.dispatch import Batching
 from serfer.core.errors import (
@@ -133,7 +135,8 @@ class ModelRepository(Protocol):
 class Service:
     """Answers for several models; the first of `pipelines` is the one that is meant where none is named.
 
-    `applications` select among variants, whose pipelines come and go beside those of the `models`. `results` is the
+    `applications` select among variants, whose pipelines come and go beside those of the `models`; a `registrar`
+    registers networks in them, and `jobs` are offline work. `results` is the
     store of the results that it keeps, which it closes; None where it keeps none. `repository` are the networks of an
     instance, None elsewhere. `store` is that of the state that drivers share, by default the first model's.
     """
@@ -152,6 +155,8 @@ class Service:
         self.pipelines = dict(pipelines)
         self.models = tuple(pipelines)
         self.applications: Applications | None = None
+        self.registrar: Registrar | None = None
+        self.jobs: OfflineJobs | None = None
         self.admission = admission
         self.load = LoadMonitor(self.pipelines, admission.in_flight)
         self.decoders = decoders or Decoders()
@@ -187,6 +192,9 @@ class Service:
         if requested is None and self.default is not None:
             return self.default
         if requested is None or requested not in self.models:
+            application = (requested or "").partition(":")[0]
+            if self.applications is not None and self.applications.is_deleted(application):
+                raise Problem(HTTPStatus.NOT_FOUND, self.applications.absent(application))
             known = ", ".join(self.models) or "none, but applications (GET /v1/applications)"
             raise Problem(HTTPStatus.NOT_FOUND, f"no model {(requested or '')[:80]!r} here: there is {known}")
         return requested
@@ -370,6 +378,10 @@ class Service:
 
     async def close(self) -> None:
         """End what runs and close every model."""
+        if self.registrar is not None:
+            await self.registrar.close()
+        if self.jobs is not None:
+            await self.jobs.close()
         if self.applications is not None:
             await self.applications.close()
         for pipeline in [*self.pipelines.values()]:

@@ -36,6 +36,9 @@ T = TypeVar("T")
 PERIOD_S: Final = 1.0
 """Seconds between two looks: states are at most the paper's 2 s old (INFaaS, section 5)."""
 _CANARY_DRAW = "canary "  # a query's draw for the canary is independent of that among variants
+MAX_APPLICATIONS: Final = 100
+"""Applications of a driver."""
+_LIST_EVERY_S = 10.0  # between two lists of the registry's applications
 _BROKEN_S = 30.0  # for which a variant that could not be opened is not selected
 _SHADOWS = 2  # queries that are copied at once
 STILL_S: Final = 5.0
@@ -97,7 +100,8 @@ class Fleet(Protocol):
 class Applications:
     """The applications that a driver serves; used on one event loop, and closed before the pipelines are.
 
-    `runs_here` says of a variant whether this driver can run it. `exchanges` are by application. Without `canaries`,
+    `runs_here` says of a variant whether this driver can run it. `exchanges` are by application. With `join`, which
+    makes the exchange of another one, applications that come to the registry later are served, too. Without `canaries`,
     the live release answers all queries.
     """
 
@@ -112,6 +116,7 @@ class Applications:
         place: FunctionsPlace,
         runs_here: Callable[[Variant], bool],
         driver: str,
+        join: Callable[[str], Exchange] | None = None,
         canaries: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -119,7 +124,9 @@ class Applications:
         self._registry = registry
         self._selector = selector
         self._instances = instances
-        self._exchanges = exchanges
+        self._exchanges = dict(exchanges)
+        self._join = join
+        self._place = place
         self._runs_here = runs_here
         self._driver = driver
         self._canaries = canaries
@@ -128,15 +135,34 @@ class Applications:
         self._served = {name: ServedApplication(name, place, clock) for name in exchanges}
         self._broken: dict[str, float] = {}
         self._logged: dict[str, str] = {}  # by application: since when the canary was there that was logged as failed
+        self._unserved: dict[str, str] = {}  # why applications that came later are not served, as it was logged
         self._working: set[asyncio.Task[Any]] = set()
         self._shadows: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.Task[None] | None = None
         self.fleet: Fleet | None = None
+        self._listing = asyncio.Lock()
+        self._listed = float("-inf")
+
+    @property
+    def registry(self) -> Registry:
+        """Where the applications are registered."""
+        return self._registry
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the applications; the first one is meant where a query names none."""
-        return tuple(self._served)
+        return tuple(name for name, served in self._served.items() if not served.deleted)
+
+    def is_deleted(self, application: str) -> bool:
+        """Whether an application that was served was deleted from the registry."""
+        found = self._served.get(application)
+        return found is not None and found.deleted
+
+    def absent(self, application: str) -> str:
+        """Return why an application is not served: it is unknown, or was deleted."""
+        if self.is_deleted(application):
+            return self._served[application].why_deleted
+        return f"no application {application[:80]!r} here: there is {', '.join(self.names) or 'none'}"
 
     @property
     def every(self) -> Mapping[str, ServedApplication]:
@@ -151,7 +177,7 @@ class Applications:
         """Return an application; raises UsageError for one that is not served here."""
         found = self._served.get(application)
         if found is None:
-            raise UsageError(f"no application {application[:80]!r} here: there is {', '.join(self._served)}")
+            raise UsageError(self.absent(application))
         return found
 
     async def open(self, *, warm: bool = True) -> None:
@@ -162,11 +188,40 @@ class Applications:
         """
         await self._instances.look()
         for served in self._served.values():
-            self._use(served, await asyncio.to_thread(self._registry.known, served.name))
-            while warm and (cheapest := _cheapest_on_functions(served.table)):
-                if await self._warm(served, cheapest):
-                    break
-            served.look((), lambda variant, name=served.name: self._signals(name, variant))  # type: ignore[misc]
+            await self._open(served, await asyncio.to_thread(self._registry.known, served.name), warm=warm)
+
+    async def _open(self, served: ServedApplication, record: Application, *, warm: bool) -> None:
+        self._use(served, record)
+        while warm and (cheapest := _cheapest_on_functions(served.table)):
+            if await self._warm(served, cheapest):
+                break
+        served.look((), lambda variant: self._signals(served.name, variant))
+
+    async def find_new(self) -> None:
+        """Serve the applications that have come to the registry, where none were named; raises what reading raises."""
+        if self._join is None:
+            return
+        async with self._listing:
+            self._listed = self._clock()
+            listed = await asyncio.to_thread(self._registry.applications)
+            for name in listed:
+                if name not in self._served and len(self._served) < MAX_APPLICATIONS:
+                    await self._add(name, self._join)
+
+    async def _add(self, name: str, join: Callable[[str], Exchange]) -> None:
+        """Serve one more application; what cannot be served yet is tried again with the next list."""
+        record = await asyncio.to_thread(self._registry.application, name)
+        if record is None or record.live_release is None:
+            return
+        served = ServedApplication(name, self._place, self._clock)
+        self._exchanges[name], self._served[name] = join(name), served
+        try:
+            await self._open(served, record, warm=True)
+        except SerferError as error:
+            del self._served[name], self._exchanges[name]
+            if self._unserved.get(name) != str(error):
+                self._trouble("registry", served, error)
+            self._unserved[name] = str(error)
 
     def start(self) -> None:
         """Look at the registry and the other drivers from now on; on the running event loop."""
@@ -350,6 +405,10 @@ class Applications:
 
     def _use(self, served: ServedApplication, record: Application) -> None:
         served.use(self._table(served.name, record))
+        self._keep()
+
+    def _keep(self) -> None:
+        """Close the pipelines of variants that no application has any more."""
         self.pipelines.keep(
             served_name(each.name, variant) for each in self._served.values() for variant in each.variants
         )
@@ -373,8 +432,12 @@ class Applications:
         while True:
             try:
                 await self._instances.look()
-                for served in self._served.values():
+                for served in [*self._served.values()]:
                     await self.look(served)
+                if self._clock() - self._listed >= _LIST_EVERY_S:
+                    await self.find_new()
+            except UnavailableError as error:
+                log_event(logging.WARNING, "applications", part="registry", message=_words(error))
             except Exception:  # noqa: BLE001 - no error ends the loop: states would freeze, and no canary be judged
                 _LOG.exception("applications")
             await asyncio.sleep(PERIOD_S)
@@ -394,6 +457,8 @@ class Applications:
     async def _read_all(self) -> None:
         for served in self._served.values():
             await self._read(served)
+            if served.deleted:
+                continue
             served.next_second()
             served.look((), lambda variant, name=served.name: self._signals(name, variant))  # type: ignore[misc]
             for variant in served.worth_warming():  # its next query has the cold start: nothing runs when there is none
@@ -407,7 +472,9 @@ class Applications:
             mended = self._mended(served.name)
             if served.changes == changes:  # else it may have been read before what this driver has changed meanwhile
                 served.latest = latest
-                if latest is not None and (latest is not known or mended):
+                if latest is None:
+                    self._end(served)
+                elif latest is not known or mended:
                     self._use(served, latest.application)
         except SerferError as error:
             self._trouble("registry", served, error)
@@ -415,6 +482,8 @@ class Applications:
     async def look(self, served: ServedApplication) -> None:
         """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
         await self._read(served)
+        if served.deleted:
+            return
         others = served.others
         try:
             others = await asyncio.to_thread(self._exchanges[served.name].exchange, served.entry(self._driver))
@@ -476,6 +545,21 @@ class Applications:
             raise UnavailableError(f"the registry's record of {application} cannot be read") from error
         served.changes += 1
         self._use(served, record)
+
+    async def delete(self, application: str) -> None:
+        """Delete an application from the registry, and answer nothing of it from now on; raises as the registry."""
+        served = self.served(application)
+        await asyncio.to_thread(self._registry.delete, application)
+        served.changes += 1
+        served.latest = None
+        self._end(served)
+
+    def _end(self, served: ServedApplication) -> None:
+        """Answer nothing of an application that was deleted, and close its pipelines."""
+        if not served.deleted:
+            log_event(logging.WARNING, "application", application=served.name, part="registry", message="deleted")
+            served.deleted = True
+            self._keep()
 
     async def _take_back(self, served: ServedApplication, failed: FailedCanary) -> None:
         """End a canary in the registry, as the first of several drivers; until then this one does not use it."""

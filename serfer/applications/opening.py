@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from drivers.target import Target
-from serfer.applications.applications import Applications, served_name
+from serfer.applications.applications import MAX_APPLICATIONS, Applications, served_name
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import AT, VariantPipelines
@@ -33,16 +33,15 @@ from storage.store import Store
 
 VARIANTS: Final = "variants"
 """The folder of the cache for plan directories that were fetched from a registry."""
-MAX_APPLICATIONS: Final = 100
 
 
 @dataclass(frozen=True)
 class ApplicationOptions:
     """The applications to serve, of the registry at a URL, and where variants for instances run (`InstancePool`).
 
-    Without names, all that the registry has when the driver starts. Those instances may cost `max_usd_per_hour`.
-    `plans` are the plan directories of variants whose functions are deployed, by the first twelve digits of their
-    digests; None: they are fetched from the registry.
+    Without names, all that the registry has. With `register`, networks are registered here over HTTP: then there may be
+    no applications yet. Those instances may cost `max_usd_per_hour`. `plans` are the plan directories of variants whose
+    functions are deployed, by the first twelve digits of their digests; None: they are fetched from the registry.
     """
 
     registry: str
@@ -50,6 +49,7 @@ class ApplicationOptions:
     instances: tuple[InstancePool, ...] = ()
     max_usd_per_hour: float | None = None
     plans: Mapping[str, Path] | None = None
+    register: bool = False
 
 
 def open_applications(  # noqa: PLR0913 - what a driver has, by name
@@ -91,15 +91,21 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
         plan = load_plan(directory)
         return _on_instance(instances.target(place, name.partition(AT)[0], plan), plan, settings)
 
+    def exchange(name: str) -> Exchange:
+        return Exchange(coordination, name, driver)
+
     applications = Applications(
         registry,
         VariantPipelines(opened, served),
         InfaasSelector(),
         instances,
-        {name: Exchange(coordination, name, driver) for name in names},
+        {name: exchange(name) for name in names},
         place=place,
         runs_here=runs_here,
         driver=driver,
+        join=None
+        if options.names or alone or options.instances
+        else exchange,  # instances are started for those there are
         canaries=not alone,
     )
     if options.instances:
@@ -136,9 +142,9 @@ def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Regi
     Raises UsageError for a registry inside the store, or where there is nothing to serve.
     """
     check_apart(options.registry, store_url)
-    registry = open_registry(options.registry, create=False)
+    registry = open_registry(options.registry, create=options.register)
     names = options.names or tuple(registry.applications())
-    if not 0 < len(names) <= MAX_APPLICATIONS:
+    if not (0 if options.register else 1) <= len(names) <= MAX_APPLICATIONS:
         raise UsageError(
             f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"
         )

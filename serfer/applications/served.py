@@ -52,12 +52,14 @@ class FailedCanary:
 class ServedApplication:
     """What a driver knows of an application that it serves.
 
-    `failed` is a canary that is to be taken back, and that the registry still has as far as is known.
+    `failed` is a canary that is to be taken back, and that the registry still has as far as is known. `deleted` says
+    that the registry has no record of the application any more: nothing answers until it is restored.
     """
 
     def __init__(self, name: str, place: FunctionsPlace, clock: Callable[[], float]) -> None:
         self.name = name
         self.failed: FailedCanary | None = None
+        self.deleted = False
         self.latest: Latest | None = None
         self.changes = 0
         self.states = States({})
@@ -80,7 +82,9 @@ class ServedApplication:
 
     @property
     def table(self) -> Table:
-        """What queries are answered by; raises UnavailableError before it was read."""
+        """What queries are answered by; raises UnavailableError before it was read, and once it is deleted."""
+        if self.deleted:
+            raise UnavailableError(self.why_deleted)
         if self._table is None:
             raise UnavailableError(f"the registry's record of application {self.name} was not read yet")
         return self._table
@@ -88,15 +92,21 @@ class ServedApplication:
     @property
     def is_read(self) -> bool:
         """Whether there is a table."""
-        return self._table is not None
+        return self._table is not None and not self.deleted
 
     @property
     def variants(self) -> Mapping[str, Variant]:
         """All variants that queries may be answered by, by name."""
-        return self._table.variants if self._table else {}
+        return self._table.variants if self._table and not self.deleted else {}
+
+    @property
+    def why_deleted(self) -> str:
+        """What is said of the application once it is deleted."""
+        return f"application {self.name} was deleted from the registry: `serfer registry restore` brings it back"
 
     def use(self, table: Table) -> None:
         """Select from a table from now on; a canary that is new begins its trial, one that has failed is left out."""
+        self.deleted = False
         if self._table is None or self._table.live.variants != table.live.variants:
             self._demanding = Demanding(table.live.variants)
         since = table.trial.since if table.trial else ""

@@ -36,6 +36,7 @@ from serfer.cli.shared.service_options import (
     PlansOption,
     PolicyStateOption,
     RecordOption,
+    RegisterOption,
     ResultsOption,
     RouteOption,
     ScenarioOption,
@@ -80,6 +81,7 @@ def serve(
     registry: RegistryOption = None,
     app: AppsOption = None,
     variant_instances: VariantInstancesOption = None,
+    register: RegisterOption = False,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
@@ -101,7 +103,7 @@ def serve(
     settings = with_keep_warm(settings, keep_warm, policy_state, workers_of(workers, stack, "local"))
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
-    applications = applications_of(settings, registry, app, variant_instances, max_usd_per_hour)
+    applications = applications_of(settings, registry, app, variant_instances, max_usd_per_hour, register=register)
     routing = routing_of(
         settings,
         route=route,

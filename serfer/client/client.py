@@ -20,6 +20,7 @@ import httpx
 
 from serfer.client.conversation import Clock, Conversation, Retries
 from serfer.client.messages import Image, QueryOptions, upload
+from serfer.client.registering import AsyncRegistrationJob, Described, Place, RegistrationJob, registration_form
 from serfer.client.results import AsyncServedResult, ServedResult
 from serfer.client.tensors import ServedTensor
 from serfer.client.wire import AsyncWire, Wire
@@ -151,6 +152,32 @@ class Client:
         stored = self._wire.run(self._conversation.open_result(result_id))
         return ServedResult(stored, self._wire, self._conversation)
 
+    def register(
+        self,
+        network: Place,
+        application: str,
+        validation: Place,
+        *,
+        name: str | None = None,
+        preprocess: Place | None = None,
+        labels: Place | None = None,
+        **options: str | float,
+    ) -> RegistrationJob:
+        """Hand a network in to be registered in an application, and return the job that does so, without waiting.
+
+        `network` is the path of an ONNX file or the name of one of the zoo, `validation` a directory of labelled images
+        or an archive of one (zip, tar, tar.gz), which are held in memory while they are sent. `preprocess` and `labels`
+        are paths; `options` are `output`, `most`, `max_loss`, `latency_ms`, `instance`, `usd_per_hour`, `size` and
+        `channels`, as `serfer register` has them. The same, handed in again, is one registration, and goes on.
+        """
+        form = registration_form(network, validation, Described(name, preprocess, labels, options))
+        begun = self._wire.run(self._conversation.register(application, form))
+        return RegistrationJob(application, begun.id, self._wire, self._conversation)
+
+    def registration(self, application: str, registration: str) -> RegistrationJob:
+        """Return a registration that was handed in before, by its id."""
+        return RegistrationJob(application, registration, self._wire, self._conversation)
+
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the service answers for."""
         return self._wire.run(self._conversation.models())
@@ -275,6 +302,27 @@ class AsyncClient:
         """Return a result that the service keeps, by its id."""
         stored = await self._wire.run(self._conversation.open_result(result_id))
         return AsyncServedResult(stored, self._wire, self._conversation)
+
+    async def register(
+        self,
+        network: Place,
+        application: str,
+        validation: Place,
+        *,
+        name: str | None = None,
+        preprocess: Place | None = None,
+        labels: Place | None = None,
+        **options: str | float,
+    ) -> AsyncRegistrationJob:
+        """Hand a network in to be registered as `Client.register` does."""
+        described = Described(name, preprocess, labels, options)
+        form = await asyncio.to_thread(registration_form, network, validation, described)
+        begun = await self._wire.run(self._conversation.register(application, form))
+        return AsyncRegistrationJob(application, begun.id, self._wire, self._conversation)
+
+    def registration(self, application: str, registration: str) -> AsyncRegistrationJob:
+        """Return a registration that was handed in before, by its id."""
+        return AsyncRegistrationJob(application, registration, self._wire, self._conversation)
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the service answers for."""

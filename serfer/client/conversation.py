@@ -27,6 +27,7 @@ from serfer.client.messages import (
     Upload,
     failure,
     read_models,
+    read_registration,
     read_report,
     read_status,
     refusal,
@@ -36,8 +37,15 @@ from serfer.client.messages import (
 from serfer.client.stored import Parts, StoredOutput, StoredResult, read_parts, read_stored
 from serfer.client.tensors import INLINE, LINK, ServedTensor, infer_call, read_tensors
 from serfer.core.backoff import Backoff
-from serfer.core.errors import KeyRefusedError, ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
-from serfer.core.served import JobStatus, ServedModel, ServedReport
+from serfer.core.errors import (
+    KeyRefusedError,
+    RequestRefusedError,
+    ServiceDeadlineError,
+    ServiceError,
+    ServiceUnavailableError,
+    UsageError,
+)
+from serfer.core.served import JobStatus, ServedModel, ServedRegistration, ServedReport
 
 T = TypeVar("T")
 _SLOWEST = 1_000_000.0  # bytes a second that a download is allowed time for
@@ -139,6 +147,45 @@ class Conversation:
     def cancel(self, job: str) -> Steps[None]:
         """Cancel a job; one that is gone already is no error."""
         yield from self._answer(Call("DELETE", _place(job), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
+
+    def register(self, application: str, form: Upload) -> Steps[ServedRegistration]:
+        """Hand a network in to be registered, with time for its bytes, and return how far it is."""
+        call = Call(
+            method="POST",
+            path=_registrations(application),
+            expected=(HTTPStatus.ACCEPTED,),
+            headers={"Content-Type": form.content_type},
+            content=form.content,
+        )
+        deadline = self.clock.monotonic() + self._timeout_s + len(form.content) / _SLOWEST
+        reply = yield from self._answer(call, deadline)
+        return read_registration(reply)
+
+    def registration(self, application: str, registration: str) -> Steps[ServedRegistration]:
+        """Return how far a registration is."""
+        reply = yield from self._answer(Call("GET", _registrations(application, registration)))
+        return read_registration(reply)
+
+    def registered(self, application: str, registration: str, timeout_s: float) -> Steps[ServedRegistration]:
+        """Look at a registration until it has ended, and return it if it is done."""
+        deadline = self.clock.monotonic() + _checked(timeout_s)
+        look, wait_s = 1, 0.0
+        while True:
+            call = Call("GET", _registrations(application, registration))
+            found = read_registration((yield from self._answer(call, deadline, wait_s)))
+            if found.state == "done":
+                return found
+            if found.ended:
+                raise RequestRefusedError(f"the registration {found.state}: {found.detail or 'hand it in again'}")
+            wait = self._retries.next_look(look, None, deadline - self.clock.monotonic(), self.clock.chance())
+            if wait is None:
+                raise ServiceDeadlineError(f"it has not ended within {timeout_s:g} s: ask again, or cancel it")
+            look, wait_s = look + 1, wait
+
+    def cancel_registration(self, application: str, registration: str) -> Steps[None]:
+        """Cancel a registration; one that is gone already is no error."""
+        gone = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)
+        yield from self._answer(Call("DELETE", _registrations(application, registration), gone))
 
     def models(self) -> Steps[tuple[ServedModel, ...]]:
         """Return the models that the service answers for."""
@@ -258,6 +305,11 @@ class Conversation:
 
 def _place(job: str) -> str:
     return f"/v1/results/{quote(job, safe='')}"
+
+
+def _registrations(application: str, registration: str | None = None) -> str:
+    place = f"/v1/applications/{quote(application, safe='')}/registrations"
+    return place if registration is None else f"{place}/{quote(registration, safe='')}"
 
 
 def _result_place(result: str) -> str:

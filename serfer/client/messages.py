@@ -23,7 +23,15 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from serfer.core.served import NO_OBJECTIVES, OBJECTIVES, JobStatus, Objectives, ServedModel, ServedReport
+from serfer.core.served import (
+    NO_OBJECTIVES,
+    OBJECTIVES,
+    JobStatus,
+    Objectives,
+    ServedModel,
+    ServedRegistration,
+    ServedReport,
+)
 from serfer.core.structure import structure
 
 T = TypeVar("T")
@@ -179,6 +187,11 @@ def read_status(reply: Reply) -> JobStatus:
         ended = {"result": _with_timeline(document.get("result")), "problem": document.get("problem")}
         document = {**document, **ended}
     return _structured(JobStatus, document, "status", reply)
+
+
+def read_registration(reply: Reply) -> ServedRegistration:
+    """Return how far a registration is by a reply; raises ServiceError that names what is wrong with it."""
+    return _structured(ServedRegistration, document_of(reply), "registration", reply)
 
 
 def read_models(reply: Reply) -> tuple[ServedModel, ...]:

@@ -1,6 +1,7 @@
 """The registry: applications' records and the artefacts of their variants, in a directory or a versioned bucket of S3.
 
     applications/APP.json       the record of an application (serfer/core/variants), replaced by compare-and-set
+    submissions/ID.json         what was handed in over HTTP to be registered, and how far it is
     registrations/ID.json       what the registration of a network has done so far, and who works on it
     artefacts, by SHA-256       the files of plan directories, and their manifests; shared between variants
 

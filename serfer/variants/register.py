@@ -72,6 +72,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     activation: str | None = None,
     settings: Settings | None = None,
     progress: Callable[[str], None] | None = None,
+    begun: Callable[[str], None] | None = None,
 ) -> Registered:
     """Make variants of a network, measure them, and register them under an application, all at once or not at all.
 
@@ -84,7 +85,8 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
     dollars (and the cheapest within `latency_ms`), and of the whole network on `device` by precision and batch size.
     One that loses more than `max_loss` of the images, against the network as given, is left out. Instances are priced
-    as `instance`, a type of the price data, or by `usd_per_hour`.
+    as `instance`, a type of the price data, or by `usd_per_hour`. `begun` is called with the registration's id, once
+    that is known.
 
     The same network with the same images and options is one registration: where another process is at it, this waits;
     what was done before a process was killed is not done again. Raises InputError for labels that the network does not
@@ -94,7 +96,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     settings = settings or load_settings()
     network_name = _network_name(network, name)
     options = MakingOptions(most, max_loss, latency_ms, device, instance, usd_per_hour, settings)
-    _check(app, options)
+    check_options(app, options)
     url = registry or settings.registry
     if url is None:
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
@@ -110,6 +112,8 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         recorded = images.validation()
         request = RegistrationRequest(app, network_name, base.digest, recorded.digest, options.text)
         registrations = Registrations(kept, owner_name(folder))
+        if begun is not None:
+            begun(request.id)
         with alone(folder, request.id, say):
             found = claimed(registrations, request, by, say)
             if found.state is RegistrationState.DONE:
@@ -178,7 +182,8 @@ def _network_name(network: Any, name: str | None) -> str:  # noqa: ANN401 - as r
     return given
 
 
-def _check(app: str, options: MakingOptions) -> None:
+def check_options(app: str, options: MakingOptions) -> None:
+    """Refuse options that cannot be before anything is read; raises UsageError."""
     if not NAME.fullmatch(app):
         raise UsageError(f"--app {app!r:.80} cannot name an application: 1 to 64 letters, digits and ._-")
     if not 1 <= options.most <= MAX_VARIANTS:

@@ -280,8 +280,32 @@ def keyed(own_registry, tmp_path, forks):
             at = path if path.startswith("/") else f"/v1/applications/faces/{path}"
             return client.post(at, json=body, headers={"X-API-Key": keys[name]})
 
+        post.client, post.keys = client, keys
         post.get = lambda name, path: client.get(path, headers={"X-API-Key": keys[name]})
         yield post
+
+
+def test_who_may_deletes_an_application_and_a_restored_one_answers_again(keyed, own_registry):
+    def delete(name):
+        return keyed.client.delete("/v1/applications/faces", headers={"X-API-Key": keyed.keys[name]})
+
+    assert [delete(name).status_code for name in ("asker", "promoter", "dogs")] == [403] * 3
+    version = next(own_registry.history("faces")).version
+    assert delete("ops").status_code == 204
+    for path in ("/v1/classify?application=faces", "/v2/models/faces/infer"):
+        reply = keyed.client.post(path, files={"image": png()}, headers={"X-API-Key": keyed.keys["asker"]})
+        assert (reply.status_code, "serfer registry restore" in reply.text) == (404, True), reply.text
+    assert keyed.get("asker", "/v1/applications").json() == {"applications": []}
+    assert delete("ops").status_code == 404
+    own_registry.restore("faces", version)
+    _eventually(lambda: keyed.get("asker", "/v1/applications/faces").status_code == 200)
+
+
+def _eventually(holds):
+    until = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_who_may_promotes_tries_out_rolls_back_and_retires(keyed, own_registry):

@@ -58,6 +58,14 @@ def test_every_route_is_described(operations):
         "GET /readyz",
         "GET /metrics",
         "GET /v1/load",
+        "POST /v1/applications/{name}/registrations",
+        "GET /v1/applications/{name}/registrations/{registration}",
+        "DELETE /v1/applications/{name}/registrations/{registration}",
+        "DELETE /v1/applications/{name}",
+        "POST /v1/jobs",
+        "GET /v1/jobs/{job}",
+        "GET /v1/jobs/{job}/results",
+        "DELETE /v1/jobs/{job}",
     }
 
 

@@ -26,8 +26,8 @@ def faces(root):
     return str(root / "registry")
 
 
-def open_service(url, cache, forks=None, models=None, observer=None):
-    """Return a service of a registry's applications, beside models if there are any."""
+def open_service(url, cache, forks=None, models=None, observer=None, *, opened=True):
+    """Return a service of a registry's applications, a variant of each `opened`, beside models if there are any."""
     settings = Settings(cache_dir=cache)
     store = open_store("memory://")
     service = Service(models or {}, Admission(4, 8), observer or Observed(), Decoders(forks=forks), store=store)
@@ -42,6 +42,8 @@ def open_service(url, cache, forks=None, models=None, observer=None):
         "memory://",
         FunctionsPlace(1000, 300.0),
     )
+    if not opened:
+        return service
     with ThreadPoolExecutor(1) as other:  # the thread of a test that drives a browser has an event loop already
         other.submit(asyncio.run, service.applications.open()).result()
     return service

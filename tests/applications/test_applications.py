@@ -509,3 +509,42 @@ def test_a_registry_that_hangs_keeps_a_request_waiting_for_a_second_and_no_other
 
     asyncio.run(queries())
     assert len(reads) == 1
+
+
+def test_an_application_that_is_deleted_answers_no_more_until_it_is_restored(registry, store):
+    async def scene():
+        driver = Driver(registry, store)
+        await driver.applications.open()
+        [kept] = registry.history("faces")
+        registry.delete("faces")
+        await driver.look()
+        assert driver.applications.names == ()
+        assert "serfer registry restore" in driver.applications.absent("faces")
+        with pytest.raises(UnavailableError, match="was deleted from the registry"):
+            await driver.ask()
+        await asyncio.sleep(0)
+        assert driver.served == {}
+        await driver.look()
+        registry.restore("faces", kept.version)
+        await driver.look()
+        assert driver.applications.names == ("faces",)
+        assert (await driver.ask())[1] == "cheap"
+
+    asyncio.run(scene())
+
+
+def test_an_application_that_is_registered_later_is_served_where_none_were_named(registry, store):
+    async def scene():
+        found = store.coordination()
+        driver = Driver(registry, store, names=(), join=lambda name: Exchange(found, name, "driver"))
+        await driver.applications.open()
+        assert driver.applications.names == ()
+        await driver.applications.find_new()
+        assert driver.applications.names == ("faces",)
+        assert (await driver.ask())[1] == "cheap"
+        driver.broken.add("other")
+        register(registry, "dogs", version("net", 1, variant("other")))
+        await driver.applications.find_new()
+        assert driver.applications.names == ("faces",)
+
+    asyncio.run(scene())

@@ -204,3 +204,15 @@ def test_a_variants_plan_directory_is_fetched_once_and_verified(serfer, registry
     altered = serfer("registry", "fetch", "faces", "net.whole", "--out", str(tmp_path / "other"))
     assert altered.code != 0
     assert not (tmp_path / "other").exists()
+
+
+def test_an_application_is_deleted_only_by_who_says_so_and_can_be_restored(serfer, registry, faces):
+    refused = serfer("registry", "delete", "faces")
+    assert (refused.code, "give --yes" in refused.err) == (2, True)
+    assert registry.applications() == ["faces"]
+    assert serfer("registry", "delete", "dogs", "--yes").code == 2
+    deleted = serfer("registry", "delete", "faces", "--yes")
+    assert (deleted.code, registry.applications()) == (0, [])
+    version = serfer("registry", "history", "faces").out.splitlines()[-1].split()[1]
+    assert serfer("registry", "restore", "faces", version).code == 0
+    assert registry.application("faces") == faces

@@ -163,7 +163,8 @@ class Command:
         assert self.processes() == [], err
         assert [path for place in self.places for path in place.iterdir()] == []
         places = {path.name for path in self.cache.iterdir()}
-        assert places <= {"plans", "functions", "dependencies", "runtime", "weights", "results", "variants"}
+        known = {"plans", "functions", "dependencies", "runtime", "weights", "results", "variants"}
+        assert places <= known | {"registrations", "uploads"}
         assert [path for path in self.cache.glob("*/.*") if path.suffix != ".lock"] == []
         return result
 

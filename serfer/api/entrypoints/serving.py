@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
@@ -17,11 +18,15 @@ from serfer.api.http.server import serve
 from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, ShadowMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.observability.variant_metrics import VariantMetrics
+from serfer.api.offline.jobs import OfflineJobs
+from serfer.api.offline.record import OfflineRecords
+from serfer.api.registering.registrar import Registrar
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
 from serfer.applications.scaling.controller import VariantFleet
 from serfer.applications.served import FunctionsPlace
+from serfer.control.offline.throttle import OnlineLoad
 from serfer.core.variants import Variant
 from serfer.fleet.keep_warm.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool
@@ -31,6 +36,9 @@ from serfer.wiring.deployed import Deployment, find_deployment
 from serfer.wiring.open_pipeline import open_pipeline
 from storage import open_store
 from storage.store import Store
+
+UPLOADS: Final = "uploads"
+"""The folder of the cache for networks and images that are being registered over HTTP."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,10 @@ def serve_models(
                 telemetry.metrics.registry.register(VariantMetrics(fleet, service.applications.copies))
             progress("opening a variant of each application")
             asyncio.run(service.applications.open())
+            if opening.applications.register:
+                service.registrar = make_registrar(service.applications, settings)
+        if settings.api_jobs:
+            service.jobs = make_jobs(service, settings)
         serve(
             make_app(service, settings, keys, telemetry, address.answers_to(settings)),
             host=address.host,
@@ -163,6 +175,24 @@ def applications_for(
         _deployed(opening, options),
         alone=alone,
     )
+
+
+def make_registrar(applications: Applications, settings: Settings) -> Registrar:
+    """Return what registers networks over HTTP, in processes of its own."""
+    from serfer.api.registering.processes import register  # noqa: PLC0415 - drivers in AWS have no splitter
+
+    return Registrar(applications.registry, settings.cache_dir / UPLOADS, applications.find_new, register)
+
+
+def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
+    """Return the offline jobs of a service, which yield to its online queries."""
+
+    def load() -> OnlineLoad:
+        now = service.load.online()
+        return OnlineLoad("this service", now.utilisation, now.latency, now.throttled, of_account=now.of_account)
+
+    records = OfflineRecords(service.store, settings.results_ttl_s)
+    return OfflineJobs(records, settings.cache_dir / UPLOADS, load)
 
 
 def _concurrency(opening: Opening, settings: Settings) -> int:

@@ -38,7 +38,7 @@ async def read_body(
     where it has not arrived when the `left_s` seconds until the deadline have passed; starlette's ClientDisconnect
     where the client goes away.
     """
-    _check_headers(request.headers, limits, codings)
+    check_headers(request.headers, limits, codings)
     try:
         async with asyncio.timeout(min(limits.body_timeout_s, left_s)):
             return await _collect(request, limits)
@@ -54,8 +54,8 @@ async def read_body(
         ) from None
 
 
-def _check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]) -> None:
-    """Refuse what the headers alone show to be too large or coded, before anything is read."""
+def check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]) -> None:
+    """Refuse what the headers alone show to be too large or coded, before anything is read; raises Problem."""
     codings = {word.strip().lower() for value in headers.getlist("content-encoding") for word in value.split(",")}
     if codings - {"identity", "", *accepted}:
         raise Problem(

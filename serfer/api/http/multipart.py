@@ -28,7 +28,7 @@ class Part:
 
 def split_form(content_type: str, body: bytes, most: int) -> list[Part]:
     """Return a form's parts in order; raises Problem, 400 for what is not a form, 413 for more than `most` parts."""
-    mark = b"--" + _boundary(content_type)
+    mark = b"--" + boundary_of(content_type)
     if not body.startswith(mark):
         raise Problem(400, "the form does not begin with the boundary that Content-Type names")
     parts: list[Part] = []
@@ -43,12 +43,13 @@ def split_form(content_type: str, body: bytes, most: int) -> list[Part]:
         end = body.find(_END + mark, start)
         if end < 0:
             raise Problem(400, f"part {len(parts)} of the form has no boundary after it: the form is cut short")
-        parts.append(_part(body[at:head_end], body[start:end], len(parts)))
+        parts.append(part_of(body[at:head_end], body[start:end], len(parts)))
         at = end + len(_END + mark)
     return parts
 
 
-def _boundary(content_type: str) -> bytes:
+def boundary_of(content_type: str) -> bytes:
+    """Return the boundary that a form's Content-Type names; raises Problem 400."""
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not 1 <= len(boundary) <= _MOST_BOUNDARY:
         raise Problem(
@@ -57,7 +58,7 @@ def _boundary(content_type: str) -> bytes:
     return boundary
 
 
-def _part(head: bytes, data: bytes, number: int) -> Part:
+def part_of(head: bytes, data: bytes, number: int) -> Part:
     """Build a part from its header lines and its content."""
     lines = (line.partition(b":") for line in head.split(_END))
     values = [value for name, _, value in lines if name.strip().lower() == b"content-disposition"]

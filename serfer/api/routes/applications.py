@@ -153,11 +153,16 @@ def detail_of(applications: Applications, name: str) -> ApplicationDetail:
     return _detail(applications, _served(applications, name))
 
 
-def _served(applications: Applications | None, name: str) -> ServedApplication:
+def serving(applications: Applications | None, name: str) -> Applications:
+    """Return what serves an application; raises Problem 404 for one that is not served."""
     if applications is None or name not in applications.names:
-        known = ", ".join(applications.names) if applications else "none"
-        raise Problem(HTTPStatus.NOT_FOUND, f"no application {name[:80]!r} here: there is {known}")
-    return applications.served(name)
+        why = applications.absent(name) if applications else f"no application {name[:80]!r} here: there is none"
+        raise Problem(HTTPStatus.NOT_FOUND, why)
+    return applications
+
+
+def _served(applications: Applications | None, name: str) -> ServedApplication:
+    return serving(applications, name).served(name)
 
 
 def _listed(served: ServedApplication) -> ListedApplication:

@@ -15,14 +15,15 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from serfer.api.admission import using
+from serfer.api.answering import Question, answer
 from serfer.api.http.body import ApiLimits
 from serfer.api.http.body_budget import BodyReservation
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
 from serfer.api.idempotency import IdempotencyStore
-from serfer.api.objectives import OPENING, PARAMETERS, as_text, asked_of, is_cold, objectives_of, same_classes, selected
-from serfer.api.observability.timeline import progress, served_report
+from serfer.api.objectives import PARAMETERS, as_text, asked_of, objectives_of
+from serfer.api.observability.timeline import progress
 from serfer.api.requests import (
     IdempotencyKey,
     TimelyResponse,
@@ -36,12 +37,11 @@ from serfer.api.requests import (
 )
 from serfer.api.routes.openapi import CLASSIFY, problems
 from serfer.api.routes.results import Results, Watch, new_job
-from serfer.api.service import Service, ServiceQuery, ServiceResult
-from serfer.applications.applications import Asked, Choice, Run
+from serfer.api.service import Service, ServiceQuery
+from serfer.applications.applications import Asked
 from serfer.core.run_machine import StageRun
 from serfer.core.served import JobStatus, ServedReport, StageProgress
 from serfer.core.variants import Objectives
-from serfer.pipeline.pipeline import Pipeline
 
 _MOST_CLASSES = 65_536
 _PARAMETERS = ("top_k", "model", "deadline_ms", "explain", *PARAMETERS)
@@ -158,7 +158,7 @@ def _parse(
     asked = asked_of(routes.service, named.model, named.requested, identifier)
     if asked is None:
         name = routes.service.name(named.model)
-        _check_classifies(routes.service, name)
+        check_classifies(routes.service, name)
         request.state.plan = routes.service.pipelines[name].plan
     else:
         name = asked.application
@@ -166,7 +166,7 @@ def _parse(
     return _ClassifyRequest(request, query, top_k, explain, idempotency_header(request), asked)
 
 
-def _check_classifies(service: Service, name: str) -> None:
+def check_classifies(service: Service, name: str) -> None:
     """Refuse a model whose outputs are not classes, with what to use; raises Problem 422."""
     plan = service.pipelines[name].plan
     if not plan.classifies:
@@ -194,27 +194,9 @@ async def _answer(
 ) -> bytes:
     """Return the body of the answer, explained where `watch` follows the query."""
     query = replace(parsed.query, context=replace(parsed.query.context, watch=watch))
-    data, names = [image.data for image in images], [image.name for image in images]
-    service = routes.service
-    used: dict[str, Pipeline] = {}  # a variant may be closed as soon as its query has ended
-
-    async def classified(model: str) -> ServiceResult:
-        used[model] = service.pipelines[model]
-        parsed.request.state.plan = used[model].plan
-        return await service.classify(replace(query, model=model), data, names, parsed.top_k)
-
-    choice: Choice | None = None
-    if parsed.asked is None or service.applications is None:
-        answered = await classified(query.model)
-    else:
-        run = Run(lambda chosen: classified(chosen.model), lambda: query.in_time(OPENING), is_cold, same_classes)
-        choice, answered = await service.applications.answer(parsed.asked, run)
-    parsed.request.state.answered = answered
-    pipeline = used[choice.model if choice else query.model]
-    plan, explain = answered.result.plan or pipeline.plan, parsed.explain or watch is not None
-    report = served_report(
-        answered, plan, pipeline.facts, explain=explain, selected=selected(choice) if choice else None
-    )
+    question = Question(query, parsed.top_k, parsed.explain or watch is not None, parsed.asked)
+    state = parsed.request.state
+    state.answered, report = await answer(routes.service, question, images, lambda plan: setattr(state, "plan", plan))
     return json.dumps(report.as_dict(), allow_nan=False).encode()
 
 
@@ -256,10 +238,10 @@ async def _answer_once(
     """Return the answer's body, which a request that waits for it, with the same key, gets as well."""
     if idempotency_key is None:
         return await _answer(routes, parsed, images, watch)
-    answer = await routes.idempotency.first_answer(
+    first = await routes.idempotency.first_answer(
         idempotency_key, lambda _: _answer(routes, parsed, images, watch), parsed.query.left_s
     )
-    return answer.body
+    return first.body
 
 
 def _progress_of(request: Request) -> Callable[[Sequence[StageRun]], Sequence[StageProgress]]:

@@ -1,4 +1,4 @@
-"""POST /v1/applications/NAME/...: promote, try out, roll back and retire network versions, by keys that may."""
+"""POST /v1/applications/NAME/...: promote, try out, roll back, retire, and delete it, by keys that may."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serfer.api.auth.clients import Scope, require
 from serfer.api.auth.keys import KeyRing, authorise
-from serfer.api.http.problems import Problem
 from serfer.api.requests import check_parameters, owner_of
-from serfer.api.routes.applications import ApplicationDetail, detail_of
+from serfer.api.routes.applications import ApplicationDetail, detail_of, serving
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.core.variants import MAX_NETWORKS, NAME, Application, Canary, CanaryLimits
@@ -75,13 +74,11 @@ def releases_router(service: Service, keys: KeyRing | None) -> APIRouter:
 
     async def changed(request: Request, name: str, step: Callable[[Application], Application]) -> ApplicationDetail:
         check_parameters(request, ())
-        applications = service.applications
-        if applications is None or name not in applications.names:
-            raise Problem(HTTPStatus.NOT_FOUND, f"no application {name[:80]!r} here: GET /v1/applications lists them")
+        applications = serving(service.applications, name)
         await applications.change(name, step)
         return detail_of(applications, name)
 
-    @router.post("/promote", responses=responses, dependencies=_allowed(keys, Scope.PROMOTE))
+    @router.post("/promote", responses=responses, dependencies=allowed(keys, Scope.PROMOTE))
     async def promote(request: Request, name: str, body: Promotion) -> ApplicationDetail:
         """Make a release with these versions, or with those of the canary; a canary ends."""
 
@@ -91,7 +88,7 @@ def releases_router(service: Service, keys: KeyRing | None) -> APIRouter:
 
         return await changed(request, name, step)
 
-    @router.post("/canary", responses=responses, dependencies=_allowed(keys, Scope.PROMOTE))
+    @router.post("/canary", responses=responses, dependencies=allowed(keys, Scope.PROMOTE))
     async def canary(request: Request, name: str, body: Trial) -> ApplicationDetail:
         """Let the live release with these versions in it answer a share of queries; it is taken back if it is worse."""
 
@@ -102,20 +99,26 @@ def releases_router(service: Service, keys: KeyRing | None) -> APIRouter:
 
         return await changed(request, name, step)
 
-    @router.post("/rollback", responses=responses, dependencies=_allowed(keys, Scope.PROMOTE))
+    @router.post("/rollback", responses=responses, dependencies=allowed(keys, Scope.PROMOTE))
     async def rollback(request: Request, name: str, body: Rollback) -> ApplicationDetail:
         """Take the canary back or, where there is none, return to the versions of the release before."""
         return await changed(request, name, lambda record: record.rolled_back(_now(), _who(request), body.why))
 
-    @router.post("/retire", responses=responses, dependencies=_allowed(keys, Scope.DELETE))
+    @router.post("/retire", responses=responses, dependencies=allowed(keys, Scope.DELETE))
     async def retire(request: Request, name: str, body: Retirement) -> ApplicationDetail:
         """End a network version that answers no queries."""
         return await changed(request, name, lambda record: record.retired(body.network, body.version))
 
+    @router.delete("", status_code=HTTPStatus.NO_CONTENT, responses=responses, dependencies=allowed(keys, Scope.DELETE))
+    async def delete(request: Request, name: str) -> None:
+        """Delete an application from the registry: queries that name it get 404 until it is restored."""
+        check_parameters(request, ())
+        await serving(service.applications, name).delete(name)
+
     return router
 
 
-def _allowed(keys: KeyRing | None, scope: Scope) -> list[Any]:
+def allowed(keys: KeyRing | None, scope: Scope) -> list[Any]:
     """Return the dependency of a route that only keys with a scope may use."""
 
     async def guard(request: Request, name: str) -> None:

@@ -1,7 +1,8 @@
-"""`serfer registry`: its history and its garbage, and the plan directories of variants."""
+"""`serfer registry`: its history and its garbage, an application's end, and the plan directories of variants."""
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -79,6 +80,23 @@ def history(application: ApplicationArgument, registry: RegistryOption = None, a
             table.add_row(when, plain(each.version), "none" if each.application else "cannot be read")
     if not as_json:
         out.print(table)
+
+
+@app.command()
+def delete(
+    application: ApplicationArgument,
+    registry: RegistryOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete an application: drivers answer its queries no more. `serfer registry restore` brings it back."""
+    found = opened(registry)
+    versions = len(found.known(application).networks)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"deleting {application} ends all answers of its {versions} network versions: give --yes")
+        typer.confirm(f"Delete {application} and its {versions} network versions from {found}?", abort=True)
+    found.delete(application)
+    out.print(plain(f"{application} is deleted; serfer registry history {application} lists what can be restored"))
 
 
 @app.command()

@@ -151,6 +151,14 @@ VariantInstancesOption = Annotated[
         "several types, one for each: TYPE=ec2:GROUP,TYPE=static:URL|URL.",
     ),
 ]
+RegisterOption = Annotated[
+    bool,
+    typer.Option(
+        "--register",
+        help="With --registry: register networks that are uploaded (POST /v1/applications/NAME/registrations), one at "
+        "a time, each of which takes this machine's processors for minutes. Give --keys, too.",
+    ),
+]
 
 
 def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str, Path]:
@@ -203,18 +211,22 @@ def applications_of(
     names: list[str] | None,
     instances: str | None = None,
     max_usd_per_hour: float | None = None,
+    *,
+    register: bool = False,
 ) -> ApplicationOptions | None:
     """Return the applications to serve, None for none; raises UsageError for options that cannot be."""
     url = registry or settings.registry
-    if registry is None and not names and not instances:
+    if registry is None and not names and not instances and not register:
         return None
     if url is None:
-        raise UsageError("--app and --variant-instances are about applications: give --registry, or SERFER_REGISTRY")
+        raise UsageError(
+            "--app, --register and --variant-instances are about applications: give --registry, or SERFER_REGISTRY"
+        )
     ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
     if instances is not None and ceiling is not None and not 0 < ceiling < math.inf:
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {ceiling}")
     pools = parse_instances(instances) if instances is not None else ()
-    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, ceiling)
+    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, ceiling, register=register)
 
 
 def ceiling_of_route(

@@ -1,0 +1,242 @@
+"""POST /v1/jobs: many images as one offline job, which yields to online queries."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from yarl import URL
+
+from drivers.driver import RequestContext
+from serfer.api.answering import Question, answer
+from serfer.api.http.body import ApiLimits
+from serfer.api.http.image_sniffing import check_format
+from serfer.api.http.problems import Problem
+from serfer.api.http.streamed_form import ReceivedForm, receive_form
+from serfer.api.http.uploads import FORM, Upload
+from serfer.api.objectives import PARAMETERS, asked_of, objectives_of
+from serfer.api.offline.jobs import MOST_IMAGES, Handed, OfflineJobs
+from serfer.api.offline.record import SILENT_S, OfflineRecord, OfflineState
+from serfer.api.processes import unpack
+from serfer.api.requests import check_parameters, client_of, owner_of
+from serfer.api.routes.classify import check_classifies
+from serfer.api.routes.openapi import FILE, problems, request_body
+from serfer.api.service import Service, ServiceQuery
+from serfer.applications.applications import Asked
+from serfer.core.variants import Objectives
+from serfer.images import image_files
+from serfer.offline.notify.target import Target
+from serfer.offline.notify.targets import parse_targets
+from serfer.settings import Settings
+from serfer.variants.unpacking import UnpackJob
+
+_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_ALLOWED_S: Final = 120.0
+_LINES: Final = "application/jsonl"
+_WHAT: Final = "the archive"
+_PARAMETERS: Final = ("top_k", "model", *PARAMETERS)
+_BODY: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["images"],
+    "properties": {"images": FILE, "notify": {"type": "string", "format": "uri"}},
+}
+
+
+@dataclass(frozen=True)
+class OfflineStatus:
+    """How far an offline job is.
+
+    `state` is "queued", "running", "done", "failed" or "interrupted". Of the `images` so many are `answered`, and so
+    many of these `failed`. `paused` says why nothing is asked now. `notified` says what became of its notification.
+    """
+
+    id: str
+    model: str
+    state: str
+    created: str
+    images: int
+    answered: int
+    failed: int
+    paused: str
+    detail: str
+    notified: str
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """What is asked of each image: the model or application by its name, and for which client."""
+
+    name: str
+    asked: Asked | None
+    top_k: int
+    client: str
+
+
+def jobs_router(service: Service, settings: Settings) -> APIRouter:
+    """Return the routes of offline jobs; `service.jobs` is None where there are none."""
+    router = APIRouter(prefix="/v1/jobs", tags=["classify"])
+
+    @router.post(
+        "",
+        status_code=HTTPStatus.ACCEPTED,
+        responses=problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503),
+        openapi_extra={"requestBody": request_body({FORM: _BODY})},
+    )
+    async def begin(
+        request: Request,
+        response: Response,
+        top_k: Annotated[int, Query(ge=1, le=1000, description="How many classes at most, best first.")] = 5,
+        model: Annotated[str | None, Query(max_length=80, description="One of GET /v1/models.")] = None,
+        *,
+        requested: Annotated[tuple[str | None, Objectives], Depends(objectives_of)],
+    ) -> OfflineStatus:
+        """Classify the images of an archive when online queries leave room: 202, and Location says how far it is."""
+        check_parameters(request, _PARAMETERS)
+        jobs = _jobs(service)
+        asked = asked_of(service, model, requested, secrets.token_hex(8))
+        name = asked.application if asked else service.name(model)
+        if asked is None:
+            check_classifies(service, name)
+        async with jobs.receiving() as folder:
+            form = await _received(request, folder, settings)
+            targets = _targets(form.values.get("notify"), settings)
+            images = await _images(form, settings)
+            answers = _answerer(service, _Asking(name, asked, top_k, client_of(request)), settings)
+            record = await jobs.begin(Handed(owner_of(request), name, images, folder, answers, targets))
+        response.headers["Location"] = f"/v1/jobs/{record.id}"
+        response.headers["Retry-After"] = "2"
+        return _status(record)
+
+    @router.get("/{job}", responses=problems(401, 403, 404, 422, 429, 503))
+    async def look(request: Request, job: str) -> OfflineStatus:
+        """Return how far a job of one's own is."""
+        check_parameters(request, ())
+        return _status(await _found(_jobs(service), request, job))
+
+    @router.get(
+        "/{job}/results",
+        response_class=Response,
+        responses={
+            200: {"content": {_LINES: {}}, "description": "A report for each image, JSON lines."},
+            **problems(401, 403, 404, 409, 422, 429, 503),
+        },
+    )
+    async def results(request: Request, job: str) -> Response:
+        """Return the reports of a job that has ended, one for each image, as POST /v1/classify gives them."""
+        check_parameters(request, ())
+        jobs = _jobs(service)
+        found = await _found(jobs, request, job)
+        lines = await asyncio.to_thread(jobs.records.lines, owner_of(request), job)
+        if lines is None:
+            raise Problem(HTTPStatus.CONFLICT, f"the job is {_status(found).state}: its results are there at its end")
+        return Response(lines, media_type=_LINES)
+
+    @router.delete("/{job}", status_code=HTTPStatus.NO_CONTENT, responses=problems(401, 403, 404, 422, 429, 503))
+    async def cancel(request: Request, job: str) -> None:
+        """Stop a job of one's own wherever it runs, and forget it with its results."""
+        check_parameters(request, ())
+        jobs = _jobs(service)
+        await _found(jobs, request, job)
+        await jobs.cancel(owner_of(request), job)
+
+    return router
+
+
+async def _received(request: Request, folder: Path, settings: Settings) -> ReceivedForm:
+    most = settings.api_max_job_bytes
+    limits = ApiLimits(max_body_bytes=most, body_timeout_s=settings.api_body_timeout_s)
+    form = await receive_form(request, folder, {"images": most}, limits)
+    if "images" not in form.files or form.values.keys() - {"notify"}:
+        raise _refused("the form should have the file 'images', an archive, and may have the value 'notify'")
+    return form
+
+
+async def _images(form: ReceivedForm, settings: Settings) -> list[Path]:
+    """Unpack the images of a form, and return them in the order of their paths; raises InputError."""
+    archive = form.files["images"].path
+    into = archive.with_name("unpacked")
+    unpacked = await unpack(
+        UnpackJob(str(archive), str(into), settings.api_max_job_bytes, _WHAT, MOST_IMAGES, is_labelled=False)
+    )
+    await asyncio.to_thread(archive.unlink)
+    return await asyncio.to_thread(image_files, Path(unpacked.folder))
+
+
+def _targets(notify: str | None, settings: Settings) -> list[Target]:
+    """Return who is notified: a webhook at a host that the operator has allowed, by name and port; raises Problem."""
+    if notify is None:
+        return []
+    try:
+        url = URL(notify)
+    except ValueError:
+        raise _refused("notify is not a URL") from None
+    place = f"{url.host}" if url.is_default_port() else f"{url.host}:{url.port}"
+    if url.scheme not in ("https", "http") or place not in settings.notify_hosts:
+        raise _refused(f"notify may not go to {place[:80]!r}: the service allows SERFER_NOTIFY_HOSTS alone")
+    return parse_targets([notify], settings.webhook_secret.get_secret_value())
+
+
+def _answerer(service: Service, asking: _Asking, settings: Settings) -> Callable[[Path], Awaitable[dict[str, Any]]]:
+    """Return what answers an image file as a query, within the bounds of one."""
+
+    async def answered(path: Path) -> dict[str, Any]:
+        data = await asyncio.to_thread(_beginning, path, settings.api_max_body_bytes + 1)
+        check_format(path.name, data)
+        context, deadline = RequestContext(secrets.token_hex(8)), time.monotonic() + _ALLOWED_S
+        query = ServiceQuery(asking.name, deadline, _ALLOWED_S, context, asking.client)
+        question = Question(query, asking.top_k, explain=False, asked=asking.asked)
+        with service.load.offline():
+            _, report = await answer(service, question, [Upload(path.name, data)])
+        return report.as_dict()
+
+    return answered
+
+
+def _beginning(path: Path, most_bytes: int) -> bytes:
+    """Return a file's bytes, of one that is too large no more than what shows that."""
+    with path.open("rb") as file:
+        return file.read(most_bytes)
+
+
+def _jobs(service: Service) -> OfflineJobs:
+    if service.jobs is None:
+        raise Problem(
+            HTTPStatus.NOT_FOUND, "this service takes no offline jobs: it was started without SERFER_API_JOBS"
+        )
+    return service.jobs
+
+
+async def _found(jobs: OfflineJobs, request: Request, job: str) -> OfflineRecord:
+    found = await asyncio.to_thread(jobs.records.read, owner_of(request), job) if _ID.fullmatch(job) else None
+    if found is None:
+        raise Problem(HTTPStatus.NOT_FOUND, "no such job: it never was, has expired, was deleted, or is another key's")
+    return found[0]
+
+
+def _status(record: OfflineRecord) -> OfflineStatus:
+    is_open = record.state in (OfflineState.QUEUED, OfflineState.RUNNING)
+    is_silent = is_open and time.time() - record.updated > SILENT_S
+    return OfflineStatus(
+        id=record.id,
+        model=record.model,
+        state=OfflineState.INTERRUPTED.value if is_silent else record.state.value,
+        created=record.created,
+        images=record.images,
+        answered=record.answered,
+        failed=record.failed,
+        paused=record.paused,
+        detail="its driver was killed: send it again" if is_silent else record.detail,
+        notified=record.notified,
+    )
+
+
+def _refused(why: str) -> Problem:
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, why)

@@ -1,0 +1,175 @@
+"""A process that registers a network which was uploaded: a job in JSON in, events as JSON lines out.
+
+    {"event": "registration", "text": ID}      the registration's record in the registry, which has the steps
+    {"event": "progress", "text": "step 3 of 9: ..."}
+    {"event": "done", "text": "resnet18", "version": 2, "live": false}
+    {"event": "failed", "text": why}           what was uploaded cannot be registered, or the registry is away
+    {"event": "bug", "text": traceback}        for the log of who waits
+
+SIGTERM interrupts it: what was done is in the registry, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from serfer.core.errors import InputError, ModelError, SerferError
+from serfer.core.structure import structure
+from serfer.settings import load_settings
+from serfer.variants.register import register
+from serfer.variants.unpacking import SET
+
+if TYPE_CHECKING:
+    import onnx
+
+_MAX_JOB_BYTES: Final = 65_536
+_MOST_TEXT: Final = 4000
+_NICENESS: Final = 10  # what answers queries on this machine comes first
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedNetwork:
+    """What is to be registered: `network` is a zoo name or the path of an ONNX file, `validation` a directory.
+
+    `preprocess` and `labels` are paths, None where none were given; `size` is the input's (channels, height, width).
+    Images of the validation set have at most so many bytes and pixels.
+    """
+
+    application: str
+    network: str
+    name: str
+    validation: str
+    registry: str
+    by: str
+    most: int
+    max_loss: float
+    max_image_bytes: int
+    max_image_pixels: int
+    latency_ms: float | None = None
+    instance: str | None = None
+    usd_per_hour: float | None = None
+    output: str | None = None
+    size: tuple[int, int, int] | None = None
+    preprocess: str | None = None
+    labels: str | None = None
+
+    def with_validation(self, folder: str) -> SubmittedNetwork:
+        """Return it with another folder of images."""
+        return replace(self, validation=folder)
+
+
+def register_submitted(job: SubmittedNetwork) -> None:
+    """Register a network, and say how it goes and ends."""
+    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - a process imports it late
+
+    bounds = {"max_image_bytes": job.max_image_bytes, "max_image_pixels": job.max_image_pixels}
+    if job.network.endswith(".onnx"):
+        check_self_contained(Path(job.network))
+    registered = register(
+        job.network,
+        job.application,
+        job.validation,
+        name=job.name,
+        registry=job.registry,
+        by=job.by,
+        most=job.most,
+        max_loss=job.max_loss,
+        latency_ms=job.latency_ms,
+        instance=job.instance,
+        usd_per_hour=job.usd_per_hour,
+        example=_example(job.size),
+        preprocess=read_preprocess(Path(job.preprocess)) if job.preprocess else None,
+        labels=read_labels(Path(job.labels)) if job.labels else (),
+        activation=job.output,
+        settings=load_settings().model_copy(update=bounds),
+        progress=lambda text: _tell("progress", text),
+        begun=lambda registration: _tell("registration", registration),
+    )
+    version = registered.version
+    _tell("done", version.network, version=version.version, live=registered.live)
+
+
+def check_self_contained(path: Path) -> None:
+    """Refuse an ONNX file that cannot be read, or that names other files, which would be this machine's.
+
+    Raises ModelError.
+    """
+    import onnx  # noqa: PLC0415 - it takes a while to load
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's own, which has no types
+        raise ModelError(f"{path.name} is not an ONNX file: export the network again") from error
+    if any(onnx.external_data_helper.uses_external_data(tensor) for tensor in _tensors(model)):
+        raise ModelError(f"{path.name} has weights in other files: save it as one file, and send that")
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor of a model: initializers and attributes, of subgraphs and functions too."""
+    graphs, nodes = [model.graph], [*chain.from_iterable(function.node for function in model.functions)]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+            nodes += graph.node
+            continue
+        for attribute in nodes.pop().attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+            graphs += [attribute.g, *attribute.graphs]
+
+
+def _example(size: tuple[int, int, int] | None) -> Any:  # noqa: ANN401 - an array, imported when it is needed
+    if size is None:
+        return None
+    import numpy as np  # noqa: PLC0415 - only some networks need it
+
+    return np.random.default_rng(0).standard_normal((1, *size), dtype=np.float32)
+
+
+def _tell(event: str, text: str, **more: int | bool) -> None:
+    line = {"event": event, "text": text[:_MOST_TEXT], **more}
+    print(json.dumps(line), flush=True)  # noqa: T201 - the process that waits reads it
+
+
+def _yield_to_others() -> None:
+    """Let others have the processor first, and be the first to go where memory runs out."""
+    os.nice(_NICENESS)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def main() -> None:
+    """Register, or say what was wrong; messages name what was uploaded, not where it lies here."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for who waits
+    job = structure(SubmittedNetwork, json.loads(sys.stdin.buffer.read(_MAX_JOB_BYTES)), "job", error=InputError)
+    _yield_to_others()
+    try:
+        register_submitted(job)
+    except SerferError as error:
+        folder = f"{Path(job.validation).parent}/"
+        _tell("failed", str(error).replace(job.validation, SET).replace(folder, ""))
+        raise SystemExit(error.exit_code) from error
+    except KeyboardInterrupt:
+        raise SystemExit(1) from None
+    except Exception as error:
+        _tell("bug", traceback.format_exc()[-_MOST_TEXT:])
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -25,13 +25,13 @@ from typing import Any
 from drivers.instance.client import InstanceClient
 from serfer.control.policy import Dispatched, InstanceGroup, InstanceState, Observation, ProvisioningPlan, paid_for
 from serfer.control.scenario import S_PER_HOUR
-from serfer.fleet.batch_sizes import BatchSizes
 from serfer.fleet.beside.decider import Decider
 from serfer.fleet.latencies import of_all
 from serfer.fleet.leader import Leader, end_instances
 from serfer.fleet.log_events import log_event
 from serfer.fleet.observed_fleet import ObservedFleet
 from serfer.fleet.pool import Pool, ServingInstance
+from serfer.fleet.provisioners.batch_sizes import BatchSizes
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase, startable, wanted_by
 from serfer.fleet.registry import DriverLoad, FleetState, PoolRegistry, PoolView

@@ -5,7 +5,7 @@ import asyncio
 from serfer.control.nonuniform.sizes import window_s
 from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
 from serfer.control.scenario import Market
-from serfer.fleet.batch_sizes import BatchSizes
+from serfer.fleet.provisioners.batch_sizes import BatchSizes
 from serfer.fleet.registry import FleetMember
 from tests.fleet.fakes import GPU, Net, scenario
 from tests.fleet.test_controller import Drivers, run

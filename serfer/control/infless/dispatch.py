@@ -64,11 +64,16 @@ def dispatch(rate: float, ranges: Sequence[Ranged], alpha: float = ALPHA) -> Dis
     every rate between theirs. Above them each gets r_up, and the rest is the residual; below them, in proportion to
     r_low: batches time out there before they are full.
     """
-    low, up = sum(one.low for one in ranges), sum(one.up for one in ranges)
+    return dispatch_kinds(rate, [(one, 1) for one in ranges], alpha)
+
+
+def dispatch_kinds(rate: float, kinds: Sequence[tuple[Ranged, int]], alpha: float = ALPHA) -> Dispatch:
+    """Divide requests a second among so many instances of each kind; `rates` has what one of each kind gets."""
+    low, up = sum(one.low * count for one, count in kinds), sum(one.up * count for one, count in kinds)
     case = case_of(rate, low, up, alpha)
     if case is Case.SHORT:
-        return Dispatch(case, tuple(one.up for one in ranges), rate - up)
+        return Dispatch(case, tuple(one.up for one, _ in kinds), rate - up)
     if rate < low:
-        return Dispatch(case, tuple(rate * one.low / low for one in ranges))
+        return Dispatch(case, tuple(rate * one.low / low for one, _ in kinds))
     below = (up - rate) / (up - low) if up > low else 0.0
-    return Dispatch(case, tuple(one.up - below * (one.up - one.low) for one in ranges))
+    return Dispatch(case, tuple(one.up - below * (one.up - one.low) for one, _ in kinds))

@@ -151,10 +151,10 @@ class World:
             facts = replace(facts, core_gflops=facts.gpu_gflops * SERVER.gpus / SERVER.cores)
         return ClusterScenario(facts, (replace(SERVER, count=servers),), made, functions, policy)
 
-    def application(self, name: str, slo_ms: float | None = None, load: str = "") -> ClusterScenario:
+    def application(self, name: str, slo_ms: float | None = None) -> ClusterScenario:
         """Return the cluster with an application's three functions."""
         slo = SLO_MS[name] if slo_ms is None else slo_ms
-        return self.cluster(tuple(FunctionSpec(each, each, slo, COLD_MS, load) for each in NETWORKS[name]))
+        return self.cluster(tuple(FunctionSpec(each, each, slo, COLD_MS) for each in NETWORKS[name]))
 
 
 WORLDS: Final = tuple(World(profiles, scarce) for profiles in (AUTHORS, BY_FLOPS) for scarce in (False, True))

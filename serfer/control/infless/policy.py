@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from serfer.control.infless.dispatch import ALPHA, Case, case_of, dispatch_kinds, threshold
+from serfer.control.infless.dispatch import ALPHA, Case, case_of, dispatch, threshold
 from serfer.control.infless.fleet import Assigned, FrontQueue, Instance, Registry, Step
 from serfer.control.infless.options import Function, Option
 from serfer.control.infless.scheduling import Chooser, Efficiency, schedule
@@ -84,7 +84,7 @@ class Infless:
     def assigned(self, function: int, rate: float) -> list[Assigned]:
         """Return each instance's rate by the three cases; what exceeds R_max goes to them, too: there are no others."""
         serving = self._of[function].serving
-        found = dispatch_kinds(rate, [(option, len(same)) for option, same in serving.items()], self._alpha)
+        found = dispatch(rate, [(option, len(same)) for option, same in serving.items()], self._alpha)
         over = rate / (rate - found.residual) if serving and found.residual else 1.0
         return [
             Assigned(one, over * each) for same, each in zip(serving.values(), found.rates, strict=True) for one in same

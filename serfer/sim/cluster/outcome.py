@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from serfer.control.infless.profiles import WHOLE_GPU
 from serfer.control.infless.scenario import ClusterScenario
 from serfer.core.units import MS_PER_S
 from serfer.sim.cluster.counters import Counters
@@ -129,12 +128,6 @@ def outcome_of(scenario: ClusterScenario, scenario_name: str, run: ClusterRun, s
         ),
         windows=load.windows,
     )
-
-
-def total_units(scenario: ClusterScenario) -> float:
-    """Return all resources of a cluster in units."""
-    sizes = scenario.cluster.sizes
-    return float(sum(one.count * sizes.units(one.cores, WHOLE_GPU * one.gpus) for one in scenario.servers))
 
 
 def _function(name: str, slo_ms: float, one: Counters) -> FunctionOutcome:

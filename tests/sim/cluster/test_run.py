@@ -4,7 +4,7 @@ import pytest
 
 from serfer.control.infless.policies import CLUSTER_POLICIES
 from serfer.control.infless.scenario import parse_cluster
-from serfer.sim.cluster.outcome import outcome_of, total_units
+from serfer.sim.cluster.outcome import outcome_of
 from serfer.sim.cluster.run import Detail, cluster_load, run_cluster
 from serfer.sim.generators import generate
 from tests.sim.cluster.worlds import TOML
@@ -44,7 +44,7 @@ def test_no_more_is_occupied_than_there_is(name):
     crowded = world(TOML.replace("factor = 2.0", "factor = 200.0").replace("count = 4", "count = 1"))
     one, run = outcome(crowded, name, detail=Detail(0))
     assert one.unplaced > 0
-    assert run.timeline.units.max() <= total_units(crowded) + 1e-6
+    assert run.timeline.units.max() <= crowded.cluster.sizes.units(16, 200) + 1e-6
     assert run.timeline.cores.max() <= 16
     assert run.timeline.gpus.max() <= 2 + 1e-9
 

@@ -187,7 +187,7 @@ def simulate(
         _replay(load, replay, scenario, policy or [], value_trainer(learn=learn), as_json=as_json)
         return
     if scenario is not None and _on_cluster(scenario, policy or ()):
-        spec = None if load is None else _load_spec(load, from_time, until_time, skip_zeros_over)
+        spec = _load_spec(load or "", from_time, until_time, skip_zeros_over)
         _check_cluster(context, plot)
         _simulate_cluster(scenario, spec, policy or [], seed, period_s, level, window_s, plot, as_json=as_json)
         return
@@ -254,7 +254,7 @@ def _check_cluster(context: typer.Context, plot: Path | None) -> None:
 
 def _simulate_cluster(
     scenario: Path,
-    load: LoadSpec | None,
+    load: LoadSpec,
     policies: Sequence[str],
     seed: int,
     period_s: float,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +31,10 @@ _TAKEN: Final = {
 
 @dataclass(frozen=True)
 class ClusterRequest:
-    """What the command line asks for; `load` is for functions whose scenario has none."""
+    """What the command line asks for; `load` is for functions whose scenario has none, its times are for all."""
 
     scenario: Path
-    load: LoadSpec | None
+    load: LoadSpec
     policies: Sequence[str]
     seed: int
     period_s: float
@@ -87,13 +87,12 @@ def _load(request: ClusterRequest, world: ClusterScenario, progress: Progress) -
 
 def _trace(request: ClusterRequest, number: int, text: str) -> Trace:
     """Return a function's load: each has a seed of its own, so that generators do not rise and fall together."""
-    if text:
-        return LoadSpec(text).read(request.seed + number)
-    if request.load is None:
+    spec = replace(request.load, name=text or request.load.name)
+    if not spec.name:
         raise UsageError(
             f"functions[{number}] has no load: give it one in the scenario, or LOAD for all that have none"
         )
-    return request.load.read(request.seed + number)
+    return spec.read(request.seed + number)
 
 
 def _print(outcomes: Sequence[ClusterOutcome]) -> None:

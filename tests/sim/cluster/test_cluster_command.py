@@ -57,6 +57,13 @@ def test_load_is_for_functions_that_have_none(scenario):
     assert json.loads(row)["functions"][1]["requests"] == pytest.approx(2 * 7 * 360, rel=0.1)
 
 
+def test_times_cut_the_loads_of_all_functions(scenario):
+    [row] = called("--scenario", scenario, "--level", "rates", "--from", "60", "--until", "120", "--json").splitlines()
+    one = json.loads(row)
+    assert one["seconds"] == 60
+    assert one["functions"][1]["requests"] == pytest.approx(2 * 100 * 60, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -18,6 +18,7 @@ COMMANDS = {
     "infaas-production": ("bench.selection.figure5:command", "INFaaS' figure 5 redone under a day of a trace."),
     "infaas-sharing": ("bench.selection.figure7:command", "INFaaS' figure 7 redone: networks that share GPUs."),
     "autoscaling": ("bench.selection.scaling:command", "INFaaS' greedy scaling against its integer programme."),
+    "infless": ("bench.infless.command:command", "INFless' evaluation redone, beside its published figures."),
     "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "nonuniform": ("bench.serving.nonuniform:command", "Two instances: batch sizes of their own, or the same."),
     "sharing": ("bench.policies.sharing:command", "Shared invocations: at once, or in windows; simulated."),

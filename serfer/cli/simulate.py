@@ -25,6 +25,7 @@ from serfer.cli.shared.options import (
     value_trainer,
 )
 from serfer.cli.shared.terminal import err, out
+from serfer.control.infless.policies import CLUSTER_POLICIES
 from serfer.control.policies import DEFAULT, POLICIES
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from serfer.sim.calibration import Calibration
     from serfer.sim.driver_limits import DriverLimits
     from serfer.sim.recommend import Comparison, LambdaChoice
-    from serfer.sim.simulate import DetailedRun, Outcome, PolicyRun, SimInput
+    from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, PolicyRun, SimInput
 
 LEVELS = ("rates", "queries", "tasks")
 HELP = f"""Run routing policies on a load, under a virtual clock (docs/how-to/simulate.md).
@@ -49,6 +50,9 @@ balancers), CloudWatch's JSON or CSV of a Sum, each also as .gz, or a generator,
 {describe_generators()}
 
 Policies: {", ".join(POLICIES)}, those that are plugged in, and MODULE:Class (docs/how-to/add-a-policy.md).
+
+Of a scenario with [[servers]] and [[functions]], a cluster: {", ".join(CLUSTER_POLICIES)}. LOAD is then for functions
+that have none in the scenario.
 """
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -56,6 +60,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(help=HELP)
 def simulate(
+    context: typer.Context,
     load: Annotated[
         str | None, typer.Argument(metavar="[LOAD]", help="A file of a load, or a generator.", show_default=False)
     ] = None,
@@ -173,13 +178,18 @@ def simulate(
     from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - the command line starts fast
     from serfer.sim.driver_limits import DriverLimits  # noqa: PLC0415 - same
     from serfer.sim.recommend import ALL, Comparison, policies_of  # noqa: PLC0415 - same
-    from serfer.sim.simulate import LoadSpec, RunOptions, policy_names, prepare, run_policies  # noqa: PLC0415 - same
+    from serfer.sim.simulate import RunOptions, policy_names, prepare, run_policies  # noqa: PLC0415 - same
 
     if calibrate is not None or out_file is not None:
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
         return
     if replay is not None:
         _replay(load, replay, scenario, policy or [], value_trainer(learn=learn), as_json=as_json)
+        return
+    if scenario is not None and _on_cluster(scenario, policy or ()):
+        spec = _load_spec(load or "", from_time, until_time, skip_zeros_over)
+        _check_cluster(context, plot)
+        _simulate_cluster(scenario, spec, policy or [], seed, period_s, level, window_s, plot, as_json=as_json)
         return
     if load is None or scenario is None:
         raise UsageError("give LOAD, a CSV trace or a generator, and --scenario FILE.toml (docs/how-to/simulate.md)")
@@ -190,11 +200,11 @@ def simulate(
     for warning in [*world.warnings(), *_late_decisions(world, period_s)]:
         err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
     names = policy_names(policies_of(policy or [DEFAULT]), world)
-    seen = LoadSpec(history).read(seed) if history else None
+    seen = _load_spec(history, "0", None, math.inf).read(seed) if history else None
     trainer = value_trainer(learn=learn)
     options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen, trainer)
     options.applied(world)
-    spec = LoadSpec(load, _time("--from", from_time), _time("--until", until_time or "inf"), skip_zeros_over)
+    spec = _load_spec(load, from_time, until_time, skip_zeros_over)
     limits = DriverLimits(drivers, driver_slots, hedge, load_settings().facts().functions.growth)
     lambdas = _lambdas(level, world.serverless, plan, calibration, window_s, memory or (), limits)
     every = ALL in (policy or ())
@@ -213,6 +223,51 @@ def simulate(
         _write_csv(sim_input, runs, csv_file)
     if plot is not None:
         _plot(sim_input, runs, plot)
+
+
+def _load_spec(load: str, from_time: str, until_time: str | None, skip_zeros_over: float) -> LoadSpec:
+    from serfer.sim.simulate import LoadSpec  # noqa: PLC0415 - the command line starts fast
+
+    return LoadSpec(load, _time("--from", from_time), _time("--until", until_time or "inf"), skip_zeros_over)
+
+
+def _on_cluster(scenario: Path, policies: Sequence[str]) -> bool:
+    """Whether a scenario is a cluster's; raises UsageError where it is not, and a policy needs one."""
+    from serfer.control.scenario_files import describes_cluster  # noqa: PLC0415 - same
+
+    if describes_cluster(scenario):
+        return True
+    for name in policies:
+        if name in CLUSTER_POLICIES:
+            raise UsageError(
+                f"--policy {name} needs a cluster's scenario: {scenario} has no [[servers]], [[functions]]"
+            )
+    return False
+
+
+def _check_cluster(context: typer.Context, plot: Path | None) -> None:
+    from serfer.cli.shared.cluster import check_cluster_options  # noqa: PLC0415 - same
+
+    check_cluster_options(context)
+    _check_places(plot, None)
+
+
+def _simulate_cluster(
+    scenario: Path,
+    load: LoadSpec,
+    policies: Sequence[str],
+    seed: int,
+    period_s: float,
+    level: str,
+    window_s: float,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from serfer.cli.shared.cluster import ClusterRequest, simulate_cluster  # noqa: PLC0415 - same
+
+    request = ClusterRequest(scenario, load, policies, seed, period_s, level, window_s)
+    simulate_cluster(request, plot, as_json=as_json)
 
 
 def _compare(comparison: Comparison, *, as_json: bool, keep: bool) -> tuple[list[PolicyRun], SimInput]:

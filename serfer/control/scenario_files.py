@@ -1,25 +1,50 @@
-"""Files that describe a scenario."""
+"""Files that describe a scenario: of Lambda and instances, or of a cluster."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
+from serfer.control.infless.scenario import MARK, ClusterScenario, parse_cluster
 from serfer.control.scenario import Scenario, parse_scenario
 from serfer.core.errors import InputError
 from serfer.files import read_text
 
 _MAX_SCENARIO_BYTES = 64 * 1024
+_MAX_CLUSTER_BYTES = 1024 * 1024  # profiles of many operators
+T = TypeVar("T")
 
 
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario's TOML file; raises InputError that names the file and the key."""
-    text = read_text(path, _MAX_SCENARIO_BYTES)
+    tables = _tables(path, _MAX_SCENARIO_BYTES)
+    if MARK in tables:
+        raise InputError(f"{path} describes a cluster ([[{MARK}]]), which serfer simulate alone has policies for")
+    return _named(path, parse_scenario, tables)
+
+
+def describes_cluster(path: Path) -> bool:
+    """Whether a TOML file is a cluster's scenario; raises InputError where it is not TOML."""
+    return MARK in _tables(path, _MAX_CLUSTER_BYTES)
+
+
+def read_cluster(path: Path) -> ClusterScenario:
+    """Read a cluster's TOML file; raises InputError that names the file and the key."""
+    return _named(path, parse_cluster, _tables(path, _MAX_CLUSTER_BYTES))
+
+
+def _tables(path: Path, most_bytes: int) -> dict[str, Any]:
+    text = read_text(path, most_bytes)
     try:
-        tables = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting
         raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def _named(path: Path, parse: Callable[[Mapping[str, Any]], T], tables: Mapping[str, Any]) -> T:
     try:
-        return parse_scenario(tables)
+        return parse(tables)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

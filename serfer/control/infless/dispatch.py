@@ -35,7 +35,7 @@ class Case(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The case, each instance's requests a second, in order, and what they do not take."""
+    """The case, the requests a second of an instance of each kind, in order, and what all do not take."""
 
     case: Case
     rates: tuple[float, ...]
@@ -57,18 +57,18 @@ def case_of(rate: float, low: float, up: float, alpha: float = ALPHA) -> Case:
     return Case.AMPLE if rate < threshold(low, up, alpha) else Case.STEADY
 
 
-def dispatch(rate: float, ranges: Sequence[Ranged], alpha: float = ALPHA) -> Dispatch:
-    """Divide requests a second among instances.
+def dispatch(rate: float, kinds: Sequence[tuple[Ranged, int]], alpha: float = ALPHA) -> Dispatch:
+    """Divide requests a second among so many instances of each kind.
 
     Each gets its share of the range, r_up - (R_max - R) / (R_max - R_min) * (r_up - r_low): between its bounds for
     every rate between theirs. Above them each gets r_up, and the rest is the residual; below them, in proportion to
     r_low: batches time out there before they are full.
     """
-    low, up = sum(one.low for one in ranges), sum(one.up for one in ranges)
+    low, up = sum(one.low * count for one, count in kinds), sum(one.up * count for one, count in kinds)
     case = case_of(rate, low, up, alpha)
     if case is Case.SHORT:
-        return Dispatch(case, tuple(one.up for one in ranges), rate - up)
+        return Dispatch(case, tuple(one.up for one, _ in kinds), rate - up)
     if rate < low:
-        return Dispatch(case, tuple(rate * one.low / low for one in ranges))
+        return Dispatch(case, tuple(rate * one.low / low for one, _ in kinds))
     below = (up - rate) / (up - low) if up > low else 0.0
-    return Dispatch(case, tuple(one.up - below * (one.up - one.low) for one in ranges))
+    return Dispatch(case, tuple(one.up - below * (one.up - one.low) for one, _ in kinds))

@@ -83,10 +83,12 @@ class Infless:
 
     def assigned(self, function: int, rate: float) -> list[Assigned]:
         """Return each instance's rate by the three cases; what exceeds R_max goes to them, too: there are no others."""
-        serving = [one for same in self._of[function].serving.values() for one in same]
-        found = dispatch(rate, [one.option for one in serving], self._alpha)
-        over = rate / (rate - found.residual) if serving else 1.0
-        return [Assigned(one, over * each) for one, each in zip(serving, found.rates, strict=True)]
+        serving = self._of[function].serving
+        found = dispatch(rate, [(option, len(same)) for option, same in serving.items()], self._alpha)
+        over = rate / (rate - found.residual) if serving and found.residual else 1.0
+        return [
+            Assigned(one, over * each) for same, each in zip(serving.values(), found.rates, strict=True) for one in same
+        ]
 
     def front(self, function: int) -> FrontQueue | None:
         """Return None: batching is built into instances."""

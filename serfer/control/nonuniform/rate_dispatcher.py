@@ -67,7 +67,7 @@ def shares(rate: float, targets: Sequence[Target], scenario: Scenario) -> Shares
     Above R_max each gets r_up, and the rest is left; before any rate is known, in proportion to r_up.
     """
     ranges = [_range_of(one, scenario) for one in targets]
-    rates = dispatch(rate, ranges).rates if rate > 0 else tuple(one.up for one in ranges)
+    rates = dispatch(rate, [(one, 1) for one in ranges]).rates if rate > 0 else tuple(one.up for one in ranges)
     if sum(rates) <= 0:
         rates = tuple(one.up for one in ranges)
     total = max(rate, sum(rates))

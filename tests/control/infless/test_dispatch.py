@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.infless.dispatch import Case, dispatch, threshold
+from serfer.control.infless import dispatch as cases
+from serfer.control.infless.dispatch import Case, threshold
 from serfer.control.infless.rates import RateRange
 
 ranges = st.lists(
@@ -10,6 +11,10 @@ ranges = st.lists(
     min_size=1,
     max_size=20,
 )
+
+
+def dispatch(rate, ranges):
+    return cases.dispatch(rate, [(one, 1) for one in ranges])
 
 
 def test_the_three_cases():
@@ -49,3 +54,10 @@ def test_rates_and_residual_are_all_that_comes(ranges, times):
     found = dispatch(rate, ranges)
     assert sum(found.rates) + found.residual == pytest.approx(rate)
     assert all(0 <= each <= one.up * (1 + 1e-9) for one, each in zip(ranges, found.rates, strict=True))
+
+
+@given(rate=st.floats(0, 400), one=st.floats(0, 50), count=st.integers(1, 9))
+def test_like_instances_get_the_same(rate, one, count):
+    kind = RateRange(one, one + 20)
+    [alike] = cases.dispatch(rate, [(kind, count)]).rates
+    assert dispatch(rate, [kind] * count).rates == pytest.approx((alike,) * count)

@@ -1,0 +1,1 @@
+"""INFless' evaluation redone on simulated clusters, beside its published figures."""

@@ -1,0 +1,74 @@
+"""Policies of clusters by name, made for a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from serfer.control.infless.batch import Batch, BatchScheduled
+from serfer.control.infless.fleet import ClusterPolicy
+from serfer.control.infless.openfaas_plus import OpenFaasPlus
+from serfer.control.infless.policy import Infless, InflessByEfficiency
+from serfer.control.infless.scenario import ClusterScenario
+from serfer.control.infless.scheduling import Efficiency
+from serfer.core.errors import UsageError
+
+Maker = Callable[[ClusterScenario], ClusterPolicy]
+
+
+def _infless(scenario: ClusterScenario) -> ClusterPolicy:
+    facts = scenario.policy
+    return Infless(
+        scenario.new_functions(),
+        scenario.new_servers(),
+        alpha=facts.alpha,
+        reserve_s=facts.reserve_s,
+        chooser=Efficiency(facts.full_fit),
+    )
+
+
+def _by_efficiency(scenario: ClusterScenario) -> ClusterPolicy:
+    facts = scenario.policy
+    return InflessByEfficiency(
+        scenario.new_functions(), scenario.new_servers(), alpha=facts.alpha, reserve_s=facts.reserve_s
+    )
+
+
+def _batch(scenario: ClusterScenario) -> ClusterPolicy:
+    return Batch(scenario.new_functions(), scenario.new_servers(), keep_alive_s=scenario.policy.keep_alive_s)
+
+
+def _batch_scheduled(scenario: ClusterScenario) -> ClusterPolicy:
+    return BatchScheduled(scenario.new_functions(), scenario.new_servers(), keep_alive_s=scenario.policy.keep_alive_s)
+
+
+def _openfaas_plus(scenario: ClusterScenario) -> ClusterPolicy:
+    facts = scenario.policy
+    return OpenFaasPlus(
+        scenario.new_functions(),
+        scenario.new_servers(),
+        scenario.cluster.sizes,
+        offset=facts.offset,
+        keep_alive_s=facts.keep_alive_s,
+    )
+
+
+CLUSTER_POLICIES: Final[Mapping[str, Maker]] = MappingProxyType(
+    {
+        "infless": _infless,
+        "infless-by-efficiency": _by_efficiency,
+        "batch": _batch,
+        "batch-rs": _batch_scheduled,
+        "openfaas-plus": _openfaas_plus,
+    }
+)
+CLUSTER_DEFAULT: Final = "infless"
+
+
+def make_cluster_policy(name: str, scenario: ClusterScenario) -> ClusterPolicy:
+    """Return a policy for a scenario; raises UsageError for an unknown name."""
+    if name not in CLUSTER_POLICIES:
+        known = ", ".join(CLUSTER_POLICIES)
+        raise UsageError(f"--policy {name!r:.60} is none of a cluster's: those are {known}")
+    return CLUSTER_POLICIES[name](scenario)

@@ -238,7 +238,7 @@ def _on_cluster(scenario: Path, policies: Sequence[str]) -> bool:
     if describes_cluster(scenario):
         return True
     for name in policies:
-        if name in CLUSTER_POLICIES:
+        if name in CLUSTER_POLICIES and name not in POLICIES:
             raise UsageError(
                 f"--policy {name} needs a cluster's scenario: {scenario} has no [[servers]], [[functions]]"
             )

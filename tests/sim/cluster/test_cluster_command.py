@@ -82,5 +82,10 @@ def test_what_is_of_lambda_is_refused(scenario, arguments, message):
 
 def test_a_clusters_policy_needs_a_clusters_scenario(scenario):
     scenario.write_text(TARGETS)
-    with pytest.raises(UsageError, match=r"--policy infless needs a cluster's scenario: .* has no \[\[servers\]\]"):
-        called("poisson", "--scenario", scenario, "--policy", "infless")
+    with pytest.raises(UsageError, match=r"--policy batch needs a cluster's scenario: .* has no \[\[servers\]\]"):
+        called("poisson", "--scenario", scenario, "--policy", "batch")
+
+
+def test_infless_is_a_policy_of_a_scenario_of_one_function_too(scenario):
+    scenario.write_text(TARGETS)
+    called("poisson:rate=5,hours=0.01", "--scenario", scenario, "--policy", "infless", "--level", "rates")

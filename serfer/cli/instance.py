@@ -123,7 +123,7 @@ def instance(
     idle = None
     if exit_when_idle_s is not None:
         idle = Idle(exit_when_idle_s, _release if auto_scaling_release else lambda: True)
-    configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
+    configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json", in_background=True)
 
     def started(url: str, ready: Instance) -> None:
         if not settings.keys_file and host not in LOOPBACK:

@@ -116,7 +116,7 @@ def serve(
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
-    configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
+    configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json", in_background=True)
     opening = Opening(
         store, workers_of(workers, stack, "local"), driver, object_store, cache_s, stack, routing, applications
     )

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from serfer.api.auth.keys import KeyRing
+from serfer.api.observability.background_writer import BackgroundWriter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.options import (
@@ -149,8 +150,10 @@ def up(
     options += [f"--shadow={each}" for each in shadow or ()]
     options += [f"--registry={registry}"] if registry else []
     options += [f"--app={each}" for each in app or ()]
-    _check_descriptors(raise_limit())
+    lines = _Lines()
+    _check_descriptors(raise_limit(), lines)
     with status_line() as progress, ExitStack() as parts:
+        parts.callback(lines.flush)
         progress("starting the store")
         embedded = None if store else _embedded(parts)
         urls = (embedded.url if embedded else str(store), object_store)
@@ -159,17 +162,19 @@ def up(
         served = len(models) + len(applications.names if applications else ())
         most = max(settings.local_concurrency, served * drivers * share)
         limited = settings.model_copy(update={"local_concurrency": most})
-        service = _service(models.values(), urls, limited, grows=applications is not None)
+        service = _service(models.values(), urls, limited, lines.of_a_function, grows=applications is not None)
         behind = _Behind(drivers, options, urls, service, embedded, settings, share)
         first = applications.names[0] if applications and not models else None
         tell = _print_json if as_json else partial(_print_ready, first)
-        asyncio.run(_run(behind, (host, port), progress, tell))
+        asyncio.run(_run(behind, (host, port), progress, tell, lines))
 
 
-def _check_descriptors(limit: int) -> None:
+def _check_descriptors(limit: int, lines: _Lines) -> None:
     """Warn of a limit of open files that ordinary load would reach."""
     if limit < FEW:
-        _say(f"a process may open {limit} files here, too few for many clients at once: raise it to {FEW} (ulimit -Hn)")
+        lines.say(
+            f"a process may open {limit} files here, too few for many clients at once: raise it to {FEW} (ulimit -Hn)"
+        )
 
 
 def _found(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
@@ -222,11 +227,15 @@ class _Behind:
 
 
 async def _run(
-    behind: _Behind, address: tuple[str, int], progress: Callable[[str], None], tell: Callable[[Stack], None]
+    behind: _Behind,
+    address: tuple[str, int],
+    progress: Callable[[str], None],
+    tell: Callable[[Stack], None],
+    lines: _Lines,
 ) -> None:
     """Run until a signal comes, and end in order; a second signal cuts off what runs."""
     await start_service(behind.service)
-    stack = Stack(behind.order(*address), behind.service, behind.embedded, say=_say, on_line=_pass_on)
+    stack = Stack(behind.order(*address), behind.service, behind.embedded, say=lines.say, on_line=lines.pass_on)
     with _signals(stack) as caught:
         starting = asyncio.ensure_future(stack.start(progress))
         try:
@@ -278,14 +287,19 @@ def _embedded(parts: ExitStack) -> RedisServer:
 
 
 def _service(
-    directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings, *, grows: bool
+    directories: Iterable[Path],
+    urls: tuple[str, str | None],
+    settings: Settings,
+    on_log: Callable[[str], None],
+    *,
+    grows: bool,
 ) -> LambdaService:
     """Return one Lambda service with the functions of all plans, not started yet; it `grows` by those of variants."""
     plans = plans_of(directories, settings)
     for plan, directory in plans:
         check_artefacts(plan, directory)
     return local_service(
-        plans, urls[0], settings, objects=urls[1], results=settings.results, on_log=_of_a_function, grows=grows
+        plans, urls[0], settings, objects=urls[1], results=settings.results, on_log=on_log, grows=grows
     )
 
 
@@ -302,19 +316,31 @@ def _print_ready(application: str | None, stack: Stack) -> None:
     out.print("Ctrl-C stops everything")
 
 
-def _say(text: str) -> None:
-    if err.is_terminal:
-        err.print(f"serfer: {text}", soft_wrap=True, markup=False)
-    else:
-        _pass_on(_line("info", "up", message=text))
+class _Lines:
+    """Lines for standard error, of this command, its drivers and its functions; a stuck reader stops none of them."""
+
+    def __init__(self) -> None:
+        self._writer = BackgroundWriter(sys.stderr.fileno(), _dropped)
+        self.pass_on = self._writer.write
+        self.flush = self._writer.flush
+
+    def say(self, text: str) -> None:
+        """Write what happened."""
+        if err.is_terminal:
+            err.print(f"serfer: {text}", soft_wrap=True, markup=False)
+        else:
+            self.pass_on(_line("info", "up", message=text))
+
+    def of_a_function(self, line: str) -> None:
+        """Write a function's log line; as JSON with the function's name where standard error is not a terminal."""
+        if not err.is_terminal:
+            function, _, text = line.partition(": ")
+            line = _line("info", "function", function=function, **_fields(text))
+        self.pass_on(line)
 
 
-def _of_a_function(line: str) -> None:
-    """Print a function's log line; as JSON with the function's name where standard error is not a terminal."""
-    if not err.is_terminal:
-        function, _, text = line.partition(": ")
-        line = _line("info", "function", function=function, **_fields(text))
-    _pass_on(line)
+def _dropped(lines: int) -> str:
+    return _line("warning", "log lines dropped", lines=lines, message="standard error was not read")
 
 
 def _fields(text: str) -> dict[str, Any]:
@@ -328,8 +354,3 @@ def _fields(text: str) -> dict[str, Any]:
 def _line(level: str, event: str, /, **fields: Any) -> str:  # noqa: ANN401 - any JSON value
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return json.dumps({"time": now, "level": level, "event": event, **fields})
-
-
-def _pass_on(line: str) -> None:
-    """Pass a line on, as it is."""
-    sys.stderr.write(f"{line}\n")

@@ -26,7 +26,7 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
 
 def run_logged(log_level: str, serve: Callable[[], None]) -> int:
     """Serve until the end, and return an exit code; what is wrong is a line of the log."""
-    configure_logs(log_level, as_json=True)
+    configure_logs(log_level, as_json=True, in_background=True)
     try:
         serve()
     except SerferError as error:

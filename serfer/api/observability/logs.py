@@ -12,10 +12,12 @@ import logging
 import sys
 import time
 import traceback
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, TextIO
 
 from serfer.api.http.problems import Problem
+from serfer.api.observability.background_writer import BackgroundHandler
 from serfer.api.observability.request_record import CURRENT, RequestRecord
 from serfer.api.service import ServiceResult
 from serfer.core.errors import InputError, SerferError, UsageError
@@ -27,14 +29,17 @@ _NESTED = 4  # causes of an error that a traceback goes back to
 _WORST = logging.CRITICAL + 1
 
 
-def configure_logs(level: str, stream: TextIO | None = None, *, as_json: bool | None = None) -> None:
+def configure_logs(
+    level: str, stream: TextIO | None = None, *, as_json: bool | None = None, in_background: bool = False
+) -> None:
     """Send every log line of this process to `stream`, standard error by default, in one format.
 
     `level` ("debug", "info", "warning", "error") is ours; libraries are heard from "warning" on. By default lines are
-    text on a terminal, else JSON.
+    text on a terminal, else JSON. `in_background`: a thread writes them, so that an event loop does not wait for a
+    stream that is not read; not for a process that is frozen between requests.
     """
     stream = stream or sys.stderr
-    handler = logging.StreamHandler(stream)
+    handler = _handler(stream, in_background=in_background)
     json_wanted = not stream.isatty() if as_json is None else as_json
     handler.setFormatter(JsonFormatter() if json_wanted else TextFormatter())
     root = logging.getLogger()
@@ -45,6 +50,13 @@ def configure_logs(level: str, stream: TextIO | None = None, *, as_json: bool | 
         logger = logging.getLogger(name)  # its lines of access would show query strings
         logger.handlers[:], logger.propagate = [], True
         logger.setLevel(least)
+
+
+def _handler(stream: TextIO, *, in_background: bool) -> logging.Handler:
+    with suppress(OSError):  # a stream in memory has no descriptor
+        if in_background:
+            return BackgroundHandler(stream.fileno())
+    return logging.StreamHandler(stream)
 
 
 class JsonFormatter(logging.Formatter):

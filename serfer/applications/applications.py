@@ -28,6 +28,7 @@ from serfer.core.errors import (
 )
 from serfer.core.variants import Application, Objectives, Place, Selection, Variant
 from serfer.fleet.log_events import log_event
+from serfer.fleet.trouble_log import TroubleLog
 from serfer.pipeline.pipeline import Pipeline
 from serfer.registry import Registry
 
@@ -131,6 +132,7 @@ class Applications:
         self._driver = driver
         self._canaries = canaries
         self._clock = clock
+        self._troubles = TroubleLog("application trouble", clock)
         self._looked = float("-inf")
         self._served = {name: ServedApplication(name, place, clock) for name in exchanges}
         self._broken: dict[str, float] = {}
@@ -465,7 +467,7 @@ class Applications:
                 served.meter(variant).warm_up()
 
     async def _read(self, served: ServedApplication) -> None:
-        """Look at the registry once; what cannot be read is logged, and changes nothing."""
+        """Look at the registry once; what cannot be read, or is gone, is logged, and changes nothing."""
         try:
             known, changes = served.latest, served.changes
             latest = await asyncio.to_thread(self._registry.latest, served.name, known)
@@ -476,6 +478,9 @@ class Applications:
                     self._end(served)
                 elif latest is not known or mended:
                     self._use(served, latest.application)
+            if latest is None:
+                raise UnavailableError(f"there is no record of {served.name}: what was read last is used")
+            self._fine("registry", served)
         except SerferError as error:
             self._trouble("registry", served, error)
 
@@ -487,6 +492,7 @@ class Applications:
         others = served.others
         try:
             others = await asyncio.to_thread(self._exchanges[served.name].exchange, served.entry(self._driver))
+            self._fine("store", served)
         except SerferError as error:
             self._trouble("store", served, error)
         served.next_second()
@@ -578,7 +584,10 @@ class Applications:
             self._trouble("registry", served, error)
 
     def _trouble(self, part: str, served: ServedApplication, error: SerferError) -> None:
-        log_event(logging.WARNING, "application", application=served.name, part=part, message=_words(error))
+        self._troubles.note((part, served.name), _words(error), application=served.name, part=part)
+
+    def _fine(self, part: str, served: ServedApplication) -> None:
+        self._troubles.over((part, served.name), application=served.name, part=part)
 
 
 class _UnopenedError(Exception):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,7 +26,7 @@ from serfer.core.plan import Plan
 from serfer.core.served import InstanceState, ModelState
 from serfer.core.structure import structure
 from serfer.core.variants import Place
-from serfer.fleet.log_events import log_event
+from serfer.fleet.trouble_log import TroubleLog
 
 PERIOD_S: Final = 2.0
 """Seconds between two looks at an instance (INFaaS, section 5)."""
@@ -70,6 +69,7 @@ class VariantInstances:
         self.urls: tuple[str, ...] = ()
         self._key = key
         self._clock = clock
+        self._troubles = TroubleLog("instance trouble", clock)
         self._seen: dict[str, SeenInstance] = {}
         self._looked = float("-inf")
         self.use(urls)
@@ -78,6 +78,8 @@ class VariantInstances:
         """Use these instances from now on; new ones are looked at next time."""
         known, self.urls = self.urls, tuple(dict.fromkeys(url.rstrip("/") for url in urls))
         self._seen = {url: seen for url, seen in self._seen.items() if url in self.urls}
+        for gone in set(known) - set(self.urls):
+            self._troubles.forget(gone)
         if not set(self.urls) <= set(known):
             self.look_soon()
 
@@ -125,8 +127,9 @@ class VariantInstances:
                 data = await _read_all(reply.content)
             listing = structure(_Listing, _plain(reply.status, data), "models", lenient=True)
         except (TimeoutError, aiohttp.ClientError, ValueError, RecursionError, PlanError) as error:
-            log_event(logging.WARNING, "instance not seen", instance=url, message=str(error)[:200])
+            self._troubles.note(url, str(error)[:200], instance=url)
             return None
+        self._troubles.over(url, instance=url)
         models = {one.name: one.state for one in listing.models if one.state is not None}
         shared = listing.instance
         memory = shared.memory_bytes if shared else None

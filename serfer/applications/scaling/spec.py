@@ -77,9 +77,11 @@ def _pool(kind: str, spec: str) -> InstancePool:
         if spec not in {LOCAL, f"{LOCAL}:{argument}"} or spec.endswith(":"):
             raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
         return InstancePool(kind, LOCAL, int(argument) if argument else _DEFAULT_LOCAL)
+    if word not in _KINDS:
+        raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
     spec = spec.replace("|", ",") if word == "static" else spec
     try:
         open_provisioner(spec, command=(sys.executable,), registry=Path())
     except UsageError as error:
-        raise UsageError(str(error).replace("--instances", _OPTION).partition(": it is local")[0]) from None
+        raise UsageError(str(error).replace("--instances", _OPTION)) from None
     return InstancePool(kind, spec, spec.count(",") + 1 if word == "static" else _MOST_EC2)

@@ -1,0 +1,57 @@
+import logging
+
+import pytest
+
+from serfer.fleet.trouble_log import CHANGED_S, SAME_S, TroubleLog
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def troubles(clock):
+    return TroubleLog("trouble", clock)
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.INFO, "serfer.fleet")
+    return lambda: [(record.msg, record.serfer.get("message")) for record in caplog.records]
+
+
+def test_what_lasts_is_logged_when_it_begins_and_rarely_after_that(clock, troubles, logged):
+    for second in range(int(2 * SAME_S) + 1):
+        clock.now = float(second)
+        troubles.note("one", "away")
+    assert logged() == [("trouble", "away")] * 3
+
+
+def test_what_changes_is_logged_again_but_not_each_time(clock, troubles, logged):
+    for second in range(int(CHANGED_S) + 1):
+        clock.now = float(second)
+        troubles.note("one", f"away {second}")
+    assert logged() == [("trouble", "away 0"), ("trouble", f"away {CHANGED_S:.0f}")]
+
+
+def test_an_end_is_logged_once_and_a_new_beginning_at_once(troubles, logged):
+    troubles.over("one")
+    troubles.note("one", "away")
+    troubles.over("one")
+    troubles.over("one")
+    troubles.note("one", "away")
+    assert logged() == [("trouble", "away"), ("trouble is over", None), ("trouble", "away")]
+
+
+def test_keys_are_told_apart(troubles, logged):
+    troubles.note("one", "away")
+    troubles.note("two", "away")
+    assert len(logged()) == 2

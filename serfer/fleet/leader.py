@@ -70,7 +70,7 @@ class Leader:
         self._published = published
         self._clients: dict[str, Probed] = {}
         self._reconcilers = {each: Reconciler(boot_s[each], each) for each in provisioners}
-        self._listed = _by_purchase(fleet.members if fleet else (), next(iter(boot_s)))
+        self._listed = _by_purchase(fleet.members if fleet else (), next(iter(boot_s), Purchase("")))
         self._sizes = sizes
         self._interruptions = Counter({one.kind: one.count for one in fleet.interruptions} if fleet else {})
         for each, reconciler in self._reconcilers.items():

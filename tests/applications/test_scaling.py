@@ -115,21 +115,22 @@ class Probes:
 class Drivers:
     """Drivers over one store, with one provisioner and one clock."""
 
-    def __init__(self, *, most=4, ceiling=float("inf"), record=RECORD):
+    def __init__(self, *, most=4, ceiling=float("inf"), record=RECORD, pools=None):
         self.clock, self.net, self.machines = Clock(), Net(), Machines()
         self.coordination = FailingCoordination(MemoryStore(self.clock))
         self.provisioner = FakeProvisioner(self.net, self.clock, boot_s=4.0)
-        self.most, self.ceiling, self.record = most, ceiling, record
+        self.record = record
         self.fleets, self.served, self.pipelines = {}, {}, {}
+        self.pools = pools or VariantPools(
+            {"": PoolTerms(most, 5.0)}, {ANY: self.provisioner}, ends=(ANY,), max_usd_per_hour=ceiling
+        )
 
     def add(self, name):
         one = self.served[name] = ServedApplication("faces", FunctionsPlace(1000, 300.0), self.clock)
         one.use(table_of(self.record, lambda _: True))
         self.pipelines[name] = Pipelines()
         fleet = self.fleets[name] = VariantFleet(
-            VariantPools(
-                {"": PoolTerms(self.most, 5.0)}, {ANY: self.provisioner}, ends=(ANY,), max_usd_per_hour=self.ceiling
-            ),
+            self.pools,
             PoolRegistry(self.coordination, "p", name, self.clock),
             {"faces": one},
             Instances(self.machines, self.clock),
@@ -187,6 +188,18 @@ def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it():
         assert drivers.provisioner.there == {}
         assert one._instances.urls == ()
         assert drivers.starts == 1
+
+    run(scene)
+
+
+def test_instances_that_are_managed_elsewhere_get_the_variants_that_the_load_asks_for():
+    async def scene():
+        pools = VariantPools({"": PoolTerms(1, 0.0, fixed=True)}, {}, urls={"": ("http://elsewhere",)})
+        drivers = Drivers(pools=pools)
+        fleet = drivers.add("one")
+        await drivers.step(20, rate=5)
+        assert not fleet.troubles
+        assert drivers.loaded == {"faces:b1"}
 
     run(scene)
 
@@ -364,6 +377,12 @@ def test_specs_name_pools(text, expected):
 )
 def test_specs_that_cannot_be_are_refused_by_the_name_of_the_option(text):
     with pytest.raises(UsageError, match="--variant-instances"):
+        parse_instances(text)
+
+
+@pytest.mark.parametrize("text", ["a=b", "http://a:1", ""])
+def test_a_spec_of_an_unknown_kind_is_refused_with_those_that_there_are(text):
+    with pytest.raises(UsageError, match="it is local, local:N, static:URL,URL, ec2:GROUP"):
         parse_instances(text)
 
 

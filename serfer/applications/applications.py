@@ -27,8 +27,7 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.variants import Application, Objectives, Place, Selection, Variant
-from serfer.fleet.log_events import log_event
-from serfer.fleet.trouble_log import TroubleLog
+from serfer.fleet.log_events import TroubleLog, log_event
 from serfer.pipeline.pipeline import Pipeline
 from serfer.registry import Registry
 

@@ -26,7 +26,7 @@ from serfer.core.plan import Plan
 from serfer.core.served import InstanceState, ModelState
 from serfer.core.structure import structure
 from serfer.core.variants import Place
-from serfer.fleet.trouble_log import TroubleLog
+from serfer.fleet.log_events import TroubleLog
 
 PERIOD_S: Final = 2.0
 """Seconds between two looks at an instance (INFaaS, section 5)."""

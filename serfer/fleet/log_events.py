@@ -3,11 +3,52 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 _log = logging.getLogger("serfer.fleet")
+CHANGED_S: Final = 30.0
+"""Seconds after which a line is logged that differs from the last one."""
+SAME_S: Final = 300.0
+"""Seconds after which the same line is logged again."""
 
 
 def log_event(level: int, event: str, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
     """Log an event with its fields."""
     _log.log(level, event, extra={"serfer": fields})
+
+
+@dataclass(frozen=True)
+class _Logged:
+    message: str
+    at: float
+
+
+@dataclass(frozen=True)
+class TroubleLog:
+    """Logs trouble of what is tried again each second: when it begins, changes or ends, and rarely while it lasts.
+
+    Its lines are warnings `event`, of each key by itself, on an injected clock in seconds.
+    """
+
+    event: str
+    clock: Callable[[], float] = time.monotonic
+    _last: dict[Hashable, _Logged] = field(default_factory=dict)
+
+    def note(self, key: Hashable, message: str, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Log what is wrong with `key`, unless that was done lately."""
+        now, last = self.clock(), self._last.get(key)
+        if last is None or now - last.at >= (SAME_S if message == last.message else CHANGED_S):
+            self._last[key] = _Logged(message, now)
+            log_event(logging.WARNING, self.event, **fields, message=message)
+
+    def over(self, key: Hashable, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Log that nothing is wrong with `key` any more, if something was."""
+        if self.forget(key):
+            log_event(logging.INFO, f"{self.event} is over", **fields)
+
+    def forget(self, key: Hashable) -> bool:
+        """Return whether something was wrong with `key`, which is well, or gone, now."""
+        return self._last.pop(key, None) is not None

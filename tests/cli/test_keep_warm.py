@@ -16,6 +16,14 @@ def test_windows_that_there_are_not_are_a_usage_error(command, windows):
     assert isinstance(result.exception, UsageError) or result.exit_code == 2
 
 
+@pytest.mark.parametrize("command", ["serve", "up"])
+@pytest.mark.parametrize("place", ["s3://", "ftp://x", ""])
+def test_a_place_for_what_is_learnt_that_cannot_be_is_a_usage_error(command, place):
+    result = CliRunner().invoke(app, [command, "--keep-warm=lsth", f"--policy-state={place}"])
+    assert isinstance(result.exception, UsageError)
+    assert "--policy-state is a directory, or s3://BUCKET/PREFIX" in str(result.exception)
+
+
 def test_workers_in_process_are_always_warm():
     with pytest.raises(UsageError, match="always warm"):
         with_keep_warm(Settings(), "lsth", None, "inprocess")

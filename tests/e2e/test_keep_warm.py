@@ -128,16 +128,22 @@ def test_what_cannot_be_kept_warm_is_refused_before_anything_starts(single):
         serfer.open(single, workers="local", keep_warm="lhst")
 
 
-def test_the_variants_of_applications_are_kept_warm_too(start, redis, tmp_path):
+def test_the_variants_of_applications_are_kept_warm_too_and_each_keeps_what_it_learns(start, redis, tmp_path):
     registry, state = open_registry(str(tmp_path / "registry")), tmp_path / "state"
-    register(registry, "faces", version("net", 1, plan_variant(registry, tmp_path / "one", "net.1", grids=[(1, 1)])))
+    variants = [
+        plan_variant(registry, tmp_path / f"{seed}", f"net.{seed}", seed=seed, grids=[(1, 1)]) for seed in (0, 1)
+    ]
+    register(registry, "faces", version("net", 1, *variants))
     options = ["--store", redis, "--port", "0", "--json", "--drain-s", "0", "--policy-state", str(state)]
     serving = start("serve", "--registry", str(registry), "--app", "faces", "--keep-warm", "300", *options)
     url = serving.said()["url"]
-    assert httpx.post(f"{url}/v1/classify", files={"image": white()}, timeout=PATIENCE).status_code == 200
+    for each in variants:
+        asked = f"{url}/v1/classify?variant={each.name}"
+        assert httpx.post(asked, files={"image": white()}, timeout=PATIENCE).status_code == 200
     serving.interrupt(signal.SIGTERM)
     assert serving.end().code == 0
-    (kept,) = state.iterdir()
-    assert kept.name.endswith(".keep-warm-300.json")
-    assert len(json.loads(kept.read_bytes().partition(b"\n")[2])["levels"]) == 1
+    places = [*state.glob("*/*.keep-warm-300.json")]
+    assert {place.parent.name for place in places} == {each.plan[:16] for each in variants}
+    for place in places:
+        assert len(json.loads(place.read_bytes().partition(b"\n")[2])["levels"]) == 1
     eventually(lambda: keys(redis) == [], "the record has expired")

@@ -31,6 +31,7 @@ from serfer.core.variants import Variant
 from serfer.fleet.keep_warm.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.pipeline import Pipeline
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.deployed import Deployment, find_deployment
 from serfer.wiring.open_pipeline import open_pipeline
@@ -167,7 +168,7 @@ def applications_for(
     return open_applications(
         options,
         service.pipelines,
-        lambda directory: open_model(directory, plain, settings),
+        lambda directory: open_model(directory, plain, _of_a_variant(settings, directory)),
         settings,
         service.store,
         _store_url(opening),
@@ -193,6 +194,14 @@ def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
 
     records = OfflineRecords(service.store, settings.results_ttl_s)
     return OfflineJobs(records, settings.cache_dir / UPLOADS, load)
+
+
+def _of_a_variant(settings: Settings, directory: Path) -> Settings:
+    """Return settings whose learnt state is the plan's alone: variants of one network have the same model's name."""
+    if settings.policy_state is None:
+        return settings
+    place = f"{settings.policy_state.rstrip('/')}/{load_plan(directory).digest[:16]}"
+    return settings.model_copy(update={"policy_state": place})
 
 
 def _concurrency(opening: Opening, settings: Settings) -> int:

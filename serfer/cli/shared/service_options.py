@@ -17,6 +17,7 @@ from serfer.control.router import SERVERLESS
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
+from serfer.fleet.beside.state_places import open_place
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
@@ -243,10 +244,13 @@ def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
 
 
 def with_keep_warm(settings: Settings, windows: str | None, state: str | None, workers: str) -> Settings:
-    """Return settings with --keep-warm, and --policy-state with it; raises UsageError for windows that cannot be."""
+    """Return settings with --keep-warm, and --policy-state with it; raises UsageError for what cannot be."""
     if windows is None and settings.keep_warm is None:
         return settings
     check_keep_warm(windows, workers)
+    place = state if state is not None else settings.policy_state
+    if place is not None:
+        open_place(place, "model", "windows")
     chosen = {"keep_warm": windows, "policy_state": state}
     return settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 

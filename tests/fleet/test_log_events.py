@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from serfer.fleet.trouble_log import CHANGED_S, SAME_S, TroubleLog
+from serfer.fleet.log_events import CHANGED_S, SAME_S, TroubleLog
 
 
 class Clock:

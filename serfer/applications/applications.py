@@ -466,7 +466,7 @@ class Applications:
                 served.meter(variant).warm_up()
 
     async def _read(self, served: ServedApplication) -> None:
-        """Look at the registry once; what cannot be read, or is gone, is logged, and changes nothing."""
+        """Look at the registry once; what cannot be read is logged, and changes nothing."""
         try:
             known, changes = served.latest, served.changes
             latest = await asyncio.to_thread(self._registry.latest, served.name, known)
@@ -477,8 +477,6 @@ class Applications:
                     self._end(served)
                 elif latest is not known or mended:
                     self._use(served, latest.application)
-            if latest is None:
-                raise UnavailableError(f"there is no record of {served.name}: what was read last is used")
             self._fine("registry", served)
         except SerferError as error:
             self._trouble("registry", served, error)

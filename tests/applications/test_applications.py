@@ -331,19 +331,6 @@ def test_a_registry_that_is_away_is_logged_once_and_when_it_is_back(driver, regi
     assert events() == [("application trouble", "registry"), ("application trouble is over", "registry")]
 
 
-def test_a_record_that_is_gone_is_logged_and_what_was_read_last_answers(driver, registry, monkeypatch, events):
-    async def looks():
-        await driver.applications.open()
-        monkeypatch.setattr(registry.store, "read", lambda *_: None)
-        for _ in range(5):
-            await driver.look()
-        return await driver.ask()
-
-    choice, _ = asyncio.run(looks())
-    assert choice.variant.name == "cheap"
-    assert events() == [("application trouble", "registry")]
-
-
 def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registry):
     with_canary(registry, shadow=True)
 

@@ -531,11 +531,11 @@ class Applications:
         served = self.served(application)
         read = False
 
-        def checked(found: Application | None) -> Application | None:
+        def checked(found: Application | None) -> Application:
             nonlocal read
             read = True
             if found is None:
-                return None
+                raise UsageError(served.why_deleted)
             record = step(found)
             self._table(served.name, record)
             return record

@@ -151,7 +151,8 @@ def _urls(argument: str) -> list[str]:
     urls = [url.strip().rstrip("/") for url in argument.split(",")]
     for url in urls:
         if not _is_address(url):
-            raise UsageError(f"--instances static: {_shown(url)} is not an address such as http://10.0.0.7:8000")
+            why = ": an instance's key goes into SERFER_INSTANCE_KEY" if "@" in url else ""
+            raise UsageError(f"--instances static: {_shown(url)} is not an address such as http://10.0.0.7:8000{why}")
     if len(set(urls)) < len(urls):
         raise UsageError("--instances static: an address is given twice")
     if len(urls) > _MAX_URLS:

@@ -555,6 +555,18 @@ def test_an_application_that_is_deleted_answers_no_more_until_it_is_restored(reg
     asyncio.run(scene())
 
 
+def test_a_change_of_an_application_that_was_just_deleted_does_not_name_the_registry_s_place(registry, store):
+    async def scene():
+        driver = Driver(registry, store)
+        await driver.applications.open()
+        registry.delete("faces")
+        with pytest.raises(UsageError, match="application faces was deleted") as caught:
+            await driver.applications.change("faces", lambda record: record)
+        assert str(registry.store) not in str(caught.value)
+
+    asyncio.run(scene())
+
+
 def test_an_application_that_is_registered_later_is_served_where_none_were_named(registry, store):
     async def scene():
         found = store.coordination()

@@ -92,6 +92,7 @@ class DirectoryStore:
         with self._reached():
             names = [path.relative_to(base).as_posix() for path in self._folders(base / check_prefix(prefix))]
             found = sorted(name for name in names if self._current(name) is not None)
+            self._check_there(found)
         if len(found) > MAX_DOCUMENTS:
             raise InputError(f"the registry {self._root} has more than {MAX_DOCUMENTS:,} documents")
         return found
@@ -103,6 +104,7 @@ class DirectoryStore:
             for _ in range(_TRIES):  # a version that was current may be one too many by now
                 version = self._current(name)
                 if version is None:
+                    self._check_there(None)
                     return None
                 with contextlib.suppress(FileNotFoundError):
                     return Document(bounded(name, _head(folder / version.file, most_bytes), most_bytes), version.token)
@@ -125,6 +127,7 @@ class DirectoryStore:
                     status = (folder / version.file).stat()
                     if not version.gone:
                         found.append(DocumentVersion(version.token, status.st_size, status.st_mtime))
+            self._check_there(found)
         return found[::-1]
 
     def read_version(self, name: str, version: str, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes | None:
@@ -289,6 +292,11 @@ class DirectoryStore:
     def _folders(self, base: Path) -> list[Path]:
         """Return the folders that hold versions, of deleted documents too."""
         return [Path(folder) for folder, _, files in os.walk(base) if any(map(_VERSION.fullmatch, files))]
+
+    def _check_there(self, found: object) -> None:
+        """Raise OSError where nothing was found because the registry is away: moved, or not mounted."""
+        if not found:
+            (self._root / _MARK).stat()
 
     def _current(self, name: str) -> _Version | None:
         versions = _versions(self._folder(name))

@@ -58,6 +58,6 @@ def test_the_command_shows_both_systems_and_networks_under_both_forms_of_the_day
     monkeypatch.setattr(figure7, "_LOW", 5.0)
     monkeypatch.setattr(figure7, "_HIGH", 50.0)
     monkeypatch.setattr(figure7, "_QUERIES", 3000)
-    result = CliRunner().invoke(app, ["bench", "infaas-sharing", "--trace", str(trace), "--day", "1", "--json"])
+    result = CliRunner().invoke(app, ["bench", "infaas-gpus", "--trace", str(trace), "--day", "1", "--json"])
     rows = [json.loads(line) for line in result.output.splitlines()]
     assert len(rows) == 2 * 2 * 2, result.output

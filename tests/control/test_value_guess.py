@@ -165,6 +165,7 @@ def test_decisions_do_not_depend_on_what_comes_later(later, seen):
     assert on[0][:seen] == on[1][:seen]
 
 
+@pytest.mark.slow
 def test_the_default_policy_follows_values_once_they_are_cheaper():
     """Bursts of random distances: no window foresees them, but the model is told of them by the minute before."""
     world = scenario(26.0, boot_s=60.0)

@@ -34,6 +34,7 @@ def serve(start, tmp_path):
         client.close()
 
 
+@pytest.mark.slow
 def test_a_network_is_registered_over_http_through_a_kill_and_answers_queries(serve, files, tmp_path):
     def hand_in(client, validation=files.validation):
         described = {"preprocess": files.preprocess, "labels": files.labels, "output": "softmax", "most": 2}

@@ -117,6 +117,7 @@ async def rise(url):
     return load.answers
 
 
+@pytest.mark.slow
 def test_instances_and_variants_follow_the_load_and_no_query_is_lost(start, registry):
     driver = start(
         *("serve", "--registry", registry, "--app", APP, "--workers", "inprocess", "--store", "memory://"),

@@ -99,6 +99,7 @@ def test_a_training_ends_with_its_trainer_and_when_the_next_one_begins(monkeypat
     trainer.close()
 
 
+@pytest.mark.slow
 def test_regular_bursts_are_anticipated_by_what_was_learnt(kept):
     world = scenario(26.0, boot_s=60.0)
     guess, plain = ValueGuess(world), SkiRental(world)

@@ -165,6 +165,14 @@ class TestDirectoryStore(RegistryStoreContract):
     def test_a_registry_that_has_vanished_is_unavailable(self, store, root, tmp_path):
         root.rename(tmp_path / "elsewhere")
         (tmp_path / "a").write_bytes(b"a")
-        for call in (lambda: store.compare_and_set(NAME, None, b"x"), lambda: store.put_artefact(tmp_path / "a")):
+        calls = [lambda: store.compare_and_set(NAME, None, b"x"), lambda: store.put_artefact(tmp_path / "a")]
+        for call in [*calls, lambda: store.read(NAME), lambda: store.names("applications/"), lambda: store.versions(NAME)]:
             with pytest.raises(UnavailableError):
                 call()
+
+    def test_an_empty_directory_in_its_place_is_unavailable_and_no_registry_without_documents(self, store, root):
+        store.compare_and_set(NAME, None, b"x")
+        root.rename(root.with_name("unmounted"))
+        root.mkdir()
+        with pytest.raises(UnavailableError):
+            store.read(NAME)

@@ -43,6 +43,7 @@ def test_variants_have_their_plan_directories_in_the_registry(start, kept, tmp_p
         assert (directory / "int8.onnx").is_file() == (each["precision"] == "int8")
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_shows_nothing_and_goes_on_where_it_was(start, kept):
     killed = start()
     killed.wait_for("step 3 of")
@@ -60,6 +61,7 @@ def test_killed_in_the_middle_it_shows_nothing_and_goes_on_where_it_was(start, k
     assert [each.version for each in kept().known("digits").networks] == [1]
 
 
+@pytest.mark.slow
 def test_twice_at_once_one_does_the_work_and_both_say_the_same(start, kept):
     results = [command.registered() for command in (start(), start())]
     assert sorted(each.pop("made") for each in results) == [False, True]

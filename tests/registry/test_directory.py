@@ -166,7 +166,12 @@ class TestDirectoryStore(RegistryStoreContract):
         root.rename(tmp_path / "elsewhere")
         (tmp_path / "a").write_bytes(b"a")
         calls = [lambda: store.compare_and_set(NAME, None, b"x"), lambda: store.put_artefact(tmp_path / "a")]
-        for call in [*calls, lambda: store.read(NAME), lambda: store.names("applications/"), lambda: store.versions(NAME)]:
+        for call in [
+            *calls,
+            lambda: store.read(NAME),
+            lambda: store.names("applications/"),
+            lambda: store.versions(NAME),
+        ]:
             with pytest.raises(UnavailableError):
                 call()
 

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from serfer.control.scenario import S_PER_HOUR
 from serfer.fleet.beside.decider import Decider
 from serfer.fleet.latencies import of_all
 from serfer.fleet.leader import Leader, end_instances
-from serfer.fleet.log_events import log_event
+from serfer.fleet.log_events import Troubles, log_event
 from serfer.fleet.observed_fleet import ObservedFleet
 from serfer.fleet.pool import Pool, ServingInstance
 from serfer.fleet.provisioners.batch_sizes import BatchSizes
@@ -75,7 +75,6 @@ class Controller:
         ping: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self.status = Status()
-        self.troubles: Counter[str] = Counter()
         self.changes: Counter[str] = Counter()
         self._pool = pool
         self._registry = registry
@@ -87,13 +86,13 @@ class Controller:
         self._ping = ping
         self._warming = Warming(pool.router.scenario.serverless)
         self._timing = timing or Timing()
+        self.troubles = Troubles("pool trouble", self._timing.now)
         self._last = self._timing.now()
         self._view = PoolView()
         self._fleet = ObservedFleet(pool.router.scenario)
         self._leader: Leader | None = None
         self._resumed = False
         self._paid = _Paid()
-        self._last_troubles: dict[str, str] = {}
         self._dispatched: tuple[Dispatched, ...] = ()
         self._loop: asyncio.Task[None] | None = None
         self._exchanging: asyncio.Task[PoolView] | None = None
@@ -107,7 +106,7 @@ class Controller:
     async def _run(self) -> None:
         while True:
             began = self._timing.now()
-            with self._survived("controller"):
+            with self.troubles.survived("controller"):
                 await self.tick()
             await self._timing.sleep(max(0.0, began + PERIOD_S - self._timing.now()))
 
@@ -117,7 +116,7 @@ class Controller:
         elapsed_s, self._last = now - self._last, now
         load = self._load(elapsed_s)
         leads = False
-        with self._survived("store"):
+        with self.troubles.survived("store"):
             leads = await self._exchange(load)
         if self._view.fleet is not None and (not leads or self._fleet.state is None):
             self._fleet.state = self._view.fleet
@@ -147,12 +146,12 @@ class Controller:
         for task in in_flight:
             await _cancelled(task)
         last = not self._view.others
-        with self._survived("store"):
+        with self.troubles.survived("store"):
             last = await asyncio.to_thread(self._registry.leave)
-        with self._survived("controller"):
+        with self.troubles.survived("controller"):
             await self.decider.close(leads=leads)
         if last:
-            with self._survived("provisioner"):
+            with self.troubles.survived("provisioner"):
                 await end_instances([self._provisioners[bought] for bought in self._ends], _END_S)
         for provisioner in self._provisioners.values():
             await provisioner.close()
@@ -227,7 +226,7 @@ class Controller:
         return {each: scenario.kind(each.kind).boot_s for each in bought}
 
     async def _lead(self, leader: Leader, now: float, wanted: ProvisioningPlan, busy: frozenset[str]) -> None:
-        with self._survived("provisioner"):
+        with self.troubles.survived("provisioner"):
             if self._fleet.state is None:  # none was published: these are an earlier fleet's
                 self._fleet.state = await leader.initial_state()
             else:
@@ -248,7 +247,7 @@ class Controller:
             self.pinging = asyncio.create_task(self._pinged(self._ping, pings))
 
     async def _pinged(self, ping: Callable[[int], Awaitable[None]], count: int) -> None:
-        with self._survived("functions"):
+        with self.troubles.survived("functions"):
             try:
                 await ping(count)
             except Exception:
@@ -293,21 +292,6 @@ class Controller:
                 drivers=self._pool.drivers,
                 reason=wanted.reason,
             )
-
-    @contextlib.contextmanager
-    def _survived(self, what: str) -> Iterator[None]:
-        """Count a failure, and log it where it differs from the last one."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - any error: the loop that pays for instances continues
-            self.troubles[what] += 1
-            line = f"{type(error).__name__}: {error}"
-            if self._last_troubles.get(what) != line:
-                self._last_troubles[what] = line
-                log_event(logging.WARNING, "pool trouble", of=what, message=line.partition("\n")[0])
-        else:
-            if self._last_troubles.pop(what, None):
-                log_event(logging.INFO, "pool trouble is over", of=what)
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:

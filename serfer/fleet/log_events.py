@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -52,3 +54,22 @@ class TroubleLog:
     def forget(self, key: Hashable) -> bool:
         """Return whether something was wrong with `key`, which is well, or gone, now."""
         return self._last.pop(key, None) is not None
+
+
+class Troubles(Counter[str]):
+    """Counts the errors that a loop survives, by the part that failed, and logs them as TroubleLog does."""
+
+    def __init__(self, event: str, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._log = TroubleLog(event, clock)
+
+    @contextlib.contextmanager
+    def survived(self, part: str) -> Iterator[None]:
+        """Run a block, any error of which counts and goes no further."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - any error: the loop goes on
+            self[part] += 1
+            self._log.note(part, f"{type(error).__name__}: {error}".partition("\n")[0], of=part)
+        else:
+            self._log.over(part, of=part)

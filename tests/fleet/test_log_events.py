@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from serfer.fleet.log_events import CHANGED_S, SAME_S, TroubleLog
+from serfer.fleet.log_events import CHANGED_S, SAME_S, TroubleLog, Troubles
 
 
 class Clock:
@@ -55,3 +55,14 @@ def test_keys_are_told_apart(troubles, logged):
     troubles.note("one", "away")
     troubles.note("two", "away")
     assert len(logged()) == 2
+
+
+def test_what_a_loop_survives_is_counted_each_time_and_logged_in_one_line(clock, logged):
+    troubles = Troubles("loop trouble", clock)
+    for _ in range(3):
+        with troubles.survived("store"):
+            raise OSError("away\nwith details")
+    with troubles.survived("store"):
+        pass
+    assert troubles == {"store": 3}
+    assert logged() == [("loop trouble", "OSError: away"), ("loop trouble is over", None)]

@@ -12,7 +12,6 @@ at instances is seen there, and instances that it has started are found by their
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections import Counter
@@ -34,7 +33,7 @@ from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import FleetObservation, FleetPlan, PoolTerms
 from serfer.fleet.controller import Timing
 from serfer.fleet.leader import Leader, Probed, end_instances
-from serfer.fleet.log_events import log_event
+from serfer.fleet.log_events import Troubles, log_event
 from serfer.fleet.open_pool import remove_empty
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
@@ -95,7 +94,6 @@ class VariantFleet:
         self.leads = False
         self.plan = FleetPlan()
         self.changes: Counter[str] = Counter()
-        self.troubles: Counter[str] = Counter()
         self.copies = copies
         self.work: asyncio.Task[None] | None = None
         self._pools = pools
@@ -106,6 +104,7 @@ class VariantFleet:
         self._connect = connect
         self._admits = admits
         self._timing = timing or Timing()
+        self.troubles = Troubles("variant instances trouble", self._timing.now)
         self._state: FleetState | None = None
         self._view = PoolView()
         self._leader: Leader | None = None
@@ -113,7 +112,6 @@ class VariantFleet:
         self._decided = self._timing.now()
         self._loop: asyncio.Task[None] | None = None
         self._exchanging: asyncio.Task[PoolView] | None = None
-        self._last_troubles: dict[str, str] = {}
 
     def start(self) -> None:
         """Start the loop on the running event loop."""
@@ -130,10 +128,10 @@ class VariantFleet:
             task.cancel()
         await self.copies.close()
         last = not self._view.others
-        with self._survived("store"):
+        with self.troubles.survived("store"):
             last = await asyncio.to_thread(self._registry.leave)
         if last:
-            with self._survived("provisioner"):
+            with self.troubles.survived("provisioner"):
                 await end_instances([self._pools.provisioners[bought] for bought in self._pools.ends], _END_S)
         for provisioner in self._pools.provisioners.values():
             await provisioner.close()
@@ -143,7 +141,7 @@ class VariantFleet:
 
     async def tick(self) -> None:
         """Run one iteration; the leader's work with instances is the task `work`, which may take longer."""
-        with self._survived("store"):
+        with self.troubles.survived("store"):
             await self._exchange()
         self.leads = self._registry.leads
         if self._view.fleet is not None and (not self.leads or self._state is None):
@@ -190,7 +188,7 @@ class VariantFleet:
     async def _run(self) -> None:
         while True:
             began = self._timing.now()
-            with self._survived("controller"):
+            with self.troubles.survived("controller"):
                 await self.tick()
             await self._timing.sleep(max(0.0, began + PERIOD_S - self._timing.now()))
 
@@ -234,7 +232,7 @@ class VariantFleet:
 
     async def _act(self, leader: Leader, now: float) -> None:
         """Decide, in a thread, and have it done."""
-        with self._survived("controller"):
+        with self.troubles.survived("controller"):
             plan = await self._decide(now)
             if not self._registry.leads:
                 return
@@ -281,13 +279,13 @@ class VariantFleet:
 
     async def _find(self, leader: Leader) -> None:
         """Begin with the instances that earlier drivers started, where none has published any."""
-        with self._survived("provisioner"):
+        with self.troubles.survived("provisioner"):
             self._published(await leader.initial_state())
 
     async def _provision(self, leader: Leader, now: float, plan: FleetPlan, busy: frozenset[str]) -> None:
         counts = tuple(InstanceCount(pool, Market.ON_DEMAND, count) for pool, count in plan.wanted.items())
         reason = "; ".join(f"{name}: {text}" for name, text in plan.reasons.items())[:_MOST_REASON]
-        with self._survived("provisioner"):
+        with self.troubles.survived("provisioner"):
             await leader.work(now, ProvisioningPlan(counts, reason), busy, plan.spare)
 
     def _own_busy(self) -> Iterator[str]:
@@ -297,17 +295,3 @@ class VariantFleet:
     def _published(self, fleet: FleetState) -> None:
         self._state = fleet
         self._use()
-
-    @contextlib.contextmanager
-    def _survived(self, what: str) -> Iterator[None]:
-        """Count a failure, and log it where it differs from the last one."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - any error: the loop that pays for instances continues
-            self.troubles[what] += 1
-            line = f"{type(error).__name__}: {error}"
-            if self._last_troubles.get(what) != line:
-                self._last_troubles[what] = line
-                log_event(logging.WARNING, "variant instances trouble", of=what, message=line.partition("\n")[0])
-        else:
-            self._last_troubles.pop(what, None)

@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -25,7 +24,7 @@ from serfer.control.windows import WarmLevels
 from serfer.fleet.beside.state_keeper import SAVE_EVERY_S, StateKeeper
 from serfer.fleet.controller import PERIOD_S, Timing
 from serfer.fleet.keep_warm.in_flight import InFlight
-from serfer.fleet.log_events import log_event
+from serfer.fleet.log_events import Troubles, log_event
 from serfer.fleet.registry import DriverLoad, PoolRegistry, PoolView
 from serfer.fleet.warming import Warming
 
@@ -68,7 +67,6 @@ class KeepWarm:
         self.in_flight = InFlight()
         self.status = WarmStatus()
         self.pings = 0
-        self.troubles: Counter[str] = Counter()
         self.pinging: asyncio.Task[None] | None = None
         self._levels = levels
         self._learning = Lock()  # a thread outlives the task that awaits it
@@ -78,10 +76,10 @@ class KeepWarm:
         self._state = state
         self._paid = paid
         self._timing = timing or Timing()
+        self.troubles = Troubles("keep warm trouble", self._timing.now)
         self._unsaved_since = self._timing.now()
         self._exchanging: asyncio.Task[PoolView] | None = None
         self._view = PoolView()
-        self._last_troubles: dict[str, str] = {}
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -92,11 +90,11 @@ class KeepWarm:
         """Run one iteration; pings are the task `pinging`, which may take longer."""
         now, own = self._timing.now(), self.in_flight.take()
         view = PoolView()
-        with self._survived("store"):
+        with self.troubles.survived("store"):
             view = await self._exchange(own)
         leads = self._registry.leads
         unix, busy = self._timing.unix(), own + view.in_flight
-        with self._survived("windows"):
+        with self.troubles.survived("windows"):
             self._note(WarmStatus(leads, await asyncio.to_thread(self._learnt, unix, busy)))
         if leads:
             self._send(now, busy)
@@ -112,9 +110,9 @@ class KeepWarm:
             await asyncio.wait(in_flight, timeout=_END_S)
         for task in in_flight:
             await _cancelled(task)
-        with self._survived("store"):
+        with self.troubles.survived("store"):
             await asyncio.to_thread(self._registry.leave)
-        with self._survived("windows"):
+        with self.troubles.survived("windows"):
             await asyncio.to_thread(self._learnt, self._timing.unix(), self.in_flight.take())
         if self._state is not None:
             if leads:
@@ -124,7 +122,7 @@ class KeepWarm:
     async def _run(self) -> None:
         while True:
             began = self._timing.now()
-            with self._survived("loop"):
+            with self.troubles.survived("loop"):
                 await self.tick()
             await self._timing.sleep(max(0.0, began + PERIOD_S - self._timing.now()))
 
@@ -160,7 +158,7 @@ class KeepWarm:
             self.pinging = asyncio.create_task(self._pinged(count))
 
     async def _pinged(self, count: int) -> None:
-        with self._survived("functions"):
+        with self.troubles.survived("functions"):
             try:
                 await self._ping(count)
             except Exception:
@@ -181,21 +179,6 @@ class KeepWarm:
         before, self.status = self.status, status
         if bool(before.wanted) != bool(status.wanted):
             log_event(logging.INFO, "keep warm", windows=self._levels.name, wanted=status.wanted, leads=status.leads)
-
-    @contextlib.contextmanager
-    def _survived(self, what: str) -> Iterator[None]:
-        """Count a failure, and log it where it differs from the last one."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - any error: queries and the loop go on
-            self.troubles[what] += 1
-            line = f"{type(error).__name__}: {error}".partition("\n")[0]
-            if self._last_troubles.get(what) != line:
-                self._last_troubles[what] = line
-                log_event(logging.WARNING, "keep warm trouble", of=what, message=line)
-        else:
-            if self._last_troubles.pop(what, None):
-                log_event(logging.INFO, "keep warm trouble is over", of=what)
 
 
 async def _cancelled(task: asyncio.Task[object]) -> None:

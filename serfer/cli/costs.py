@@ -14,19 +14,21 @@ from serfer.cli.explain import print_cold_choice, print_cold_starts
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import err, out
+from serfer.control.infless.measured import dump_profile, measured_profile
 from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
 from serfer.core.costs.operator_costs import Profiles, dump_profiles
 from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
-from serfer.core.plan.window_plan import priced_query
+from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
 from serfer.files import check_place, write_whole
-from serfer.plan_directory import load_cold_plan, load_plan
+from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
 from serfer.settings import load_settings
 
 if TYPE_CHECKING:
     from sam.cost.bill import Bill
     from sam.cost.fixed import Line
+    from serfer.core.plan import Plan
 
 _THOUSAND, _MILLION = 1_000, 1_000_000
 _QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
@@ -54,13 +56,29 @@ def cost(
     compare: Annotated[
         bool, typer.Option("--compare", help="With BUILD: a table of all drivers, stores and engines, in Markdown.")
     ] = False,
+    cluster_profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what batches of the unsplit network take on cores, as [[profiles]] of a cluster's scenario of "
+            "simulate, to this TOML file.",
+        ),
+    ] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(help="With --cluster-profile: operator profiles to predict by, from serfer profile."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Price a plan or a whole deployment on AWS, as predicted: queries, a burst, months (docs/explanation/cost.md)."""
     from sam.options import is_build  # noqa: PLC0415 - the command line starts fast
 
     cold = None if cold_share is None else share("--cold-share", cold_share, 1)
+    if profiles is not None and cluster_profile is None:
+        raise UsageError("--profiles is what --cluster-profile predicts by; a plan has the predictions of serfer split")
     if is_build(directory):
+        if cluster_profile is not None:
+            raise UsageError(f"--cluster-profile wants a plan directory, not the BUILD directory {directory}")
         if store is not None or memory is not None:
             raise UsageError(f"{directory} has its store and memory: package it with others, or give a plan directory")
         if compare:
@@ -72,12 +90,29 @@ def cost(
         raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
 
     plan = load_plan(directory)
+    if cluster_profile is not None:
+        _write_cluster_profile(plan, directory, cluster_profile, profiles)
     given = Circumstances(store, memory, cold or 0.0, burst)
     prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
     if as_json:
         print_json(prices.as_dict())
     else:
         _print_prices(prices)
+
+
+def _write_cluster_profile(plan: Plan, directory: Path, file: Path, given: Path | None) -> None:
+    """Write what the unsplit network takes on cores; raises PlanError for a map plan, InputError and ModelError."""
+    check_whole_images(plan)
+    check_place(file)
+    measured = load_settings().profiles(given)
+    check_artefacts(plan, directory)
+    with status_line() as progress:
+        progress(f"reading {plan.unsplit.path}")
+        from splitter.profiling.whole_network import read_whole_works  # noqa: PLC0415 - imports onnx
+
+        works = read_whole_works(directory / plan.unsplit.path, plan.input.height, plan.input.width)
+    write_whole(file, dump_profile(measured_profile(plan.model, works, measured), measured).encode())
+    err.print(f"wrote {plain(str(file))}: add it to a cluster's scenario of serfer simulate", soft_wrap=True)
 
 
 def _cost_of_build(

@@ -1,12 +1,16 @@
 """`serfer cost`, `serfer explain --pareto` and `serfer profile` on the command line."""
 
 import json
+import shutil
 
 import pytest
 
 import serfer
+from serfer.control.infless.profiles import Configuration
+from serfer.control.scenario_files import read_cluster
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.plan_directory import load_plan
+from tests.sim.cluster.worlds import TOML as CLUSTER
 
 FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan"}
 STAGE = {
@@ -134,6 +138,48 @@ def test_wrong_cost_options_are_refused(serfer_here, plan, arguments, words):
 
 def test_the_price_of_a_directory_that_is_not_a_plan_is_refused(serfer_here, tmp_path):
     serfer_here("cost", tmp_path).complains(3, "is not a plan directory")
+
+
+def cluster_profile(serfer_here, plan, file, *options, **variables):
+    """Write a plan's profile, and return it as a cluster's scenario has it."""
+    result = serfer_here("cost", plan, "--cluster-profile", file, *options, **variables)
+    assert result.code == 0, result.err
+    assert result.err.startswith("wrote ")
+    scenario = file.with_name("cluster.toml")
+    scenario.write_text(CLUSTER + file.read_text())
+    return read_cluster(scenario).profiles[-1]
+
+
+def test_a_plans_network_becomes_a_profile_of_a_clusters_scenario(serfer_here, plan, slow, tmp_path):
+    shipped = cluster_profile(serfer_here, plan, tmp_path / "small.toml")
+    assert (shipped.name, shipped.operators[0].name) == (load_plan(plan).model, "run")
+    assert shipped_profiles().machine in (tmp_path / "small.toml").read_text()
+    one = Configuration(4, 2, 0)
+    operators = sum(each.ms(one) for each in shipped.operators[1:])
+    for given in ({"options": ("--profiles", slow)}, {"variables": {"SERFER_PROFILES_FILE": str(slow)}}):
+        own = cluster_profile(
+            serfer_here, plan, tmp_path / "small.toml", *given.get("options", ()), **given.get("variables", {})
+        )
+        assert sum(each.ms(one) for each in own.operators[1:]) == pytest.approx(100 * operators, rel=1e-3)
+        assert "a slow one" in (tmp_path / "small.toml").read_text()
+
+
+def test_a_profile_leaves_the_prices_as_they_are(serfer_here, plan, tmp_path):
+    with_profile = serfer_here("cost", plan, "--json", "--cluster-profile", tmp_path / "small.toml")
+    assert json.loads(with_profile.out) == costs(serfer_here, plan)
+
+
+def test_wrong_cluster_profiles_are_refused(serfer_here, plan, slow, tmp_path):
+    file = tmp_path / "small.toml"
+    serfer_here("cost", plan, "--profiles", slow).complains(2, "--profiles is what --cluster-profile predicts by")
+    serfer_here("cost", plan, "--cluster-profile", tmp_path).complains(3, "cannot be written")
+    none = tmp_path / "none.json"
+    serfer_here("cost", plan, "--cluster-profile", file, "--profiles", none).complains(3, "--profiles: ", "none.json")
+    altered = tmp_path / "altered"
+    shutil.copytree(plan, altered)
+    (altered / load_plan(plan).unsplit.path).write_bytes(b"none")
+    serfer_here("cost", altered, "--cluster-profile", file).complains(3, "was altered")
+    assert not file.exists()
 
 
 def test_pareto_shows_the_alternatives_of_a_plan(serfer_here, plan, tmp_path):

@@ -45,6 +45,7 @@ def test_cost_prices_one_window(serfer, plan):
     [
         ("explain", "PLAN", "--pareto"),
         ("verify", "PLAN"),
+        ("cost", "PLAN", "--cluster-profile", "SCENARIO"),
         ("serve", "--plan", "PLAN"),
         ("up", "--plan", "PLAN"),
         ("up", "--plan", "named=PLAN"),

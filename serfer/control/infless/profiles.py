@@ -30,19 +30,23 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds of an operator: for each batch, for each image, for each image on one core, and on a whole GPU."""
+    """Milliseconds of an operator: for each batch, for each image, for each image on one core, and on a whole GPU.
+
+    `batch_core_ms` are those for each batch that cores divide, such as reading weights, on one core.
+    """
 
     batch_ms: _Ms
     image_ms: _Ms = 0.0
     core_ms: _Ms = 0.0
     gpu_ms: _Ms = 0.0
+    batch_core_ms: _Ms = 0.0
 
     def ms(self, one: Configuration) -> float:
         """Return the milliseconds of a full batch."""
         each = self.image_ms + self.core_ms / one.cores
         if one.share:
             each += self.gpu_ms * WHOLE_GPU / one.share
-        return self.batch_ms + one.batch * each
+        return self.batch_ms + self.batch_core_ms / one.cores + one.batch * each
 
 
 @dataclass(frozen=True, slots=True)

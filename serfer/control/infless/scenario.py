@@ -24,7 +24,9 @@ _Positive = Annotated[float, Bounds(1e-9, 1e9)]
 _NotNegative = Annotated[float, Bounds(0.0, 1e9)]
 _Count = Annotated[int, Bounds(1, 100_000)]
 _Sizes = tuple[Annotated[int, Bounds(1, 1024)], ...]
-_MAX_SERVERS, _MAX_TABLES, _MAX_SIZES, _MAX_NAME = 100_000, 1000, 32, 64
+_MAX_SERVERS, _MAX_TABLES, _MAX_SIZES = 100_000, 1000, 32
+MAX_NAME: Final = 64
+"""Characters of a name."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,8 @@ def _check_count(where: str, tables: Sequence[object]) -> None:
 def _check_names(where: str, names: Sequence[str]) -> None:
     _check_count(where, names)
     for number, name in enumerate(names):
-        if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
-            raise InputError(f"{where}[{number}].name has 1 to {_MAX_NAME} printable characters, not {name!r:.80}")
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+            raise InputError(f"{where}[{number}].name has 1 to {MAX_NAME} printable characters, not {name!r:.80}")
         if name in names[:number]:
             raise InputError(f"{where}[{number}].name: {name!r} is there twice")
 

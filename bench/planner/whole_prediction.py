@@ -1,14 +1,17 @@
 """Predicted against measured time of whole networks by batch and threads: INFless' figure 8.
 
 A prediction is that of a cluster's scenario: the network's profile (serfer/control/infless/measured.py), for so many
-cores, without the 10% that are added to it there. Networks run as they do on an instance, and as in prediction.py the
-shortest of many repetitions counts.
+cores, without the 10% that are added to it there. Networks run in a session as instances have them, until some runs
+were undisturbed; the shortest counts.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Final
 
@@ -24,7 +27,7 @@ from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
 from splitter.plan_dir.emit import in_one_piece
-from splitter.profiling.profile import NETWORKS, Meter, Repeated, given_to, timed, worker_session
+from splitter.profiling.profile import NETWORKS, given_to, timed, worker_session
 from splitter.profiling.whole_network import whole_works
 
 WHOLE: Final = ("alexnet", "efficientnet-lite0", "mobilenet-v2", "resnet18", "squeezenet")
@@ -32,13 +35,16 @@ BATCHES: Final = (1, 2, 4, 8)
 THREADS: Final = (1, 2)
 PUBLISHED: Final = "8.6% ResNet-50, 7.8% MobileNet, 9.74% LSTM-2365, below 10% on average"
 """Mean errors of figure 8 and section 3.3."""
+_LEAST_RUNS, _QUIET_RUNS = 8, 6
+_WAITED: Final = 0.03
+"""A run counts as undisturbed where all of its threads together waited for processors for less of its time."""
 
 
 @dataclass(frozen=True)
 class BatchPrediction:
     """A batch of a whole network on some threads: predicted, and measured as the best of `runs`, in milliseconds.
 
-    `quiet` counts the runs that nothing disturbed.
+    `quiet` counts the runs whose threads hardly waited for a processor; without one, the time says little.
     """
 
     model: str
@@ -64,27 +70,40 @@ def measure_whole(
     max_s: float = 10.0,
 ) -> list[BatchPrediction]:
     """Predict and run networks on every number of threads with every batch, each for `max_s` seconds at most."""
-    meters = {count: Meter(count) for count in threads}
     rows = []
     for name in networks:
         progress(f"reading {name}")
         size = find(name).size
         model = in_one_piece(from_onnx(load(name, None)[0].onnx, size, size)).model({})  # as plan directories have it
         network = measured_profile(name, whole_works(from_onnx(model, size, size)), profiles).network
-        for count, meter in meters.items():
+        for count in threads:
             session = worker_session(model, count)
             for batch in batches:
                 progress(f"running {name}, {batch} images on {count} threads")
                 predicted_ms = network.ms(Configuration(batch, count, 0))
-                ran = _run(session, batch, meter, max_s)
-                measured = ran.best * MS_PER_S, len(ran.times), ran.quiet
-                rows.append(BatchPrediction(name, batch, count, predicted_ms, *measured))
+                best_s, runs, quiet = _run(session, batch, max_s)
+                rows.append(BatchPrediction(name, batch, count, predicted_ms, best_s * MS_PER_S, runs, quiet))
     return rows
 
 
-def _run(session: ort.InferenceSession, batch: int, meter: Meter, max_s: float) -> Repeated:
-    given = given_to(session, batch)
-    return meter.repeat(lambda: timed(session, given), max_s)
+def _run(session: ort.InferenceSession, batch: int, max_s: float) -> tuple[float, int, int]:
+    """Return the seconds of the best run, how many there were, and how many of them were undisturbed."""
+    given, times, quiet = given_to(session, batch), list[float](), 0
+    ended = time.monotonic() + max_s
+    while len(times) < _LEAST_RUNS or (quiet < _QUIET_RUNS and time.monotonic() < ended):
+        before = _waited_s()
+        times.append(timed(session, given))
+        quiet += _waited_s() - before < _WAITED * times[-1]
+    return min(times), len(times), quiet
+
+
+def _waited_s() -> float:
+    """Return the seconds that this process' threads together have waited for a processor, by the kernel's count."""
+    total = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # a thread that has ended
+            total += int(file.read_text(encoding="ascii").split()[1])
+    return total / 1e9
 
 
 def mean_error(rows: Sequence[BatchPrediction]) -> float:

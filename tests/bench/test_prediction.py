@@ -1,10 +1,14 @@
+from itertools import count
+
 import pytest
 
+from bench.planner import whole_prediction
 from bench.planner.prediction import HELD_OUT, Prediction, StagePrediction, measure, results
 from bench.planner.whole_prediction import BatchPrediction, mean_error, measure_whole, whole_results
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.errors import UnavailableError
 from splitter.profiling import profile
+from tests.e2e.small import small_onnx
 
 
 def test_no_network_that_is_judged_was_profiled():
@@ -49,6 +53,15 @@ def test_batches_of_whole_networks_have_an_error_by_network_and_threads():
     assert errors == ["alexnet", "10.0%", "30.0%", "20.0%"]
     with pytest.raises(UnavailableError, match="quiet"):
         mean_error(rows[2:])
+
+
+def test_a_run_whose_threads_wait_for_a_processor_is_disturbed(monkeypatch):
+    session = profile.worker_session(small_onnx())
+    waited = count(step=0.5)
+    monkeypatch.setattr(whole_prediction, "_waited_s", lambda: next(waited))
+    assert whole_prediction._run(session, 2, max_s=0.0)[1:] == (8, 0)
+    monkeypatch.setattr(whole_prediction, "_waited_s", lambda: 0.5)
+    assert whole_prediction._run(session, 2, max_s=0.0)[1:] == (8, 8)
 
 
 @pytest.mark.slow

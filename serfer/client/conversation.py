@@ -145,7 +145,7 @@ class Conversation:
             look, wait_s = look + 1, wait
 
     def cancel(self, job: str) -> Steps[None]:
-        """Cancel a job; one that is gone already is no error."""
+        """Cancel a job; one that is already gone is not an error."""
         yield from self._answer(Call("DELETE", _place(job), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
     def register(self, application: str, form: Upload) -> Steps[ServedRegistration]:
@@ -183,7 +183,7 @@ class Conversation:
             look, wait_s = look + 1, wait
 
     def cancel_registration(self, application: str, registration: str) -> Steps[None]:
-        """Cancel a registration; one that is gone already is no error."""
+        """Cancel a registration; one that is already gone is not an error."""
         gone = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)
         yield from self._answer(Call("DELETE", _registrations(application, registration), gone))
 
@@ -220,7 +220,7 @@ class Conversation:
         return read_stored(reply)
 
     def delete_result(self, result: str) -> Steps[None]:
-        """Delete a result; one that is gone already is no error."""
+        """Delete a result; one that is already gone is not an error."""
         yield from self._answer(Call("DELETE", _result_place(result), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
     def fetch(self, output: StoredOutput, values: Values, timeout_s: float | None) -> Steps[None]:

@@ -94,7 +94,7 @@ class ServedResult(Mapping[str, ServedOutput]):
         return _named(self._outputs, name).download(path, timeout_s=timeout_s)
 
     def delete(self) -> None:
-        """Delete the result; one that is gone already is no error."""
+        """Delete the result; one that is already gone is not an error."""
         self._wire.run(self._conversation.delete_result(self.id))
 
     def __getitem__(self, name: str) -> ServedOutput:

@@ -1,6 +1,6 @@
 """A process that unpacks an uploaded archive of labelled images: a job in JSON in, the folder of the images out.
 
-Whoever made the archive is not trusted, so nothing of it is read anywhere else: this process has limits of memory,
+The author of the archive is not trusted, so nothing of it is read anywhere else: this process has limits of memory,
 processor time and file size, and no secrets. Files and folders alone are unpacked, below one folder, and every byte is
 counted when it is written, whatever the archive's tables say.
 

@@ -2,7 +2,7 @@
 
     {"directory": "/path/of/a/plan"}     200 {"functions": [...]} once they can be invoked; 400 with the reason
 
-Whoever may invoke functions may add some: both run code with the rights of the one who started the service.
+A caller that may invoke functions may add some: both run code with the rights of the one who started the service.
 """
 
 from __future__ import annotations

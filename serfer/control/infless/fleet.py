@@ -24,12 +24,14 @@ class Instance:
 class Step:
     """What a policy changed: instances that it launched (a cold start each) and stopped, and what has no room.
 
-    `unplaced` are requests a second that the cluster has no room for.
+    `unplaced` are requests a second that the cluster has no room for. `prewarmed` are instances that start before
+    they are needed.
     """
 
     launched: tuple[Instance, ...] = ()
     stopped: tuple[Instance, ...] = ()
     unplaced: float = 0.0
+    prewarmed: tuple[Instance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from serfer.control.infless.openfaas_plus import OpenFaasPlus
 from serfer.control.infless.policy import Infless, InflessByEfficiency
 from serfer.control.infless.scenario import ClusterScenario
 from serfer.control.infless.scheduling import Efficiency
-from serfer.core.errors import UsageError
+from serfer.control.windows import WindowPolicy, window_policies
+from serfer.core.errors import InputError, UsageError
 
 Maker = Callable[[ClusterScenario], ClusterPolicy]
 
@@ -25,14 +26,29 @@ def _infless(scenario: ClusterScenario) -> ClusterPolicy:
         alpha=facts.alpha,
         reserve_s=facts.reserve_s,
         chooser=Efficiency(facts.full_fit),
+        windows=_windows(scenario),
     )
 
 
 def _by_efficiency(scenario: ClusterScenario) -> ClusterPolicy:
     facts = scenario.policy
     return InflessByEfficiency(
-        scenario.new_functions(), scenario.new_servers(), alpha=facts.alpha, reserve_s=facts.reserve_s
+        scenario.new_functions(),
+        scenario.new_servers(),
+        alpha=facts.alpha,
+        reserve_s=facts.reserve_s,
+        windows=_windows(scenario),
     )
+
+
+def _windows(scenario: ClusterScenario) -> Callable[[], WindowPolicy] | None:
+    name = scenario.policy.windows
+    if not name:
+        return None
+    try:
+        return window_policies(name)
+    except UsageError as error:
+        raise InputError(f"policy.windows: {error}") from error
 
 
 def _batch(scenario: ClusterScenario) -> ClusterPolicy:

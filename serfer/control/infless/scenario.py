@@ -96,13 +96,17 @@ class FunctionSpec:
 
 @dataclass(frozen=True)
 class PolicyFacts:
-    """Parameters of policies; `exec_error` is how far a configuration's times are from its profile, either way."""
+    """Parameters of policies; `exec_error` is how far a configuration's times are from its profile, either way.
+
+    `windows` names a window policy, such as lsth (serfer/control/windows); empty for none.
+    """
 
     alpha: Annotated[float, Bounds(0.0, 1.0)] = ALPHA
     offset: Annotated[float, Bounds(0.0, 10.0)] = SAFETY
     full_fit: _Positive = FULL_FIT
     rounded_rates: bool = False
     reserve_s: _NotNegative = RESERVE_S
+    windows: str = ""
     keep_alive_s: _NotNegative = KEEP_ALIVE_S
     exec_error: Annotated[float, Bounds(0.0, 0.9)] = 0.0
 

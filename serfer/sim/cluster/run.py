@@ -202,11 +202,12 @@ class _Simulation:
             advance(server, float("inf"), self._timeout_s(server), self.counters[one.function])
             self._occupy(one, -1)
         for one in step.launched:
+            self.counters[one.function].launches += not warm
+        for one in (*step.launched, *step.prewarmed):
             function = self._functions[one.function]
             free_s = now_s if warm else now_s + function.cold_s
             exec_s = self._errors[one.function].times(function.network, one.option.configuration)
             function.servers[one.number] = Server(one, free_s, exec_s.__getitem__, one.option.units)
-            self.counters[one.function].launches += not warm
             self._occupy(one, 1)
 
     def _occupy(self, one: Instance, sign: int) -> None:

@@ -73,6 +73,12 @@ def test_errors_name_the_field(old, new, message):
         parsed(TOML.replace(old, new, 1))
 
 
+def test_unknown_windows_are_refused_by_the_key():
+    world = parsed(TOML.replace("exec_error = 0.1", 'windows = "never"', 1))
+    with pytest.raises(InputError, match=r"policy\.windows: there are no windows 'never': there are lsth, hybrid"):
+        make_cluster_policy("infless", world)
+
+
 def test_a_file_is_one_kind_of_scenario(tmp_path):
     cluster, targets = tmp_path / "cluster.toml", tmp_path / "targets.toml"
     cluster.write_text(TOML)

@@ -10,6 +10,7 @@ from serfer.control.infless.batch import Batch, BatchScheduled
 from serfer.control.infless.dispatch import threshold
 from serfer.control.infless.openfaas_plus import OpenFaasPlus
 from serfer.control.infless.policy import Infless, InflessByEfficiency
+from serfer.control.windows import window_policies
 from tests.control.infless.clusters import RESNET, SIZES, SMALL, function, servers
 
 loads = st.lists(st.tuples(st.floats(0, 400), st.floats(0, 3000)), min_size=1, max_size=12)
@@ -25,7 +26,13 @@ def made(kind, count=6, **options):
     return kind(functions(), servers(count), **options)
 
 
-KINDS = pytest.mark.parametrize("kind", [Infless, InflessByEfficiency, Batch, BatchScheduled, OpenFaasPlus])
+def with_windows(functions, servers):
+    return Infless(functions, servers, reserve_s=0.0, windows=window_policies("lsth"))
+
+
+KINDS = pytest.mark.parametrize(
+    "kind", [Infless, InflessByEfficiency, with_windows, Batch, BatchScheduled, OpenFaasPlus]
+)
 
 
 def used(policy):
@@ -43,7 +50,7 @@ def test_what_runs_is_what_was_launched_and_not_stopped_and_what_servers_gave(ki
     policy, running = made(kind), {}
     for tick, each in enumerate(rates):
         step = policy.step(100.0 * tick, each)
-        running |= {one.number: one for one in step.launched}
+        running |= {one.number: one for one in (*step.launched, *step.prewarmed)}
         for one in step.stopped:
             del running[one.number]
         serving = [given.instance for number in (0, 1) for given in policy.assigned(number, each[number])]
@@ -110,12 +117,40 @@ def test_a_parked_instance_serves_again_without_a_cold_start_and_stops_after_its
     policy = made(Infless, reserve_s=60.0)
     first = policy.step(0, (50, 0)).launched
     assert policy.step(5, (0, 0)).stopped == ()
-    assert policy.assigned(0, 1.0) == []
+    assert policy.assigned(0, 0.0) == []
+    assert {one.instance for one in policy.assigned(0, 1.0)} <= set(first)
+    assert sum(one.rate for one in policy.assigned(0, 1.0)) == pytest.approx(1.0)
     again = policy.step(10, (50, 0))
     assert (again.launched, again.stopped) == ((), ())
     policy.step(15, (0, 0))
     assert set(policy.step(75, (0, 0)).stopped) == set(first)
     assert policy.servers.active == 0
+
+
+def steps(policy, on_s, off_s, cycles, tick_s=10):
+    """Yield (cycle, seconds since its begin, step) of a function that has load for `on_s` in each cycle."""
+    for cycle in range(cycles):
+        for second in range(0, on_s + off_s, tick_s):
+            rate = 50 if second < on_s else 0
+            yield cycle, second, policy.step(cycle * (on_s + off_s) + second, (rate, 0))
+
+
+def test_windows_stop_what_will_not_be_needed_soon_and_start_it_again_before_it_is():
+    policy = made(Infless, reserve_s=0.0, windows=window_policies("lsth"))
+    seen = [*steps(policy, 600, 3000, 30)]
+    last = [(second, step) for cycle, second, step in seen if cycle == 29]
+    assert not any(step.launched for _, step in last)
+    [stopped] = {second for second, step in last if step.stopped and second > 600}
+    [started] = {second for second, step in last if step.prewarmed}
+    assert 600 < stopped < started < 3600
+    assert any(step.launched for cycle, _, step in seen if cycle == 0)
+
+
+def test_windows_keep_an_instance_that_is_needed_again_within_them():
+    policy = made(Infless, reserve_s=0.0, windows=window_policies("600"))
+    taken = [(step.launched, step.prewarmed) for _, _, step in steps(policy, 100, 500, 4)]
+    assert sum(len(launched) for launched, _ in taken) == len(taken[0][0])
+    assert not any(prewarmed for _, prewarmed in taken)
 
 
 def test_parked_instances_make_room_for_another_function():

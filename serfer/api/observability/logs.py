@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 import traceback
@@ -54,8 +55,8 @@ def configure_logs(
 
 def _handler(stream: TextIO, *, in_background: bool) -> logging.Handler:
     with suppress(OSError):  # a stream in memory has no descriptor
-        if in_background:
-            return BackgroundHandler(stream.fileno())
+        if in_background:  # a descriptor of its own: the number of one that is closed may become that of a socket
+            return BackgroundHandler(os.dup(stream.fileno()))
     return logging.StreamHandler(stream)
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from serfer.api.http.problems import OVERLOADED, Problem, problem_of
 from serfer.api.offline.record import OfflineRecord, OfflineRecords, OfflineState
+from serfer.api.to_its_end import to_its_end
 from serfer.api.upload_folder import UploadFolder
 from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad
 from serfer.core.errors import QueryError, SerferError
@@ -215,12 +216,7 @@ class _Work:
 
     async def _write(self) -> None:
         """Write the record; what the store does not take now it may take later."""
-        writing = asyncio.ensure_future(asyncio.to_thread(self._written))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:  # a write that has begun decides which version comes next
-            await asyncio.wait([writing])
-            raise
+        await to_its_end(self._written)  # a write that has begun decides which version comes next
 
     def _written(self) -> None:
         record = replace(self._record, updated=self._unix())

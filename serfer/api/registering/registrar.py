@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from serfer.api.http.problems import OVERLOADED, Problem
+from serfer.api.to_its_end import to_its_end
 from serfer.api.upload_folder import UploadFolder
 from serfer.core.errors import SerferError
 from serfer.fleet.log_events import log_event
@@ -224,12 +225,7 @@ class _Record:
         """Write the record, unless it is another's now; what the registry does not take now it may take later."""
         if self._lost:
             return
-        writing = asyncio.ensure_future(asyncio.to_thread(self._write))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:  # a write that has begun decides which version comes next
-            await asyncio.wait([writing])
-            raise
+        await to_its_end(self._write)  # a write that has begun decides which version comes next
 
     def _write(self) -> None:
         changed = replace(self._now, updated=self._unix())

@@ -131,8 +131,10 @@ class Infless:
 
     def _prewarm(self, now_s: float) -> tuple[Instance, ...]:
         """Let windows learn what serves, and start what they want beyond that, as long as there is room."""
+        if not self._levels:
+            return ()
         started: list[Instance] = []
-        for levels, mine in zip(self._levels, self._of, strict=False):
+        for levels, mine in zip(self._levels, self._of, strict=True):
             levels.observe(now_s, mine.count)
         for function, (mine, least) in enumerate(zip(self._of, self._warm(now_s), strict=True)):
             while mine.parked is not None and len(mine.reserve) < least:

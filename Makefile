@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 DOCS_STAMP := .venv/docs/.set-up
 
-.PHONY: setup demo test lint unit docs slow fuzz properties browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
+.PHONY: setup demo test lint unit docs slow weekly weekly-clean browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
 
 setup: $(STAMP)
 
@@ -57,18 +57,15 @@ $(DOCS_STAMP): requirements-docs.txt
 
 # What takes minutes: every network of the zoo, and thousands of random ones.
 slow: setup
-	$(BIN)/python -m pytest -m slow --timeout 2400 -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "slow and not weekly" --timeout 2400 -n 2 --dist loadfile
 
-# The property tests with ten times their examples, twice as many from each of five seeds.
-properties: setup
-	for seed in 1 2 3 4 5; do \
-	  SERFER_TEST_EXAMPLES=2 $(BIN)/python -m pytest -m "hypothesis and not deploy and not browser" --hypothesis-seed=$$seed \
-	    --timeout 2400 -n 2 --dist worksteal || exit 1; \
-	done
+# What is exhaustive, in shards of an hour at most: hours. What passed is not run again at the same commit (tests/weekly.py).
+# SHARD=NAME runs those with that in their name.
+weekly: setup
+	$(BIN)/python tests/weekly.py $(SHARD)
 
-# 200,000 damaged images of every format, always the same ones, through the service's decoders.
-fuzz: setup
-	SERFER_TEST_MUTANTS=200000 $(BIN)/python -m pytest -m slow --timeout 2400 -q -s tests/api/test_fuzz_decoding.py
+weekly-clean:
+	rm -rf .weekly
 
 # The page in a real browser, which only Debian's own package brings.
 browser: setup
@@ -116,4 +113,4 @@ build-given:
 	@test -f "$(BUILD)/deployment.json" || { echo "BUILD=DIR is missing, or DIR was not written by serfer package" >&2; exit 2; }
 
 clean:
-	rm -rf .venv build docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build docs/_build *.egg-info .weekly .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

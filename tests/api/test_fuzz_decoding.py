@@ -1,13 +1,12 @@
 """Damaged files of every accepted format, through decoder processes: decoded or an ImageError, within every bound.
 
-`make fuzz` sends 200,000 of them, `make slow` 40,000, `make test` a few hundred. Mutants are numbered: number N is the
-same each time.
+`make weekly` sends 200,000 of them, `make slow` 40,000, `make test` a few hundred. Mutants are numbered: number N is
+the same each time.
 """
 
 import asyncio
 import io
 import json
-import os
 import random
 import struct
 import tempfile
@@ -32,7 +31,8 @@ PIXELS = 1_000_000
 RECIPE = Recipe(PREPROCESS, Shape(3, 8, 8, flat=False), ImageLimits(max_pixels=PIXELS))
 LIMITS = DecodeLimits(processes=2, request_processor_s=2.0)
 MARGIN_BYTES = 128 * 1024 * 1024  # what a decoder has beyond its pixels, its idle pages included
-MANY, FEW = int(os.environ.get("SERFER_TEST_MUTANTS", "40000")), 600
+FEW = 600
+MANY = [pytest.param(40_000, marks=pytest.mark.slow), pytest.param(200_000, marks=pytest.mark.weekly)]
 LANES = 4  # requests at once, so that neither decoder waits
 ODD = (0, 1, 2, 3, 4, 8, 16, 32, 64, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
@@ -193,7 +193,7 @@ def check(kind, count):
         output.seek(0)
         written = output.read(1000)
     figures = {"format": kind, "mutants": count, "peak_mb": peak >> 20, **{str(key): ends[key] for key in ends}}
-    print(json.dumps(figures))  # noqa: T201 - make fuzz shows them
+    print(json.dumps(figures))  # noqa: T201 - make weekly shows them
     assert ends.total() == count
     assert written == b""
     assert ends["the decoder failed"] == 0
@@ -207,7 +207,7 @@ def test_a_few_damaged_files_are_decoded_or_refused(kind):
     check(kind, FEW // 6)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("count", MANY)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
-def test_many_damaged_files_are_decoded_or_refused(kind):
-    check(kind, -(-MANY // 6))
+def test_many_damaged_files_are_decoded_or_refused(kind, count):
+    check(kind, -(-count // 6))

@@ -61,8 +61,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Split convolutional networks into layers and tiles, and run them on AWS Lambda workers.",
-    epilog="Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input, 4 something unavailable, 130 interrupted, "
-    "143 terminated.",
+    epilog="Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input, 4 something unavailable, 70 a bug in "
+    "SerFer, 130 interrupted, 143 terminated.",
 )
 
 
@@ -76,6 +76,9 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the fl
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the frames of an error, too; may stand anywhere.")
     ] = False,
 ) -> None:
     pass

@@ -183,6 +183,22 @@ class TestPrivacy:
         assert WORD not in stream.getvalue()
         assert WORD not in answer.text
 
+    @pytest.mark.parametrize("path", ["/v1/models/other", "/v2/models/small/ready"])
+    def test_a_bug_is_a_500_with_the_id_under_which_the_log_has_its_frames(
+        self, http, lines, service, monkeypatch, path
+    ):
+        def bug(_name):
+            return {}[WORD]
+
+        monkeypatch.setattr(service, "name", bug)
+        answer = http.get(path)
+        [line] = requests_in(lines)
+        assert (answer.status_code, line["status"]) == (500, 500)
+        assert line["request_id"] in answer.text
+        assert any(" bug: " in frame for frame in line["traceback"])
+        assert "KeyError" not in answer.text
+        assert path.startswith("/v2") or answer.headers["content-type"] == "application/problem+json"
+
     def test_nor_by_way_of_other_libraries(self, stream):
         async def forget():
             asyncio.get_running_loop().call_exception_handler(

@@ -112,10 +112,44 @@ def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(s
     assert (result.code, result.err) == (130, "serfer: interrupted\n")
 
 
-def test_a_bug_is_still_a_traceback(serfer, monkeypatch):
-    monkeypatch.setattr("serfer.doctor.machine.examine", lambda _settings: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        serfer("doctor")
+class TestBugs:
+    def test_a_bug_is_one_line_with_its_place_and_how_to_report_it(self, serfer, monkeypatch):
+        monkeypatch.setattr("serfer.doctor.machine.examine", _broken)
+        result = serfer("doctor")
+        assert (result.code, result.out, result.err.count("\n")) == (70, "", 1)
+        place = r"serfer/cli/deployed\.py:\d+ in \w+"
+        assert re.match(rf"serfer: a bug in SerFer, {place}: KeyError: 'no\\nsuch column' \(", result.err)
+        assert "--debug" in result.err
+        assert "serfer doctor" in result.err
+
+    @pytest.mark.parametrize("arguments", [["--debug", "doctor"], ["doctor", "--json", "--debug"]])
+    def test_debug_prints_the_frames_first(self, serfer, monkeypatch, arguments):
+        monkeypatch.setattr("serfer.doctor.machine.examine", _broken)
+        result = serfer(*arguments)
+        assert result.code == 70
+        assert result.err.startswith("Traceback")
+        assert "in _broken" in result.err
+        assert result.err.splitlines()[-1].startswith("serfer: a bug in SerFer")
+
+    def test_debug_prints_the_frames_of_an_error_of_the_users_own(self, serfer, tmp_path):
+        result = serfer("explain", str(tmp_path), "--debug")
+        assert result.code == 3
+        assert result.err.startswith("Traceback")
+
+    def test_behind_two_dashes_it_is_an_argument(self, serfer):
+        assert serfer("explain", "--", "--debug").err.count("\n") == 1
+
+    def test_too_little_memory_is_no_bug(self, serfer, monkeypatch):
+        def examine(_settings):
+            raise MemoryError
+
+        monkeypatch.setattr("serfer.doctor.machine.examine", examine)
+        result = serfer("doctor")
+        assert (result.code, result.err) == (4, "serfer: there is not enough memory\n")
+
+
+def _broken(_settings):
+    raise KeyError("no\nsuch column")
 
 
 def test_a_first_split_logs_progress_without_a_terminal(monkeypatch, capsys, tmp_path):

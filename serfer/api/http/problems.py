@@ -122,7 +122,9 @@ _UNAVAILABLE = "the store or the functions do not answer, or a function failed a
 
 def problem_response(problem: Problem, request: Request) -> JSONResponse:
     """Return a problem as a response; to a client of the inference protocol as that wants it, {"error": "..."}."""
+    request_id = getattr(request.state, "request_id", "")
     if _PROTOCOL.match(request.scope["path"]):
-        return JSONResponse({"error": problem.detail}, problem.status, problem.headers)
-    body = problem.as_dict(getattr(request.state, "request_id", ""))
+        bug = f" ({request_id})" if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR else ""
+        return JSONResponse({"error": f"{problem.detail}{bug}"}, problem.status, problem.headers)
+    body = problem.as_dict(request_id)
     return JSONResponse(body, problem.status, problem.headers, media_type=MEDIA_TYPE)

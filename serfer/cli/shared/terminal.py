@@ -7,9 +7,11 @@ import os
 import re
 import signal
 import sys
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
@@ -22,6 +24,11 @@ from serfer.extras import missing_extra, pip_command
 
 _TERMINATED = 128 + signal.SIGTERM
 _INTERRUPTED = 128 + signal.SIGINT
+_BUG = os.EX_SOFTWARE
+_MOST_OF_A_BUG = 300  # characters of a bug's own message
+_DEBUG = "--debug"
+_HOME = Path(__file__).resolve().parents[3]  # of our packages
+_PACKAGES = ("serfer", "splitter", "lambdas", "drivers", "storage", "sam", "bench")
 _FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
 
 
@@ -122,7 +129,8 @@ def _drop_unwritten() -> None:
 
 
 def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt) -> int:
-    """Run a command; every way in which it can end without a bug becomes an exit code and at most one line."""
+    """Run a command; every way in which it can end becomes an exit code and at most one line, without --debug."""
+    arguments, debug = _without_debug(arguments)
     try:
         command = typer.main.get_command(app)
         command._main_shell_completion({}, "serfer")  # noqa: SLF001 - typer has no other way in; ends where it was meant
@@ -138,33 +146,63 @@ def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt) ->
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return _INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a bug, too, ends here
         if interrupt.requested:
             complain("interrupted")
             return _INTERRUPTED
-        if (code := _code_of(error)) is None:
-            raise
-        return code
+        if debug:
+            err.print("".join(traceback.format_exception(error)), end="", soft_wrap=True, markup=False)
+        return _code_of(error)
     return 0
 
 
-def _code_of(error: Exception) -> int | None:
-    """Print an error, and return the exit code; None for a bug."""
+def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Take --debug out of the arguments, wherever it stands before `--`: it is every command's."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [argument for argument in arguments[:end] if argument != _DEBUG]
+    return [*options, *arguments[end:]], len(options) < end
+
+
+def _code_of(error: Exception) -> int:
+    """Print an error, and return the exit code."""
     match error:
-        case SerferError():
-            complain(error)
-            return error.exit_code
         case TyperException():
             return _misused(error)
         case BrokenPipeError():
             return 0  # the reader of the output has closed it
+        case SerferError():
+            line, code = str(error), error.exit_code
         case OSError():  # a full disk, say
-            complain(error)
-            return UnavailableError.exit_code
+            line, code = str(error), UnavailableError.exit_code
+        case MemoryError():
+            line, code = f"there is not enough memory {error}", UnavailableError.exit_code
         case ModuleNotFoundError() if error.name and pip_command(error.name):
-            complain(missing_extra(error.name))
-            return MissingExtraError.exit_code
-    return None
+            line, code = str(missing_extra(error.name)), MissingExtraError.exit_code
+        case _:
+            line, code = _bug(error), _BUG
+    complain(line)
+    return code
+
+
+def _bug(error: Exception) -> str:
+    """Return what a bug is, where, and how to report it."""
+    what = traceback.format_exception_only(error)[-1].strip()[:_MOST_OF_A_BUG]
+    return (
+        f"a bug in SerFer, {_place(error)}: {what} (to report it, send what the same command prints with {_DEBUG}, and "
+        "what serfer doctor prints)"
+    )
+
+
+def _place(error: Exception) -> str:
+    """Return the innermost place of ours that an error came through: file, line and function."""
+    frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [
+        (file.relative_to(_HOME), frame)
+        for file, frame in frames
+        if file.is_relative_to(_HOME) and file.relative_to(_HOME).parts[0] in _PACKAGES
+    ]
+    file, frame = (ours or frames)[-1]
+    return f"{file}:{frame.lineno} in {frame.name}"
 
 
 def _misused(error: TyperException) -> int:

@@ -206,11 +206,12 @@ class Pipeline:
         """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes."""
         recipe = self.recipe
         preprocess, shape, limits = recipe.preprocess, recipe.shape, recipe.limits
-        named = zip(images, names or _names(images), strict=True)
-        loaded = [
-            (read_image(Path(image), limits) if not isinstance(image, bytes) else image, name) for image, name in named
-        ]
-        return np.stack([decode_image(data, name, preprocess, shape, limits) for data, name in loaded])
+        named = zip(self._encoded(images), names or _names(images), strict=True)
+        return np.stack([decode_image(data, name, preprocess, shape, limits) for data, name in named])
+
+    def _encoded(self, images: Sequence[Image]) -> list[bytes]:
+        """Return the bytes of images, those of paths read."""
+        return [image if isinstance(image, bytes) else read_image(Path(image), self._limits) for image in images]
 
     def classify(
         self,
@@ -248,7 +249,7 @@ class Pipeline:
         self._check(deadline_s)
         names = _names(images) if names is None else names
         if self._cache is not None:
-            images = [image if isinstance(image, bytes) else read_image(Path(image), self._limits) for image in images]
+            images = self._encoded(images)
         key = self.cache_key(images)
         cached = self.cached(key, names, top_k)
         if cached is not None:
@@ -271,10 +272,8 @@ class Pipeline:
         return self._cache is not None
 
     def cache_key(self, images: Sequence[Image]) -> str | None:
-        """Return what a query of encoded images is kept under, None where answers are not kept."""
-        if self._cache is None:
-            return None
-        return self._cache.key([image for image in images if isinstance(image, bytes)])
+        """Return what a query of images is kept under, None where answers are not kept; paths are read."""
+        return None if self._cache is None else self._cache.key(self._encoded(images))
 
     def cached(self, key: str | None, names: Sequence[str], top_k: int) -> Result | None:
         """Return the result of a query that was answered before, if its answer is kept."""

@@ -63,6 +63,13 @@ class TestCache:
             pipeline.run(batch(2)[::-1])
             assert pipeline.last_report.target == "serverless"
 
+    def test_paths_have_the_keys_of_the_images_that_they_lead_to(self, plan, settings, examples):
+        rocket, coffee = examples / "rocket.jpg", examples / "coffee.png"
+        with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
+            keys = [pipeline.cache_key(images) for images in ([rocket], [coffee], [rocket, coffee], [])]
+            assert len({*keys}) == len(keys)
+            assert pipeline.cache_key([rocket.read_bytes()]) == keys[0]
+
     def test_the_result_cache_is_off_by_default(self, plan, settings):
         with serfer.open(plan, settings=settings) as pipeline:
             for _ in range(2):

@@ -260,16 +260,10 @@ class Options:
         stages = [f"stage-{number}" for number, stage in enumerate(plan.stages) if stage.weights_in == CONTAINER]
         if not stages:
             return
-        container = f"{stages[0]} has its weights in a container image"
-        if self.snapstart:
-            raise UsageError(
-                f"--snapstart: {container}, and Lambda makes no snapshots of images: leave it out, or split with "
-                "--weights fetched"
-            )
         if self.gpu is not None:
             raise UsageError(
-                f"--gpu-instance-type: {container}, which instances do not read: split with --weights fetched, or "
-                "package without a pool"
+                f"--gpu-instance-type: {stages[0]} has its weights in a container image, which instances do not read: "
+                "split with --weights fetched, or package without a pool"
             )
 
     def _check_results(self) -> None:

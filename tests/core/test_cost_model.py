@@ -283,7 +283,14 @@ def test_a_burst_is_limited_by_the_accounts_concurrency():
 
 
 @pytest.mark.parametrize(
-    ("store", "usd"), [("redis", 0.216 * 730), ("s3", 0.0), ("valkey", 6), ("redis+s3", 0.216 * 730), ("valkey+s3", 6)]
+    ("store", "usd"),
+    [
+        ("redis", 0.216 * 730),
+        ("s3", 0.0),
+        ("valkey", 0.0084 * 730),
+        ("redis+s3", 0.216 * 730),
+        ("valkey+s3", 0.0084 * 730),
+    ],
 )
 def test_the_fixed_cost_of_a_store_is_that_of_its_nodes(store, usd):
     assert standing_usd(Platform.over(shipped_aws(), store)) == pytest.approx(usd, rel=0.01)

@@ -43,7 +43,7 @@ def test_a_function_as_driver_with_objects_in_s3_costs_cents_while_idle():
 
 def test_a_cache_brings_its_least_and_endpoints_in_two_zones():
     template = make_template(options(store="valkey"), [small_plan()])
-    assert usd(template, "cache, valkey") == pytest.approx(5.99, abs=0.01)
+    assert usd(template, "cache, valkey") == pytest.approx(6.13, abs=0.01)
     assert usd(template, "interface endpoints") == pytest.approx(2 * 730 * 0.01)
     assert usd(make_template(options(store="redis"), [small_plan()]), "cache, redis") == pytest.approx(91.25)
 

@@ -113,8 +113,8 @@ def test_a_function_that_is_an_image_has_neither_layers_nor_a_runtime():
 @pytest.mark.parametrize("places", [("image",), ("image", "fetched", "zip", "image")], ids="-".join)
 def test_cfn_lint_finds_nothing(places, monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    for store in ("s3", "valkey"):
-        assert lint(make_template(options(store=store), [placed(plan, *places) for plan in plans()])) == []
+    for more in ({"store": "s3"}, {"store": "valkey"}, {"snapstart": True}):
+        assert lint(make_template(options(**more), [placed(plan, *places) for plan in plans()])) == []
 
 
 def test_the_context_of_an_image_has_what_the_packages_of_a_function_have(build, directory):
@@ -166,10 +166,16 @@ def test_a_packaged_plan_of_images_becomes_the_previous_one(build, tmp_path, cac
     assert len(load_deployment(place).images) == 2
 
 
-def test_images_do_not_go_with_snapshots_or_a_gpu_pool(directory):
+def test_images_start_from_snapshots_when_asked(directory):
+    plan, chosen = load_plan(directory), replace(OPTIONS, snapstart=True)
+    check_deployable(plan, chosen, FACTS)
+    properties = make_template(chosen, [plan])["Resources"][function_id(digest12(plan), 0, 0)]["Properties"]
+    assert (properties["PackageType"], properties["AutoPublishAlias"]) == ("Image", "live")
+    assert properties["SnapStart"] == {"ApplyOn": "PublishedVersions"}
+
+
+def test_images_do_not_go_with_a_gpu_pool(directory):
     plan = load_plan(directory)
-    with pytest.raises(UsageError, match=r"--snapstart: stage-0 .* container image"):
-        check_deployable(plan, replace(OPTIONS, snapstart=True), FACTS)
     pool = replace(OPTIONS, drivers="fleet", architecture="x86_64", gpu=GpuPool("g6.xlarge", 2))
     with pytest.raises(UsageError, match=r"--gpu-instance-type: stage-0 .* container image"):
         make_template(pool, [plan])

@@ -23,6 +23,7 @@ from sam.build.layers import (
     weights_layer,
     worker_layer,
 )
+from sam.build.pins import lock_file, pins
 from sam.build.tree import Built, built, seal, tree_digest
 from sam.options import RUNTIMES, digest12, function_id, weights_id
 from serfer.core.errors import ModelError, UnavailableError
@@ -157,6 +158,13 @@ def test_a_driver_carries_no_more_of_botocores_data_than_it_uses(driver):
 
 
 @pytest.mark.deploy
+def test_locked_onnx_runtimes_start_on_arm64():
+    """Those before 1.26.0 end the process on import, since Lambda's arm64 environments do not list their processors."""
+    for lock in ("worker", "runner"):
+        [version] = [pin.version for pin in pins(lock_file(lock)) if pin.name == "onnxruntime"]
+        assert tuple(map(int, version.split("."))) >= (1, 26), lock
+
+
 def test_layers_leave_room(worker, driver):
     assert worker[1].bytes <= DEPENDENCY_ALLOWANCE
     assert driver[1].bytes <= 0.6 * PACKAGE_LIMIT

@@ -26,7 +26,8 @@ from splitter.network.source import Array, Progress, Source, load
 from splitter.plan_dir.assemble import Decision, PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
 from splitter.plan_dir.output_directory import appearing_whole
-from splitter.planning.cold.plan import cold_offer
+from splitter.planning.cold.plan import ColdOffer, cold_offer
+from splitter.planning.optional import optional
 from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.package_fit import fit
 
@@ -65,7 +66,13 @@ def build_plan(
 
     def choose(within: Budget) -> Decision:
         decision = fit(graph, options, within, images, progress)
-        offer = cold_offer(decision, options, within, progress)
+
+        def offered() -> ColdOffer:
+            return cold_offer(decision, options, within, progress)
+
+        none = ColdOffer(None, "")
+        asked = options.cold_plan == "always"
+        offer = offered() if asked else optional("the choice of a cold plan", offered, lambda: none)
         cold[:] = [offer.decision] if offer.decision else []
         return replace(decision, why=decision.why + offer.sentence + answers)
 

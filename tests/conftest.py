@@ -54,6 +54,18 @@ def own_log_handlers():
         logging.root.removeHandler(handler)
 
 
+class _Unexpected(logging.Handler):
+    """Fails the test in which the planner survives a bug of its own."""
+
+    def emit(self, record):
+        raise AssertionError(record.getMessage())
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_bug_of_the_planner_is_survived_in_silence():
+    logging.getLogger("splitter.planning.optional").addHandler(_Unexpected(logging.ERROR))
+
+
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
-from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.display import byte_size, columns, counted, plain
 from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
@@ -112,7 +112,7 @@ def show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's 
 def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     """Print a plan's stages, its functions' packages, and what it would cost and has lost."""
     out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
-    query = f"{plan.tasks} tasks a query in {len(plan.stages)} stages"
+    query = f"{counted(plan.tasks, 'task')} a query in {counted(len(plan.stages), 'stage')}"
     if plan.windows:
         query = f"a query is one window, a task, of {len(plan.stages[0].tiles)} kinds"
     out.print(f"{plan.input} in, {plan.output} out, {query}")
@@ -330,13 +330,16 @@ def _print_operators(plan: Plan) -> None:
 
 
 def _halo(stage: Stage) -> str:
-    """Return how many more input positions all tiles read together than there are."""
+    """Return how many input positions all tiles read together, more than those that any reads."""
     if stage.inputs[0].shape.flat:
         return "-"
     if stage.grid.columns:
         return "all"
-    read = sum(tile.inputs[0].area for tile in stage.tiles)
-    return f"+{read / stage.inputs[0].shape.whole.area - 1:.0%}"
+    rects = [tile.inputs[0] for tile in stage.tiles]
+    rows = {row for rect in rects for row in range(rect.rows.start, rect.rows.stop)}
+    cols = {col for rect in rects for col in range(rect.cols.start, rect.cols.stop)}
+    read = len(rows) * len(cols)  # tiles of one row of the grid read the same rows
+    return f"+{sum(rect.area for rect in rects) / read - 1:.0%}" if read else "-"
 
 
 def _written(stage: Stage) -> int:

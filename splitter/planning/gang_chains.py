@@ -166,19 +166,23 @@ class GangStages:
 
         Of a tensor that is not in parts, every tile reads what is not its own.
         """
-        rows, cols = self._parts(access.tensor)
-        shape = self.graph.shape(access.tensor)
-        if shape.flat or rows.shape[1] != self.grid.rows or cols.shape[1] != self.grid.cols:
+        if not self._in_parts(access.tensor):
             return np.zeros((self.grid.tiles, self.grid.tiles)), True
+        rows, cols = self._parts(access.tensor)
         down, across = _overlaps(access.rows, rows), _overlaps(access.cols, cols)
         read = access.channels * np.einsum("ab,cd->acbd", down, across).reshape(self.grid.tiles, self.grid.tiles)
         crossing = read - np.diag(np.diag(read))
         return crossing, bool(crossing.any())
 
     def _gathered(self, access: InputAccess) -> Floats:
-        """Return the values of a tensor that the first tile reads of the others' parts: all of them."""
-        own = access.channels * np.multiply.outer(*(stop - start for start, stop in self._parts(access.tensor))).ravel()
+        """Return the values of a tensor that the first tile reads of the others' parts: all of them.
+
+        One that is not in parts is made before the gang, or by no gang on this grid: nothing is gathered of it.
+        """
         crossing = np.zeros((self.grid.tiles, self.grid.tiles))
+        if not self._in_parts(access.tensor):
+            return crossing
+        own = access.channels * np.multiply.outer(*(stop - start for start, stop in self._parts(access.tensor))).ravel()
         crossing[0, 1:] = own[1:]
         return crossing
 
@@ -186,6 +190,12 @@ class GangStages:
         """Return a tensor's shape, and whether it is what tiles have pooled: what its parts depend on."""
         node = self.graph.nodes[self._made[tensor]] if tensor in self._made else None
         return self.graph.shape(tensor), node is not None and node.kind == operators.TILE_POOL
+
+    def _in_parts(self, tensor: str) -> bool:
+        """Return whether each tile has a part of a tensor: vectors and maps smaller than the grid have fewer parts."""
+        rows, cols = self._parts(tensor)
+        counts = rows.shape[1], cols.shape[1]
+        return not self.graph.shape(tensor).flat and counts == (self.grid.rows, self.grid.cols)
 
     def _parts(self, tensor: str) -> tuple[Spans, Spans]:
         """Return the rows and columns of a tensor that each row and column of tiles has."""

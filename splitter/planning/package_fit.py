@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
-from serfer.core.plan import CONTAINER, FETCHED, ZIP, DeploymentOption, ModelChange
+from serfer.core.plan import CONTAINER, FETCHED, ZIP, Alternative, DeploymentOption, ModelChange
 from serfer.core.plan.answers import Answer, joined
 from splitter.head.calibration import Calibration
 from splitter.head.find import find_head
@@ -43,6 +43,7 @@ from splitter.planning.explanation import (
 from splitter.planning.gang_candidates import exchange_points, gang_grids
 from splitter.planning.gangs import gangs_of_runs
 from splitter.planning.limits import WeightStorage, memory_needed, room_in
+from splitter.planning.optional import optional
 from splitter.planning.options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
 from splitter.planning.planner import MAX_GANG_STAGES, MAX_STAGES, Choice, choices_of, gangs_of, prepare
 from splitter.planning.search import Chain, Search
@@ -68,7 +69,15 @@ def fit(
     allowed, or a GAP head was requested and there is no head to replace; UsageError for options that contradict each
     other.
     """
-    decision, notes = _decide(original, options, budget, calibration, progress)
+
+    def decided(allowed: SplitOptions) -> tuple[Decision, tuple[str, ...]]:
+        return _decide(original, allowed, budget, calibration, progress)
+
+    if _searches_gangs(options, budget) or options.gang == "always":
+        without = replace(options, gang="never")
+        decision, notes = optional("the search for gangs", lambda: decided(options), lambda: decided(without))
+    else:
+        decision, notes = decided(options)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
     return decision
@@ -96,8 +105,12 @@ def _decide(
     chain = search.best(options.goal)
     if chain is None:
         raise out_of_reach(search, options.goal)
-    choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget, storage))
-    gangs = gangs_of(chain)
+    choices, gangs = choices_of(chain), gangs_of(chain)
+    others = optional(
+        "the list of alternatives",
+        lambda: alternatives(search, chain, unsplit(graph, budget, storage)),
+        tuple[Alternative, ...],
+    )
     if options.gang == "always" and not _searches_gangs(options, budget):
         choices, gangs = gangs_of_runs(graph, choices, budget, storage.half, storage.places)
     half = _half_weights(graph, choices) & storage.half
@@ -109,17 +122,24 @@ def _decide(
             decision, notes = _decide(original, _in_fp32(options), budget, calibration, progress)
             return decision, (excess, *notes)
     unmet = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
-    if options.gang == "always" and not gangs:
-        unmet = unmet or _why_no_gang(graph, options, budget, choices)
-    paragraph = why(options.objective, options.goal, chain, others, budget.profiles, _constraints(options, budget))
-    half_note = "" if half else _in_half_instead(graph, cuts, chain, options, budget, storage)
+    unmet = unmet or ("" if gangs else _why_no_gang(graph, options, budget, choices))
+
+    def explained() -> str:
+        given = _constraints(options, budget)
+        paragraph = why(options.objective, options.goal, chain, others, budget.profiles, given)
+        return paragraph + ("" if half else _in_half_instead(graph, cuts, chain, options, budget, storage))
+
     decision = Decision(
         rounded if half else graph,
         cuts_at(graph, [choice.stop for choice in choices]),
         choices,
         changes,
-        _deployment_options(original, options, budget, changes),
-        unmet[:1].upper() + unmet[1:] + paragraph + half_note,
+        optional(
+            "the list of deployments",
+            lambda: _deployment_options(original, options, budget, changes),
+            tuple[DeploymentOption, ...],
+        ),
+        unmet[:1].upper() + unmet[1:] + optional("the explanation", explained, str),
         others,
         gangs,
     )
@@ -188,7 +208,9 @@ def _why_untiled(
 
 
 def _why_no_gang(graph: Graph, options: SplitOptions, budget: Budget, choices: Sequence[Choice]) -> str:
-    """Explain why a plan has no gang."""
+    """Explain why a plan has no gang; empty where none was requested."""
+    if options.gang != "always":
+        return ""
     wanted, most = options.grids.requested, budget.max_tiles
     if not _searches_gangs(options, budget):
         tiled = any(choice.grid.tiles > 1 and not choice.grid.columns for choice in choices[:-1])

@@ -22,7 +22,7 @@ from splitter.planning.stage_costs import InputAccess, StageWork
 from splitter.tiling.grids import ONE
 
 INLINE_MOST = MIB
-"""Bytes between two stages that may ride along with the driver: what is larger goes through the store (DESIGN.md)."""
+"""Bytes between two stages that may ride along with the driver: what is larger goes through the store."""
 ON_CACHE, ON_INLINE, ON_OBJECTS = (PATHS.index(path) for path in (CACHE, INLINE, OBJECTS))
 """The numbers of the data paths, as edges have them."""
 

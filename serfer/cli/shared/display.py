@@ -21,6 +21,11 @@ def columns(*names: str) -> Table:
     return table
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: 1 task, 2 tasks."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def byte_size(count: float) -> str:
     """Return a number of bytes as a reader wants it."""
     return f"{count / MIB:.1f} MB" if count >= MIB else f"{count / 1024:.1f} kB"

@@ -12,7 +12,7 @@ from serfer.pictures import draw_plan
 from splitter.plan_dir.check import run_tiles
 from splitter.planning.options import check_gang
 from splitter.split import split
-from tests.splitter.models import LIMIT, Net, cut, relative_error, unsplit
+from tests.splitter.models import LIMIT, Net, cut, relative_error, unsplit, worst_error
 
 
 def residual_blocks():
@@ -162,3 +162,15 @@ def test_explain_and_cost_show_a_gang_as_one_step(tmp_path):
     )
     draw_plan(plan, tmp_path / "plan", tmp_path / "plan.svg")
     assert "of borders exchanged" in (tmp_path / "plan.svg").read_text()
+
+
+@pytest.mark.parametrize("gang", ["auto", "always"])
+@pytest.mark.parametrize("grids", ["auto", "5x5"])
+def test_maps_that_become_smaller_than_a_gangs_grid_are_no_obstacle_to_a_plan(tmp_path, gang, grids):
+    net = Net(3, 48, 40)
+    x, channels = "x", 3
+    for _ in range(5):
+        x = net.conv(x, channels, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2])
+        channels = 4
+    model = net.model(net.linear(net.flat(net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1])), 16, 5))
+    assert worst_error(model, net.batch_of(2), tmp_path / "plan", grids, gang=gang) < 1e-6

@@ -1,0 +1,36 @@
+"""What `serfer explain` says of a plan."""
+
+import re
+
+from typer.testing import CliRunner
+
+from serfer.cli.main import app
+from splitter.split import split
+from tests.splitter.models import Net
+
+
+def explained(directory):
+    shown = CliRunner().invoke(app, ["explain", str(directory)])
+    assert shown.exit_code == 0
+    return shown.output
+
+
+def written(net, output, home, dims=("N", "K")):
+    path = home / "net.onnx"
+    path.write_bytes(net.model(output, dims=dims).SerializeToString())
+    return path
+
+
+def test_a_halo_is_what_tiles_read_twice_though_strides_leave_rows_unread(tmp_path):
+    net = Net(3, 9, 9)
+    apart = net.conv("x", 3, 4, [1, 1], strides=[3, 3])
+    path = written(net, net.conv(apart, 4, 2, [3, 3], pads=[1, 1, 1, 1]), tmp_path, ("N", 2, 3, 3))
+    split(path, out=tmp_path / "plan", grids=["3x1", "3x1"], cuts=[apart])
+    rows = re.findall(r"^stage-\d +3x1 .*", explained(tmp_path / "plan"), re.MULTILINE)
+    assert [re.search(r"[+-]+\d+%", row)[0] for row in rows] == ["+0%", "+133%"]
+
+
+def test_one_task_and_one_stage_are_no_plural(tmp_path):
+    net = Net(3, 8, 8)
+    split(written(net, net.linear(net.flat("x"), 192, 5), tmp_path), out=tmp_path / "plan", stages=1)
+    assert "1 task a query in 1 stage\n" in explained(tmp_path / "plan")

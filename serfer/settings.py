@@ -116,6 +116,8 @@ class Settings(BaseSettings):
     """The file of API keys (`--keys`)."""
     allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Host names, separated by commas, that requests without API keys may be for (`--allow-host`)."""
+    open_registry: bool = False
+    """Whether a service without API keys lets anyone change its registry's applications (`--open-registry`)."""
     route: str = Field(default="serverless", max_length=300)
     """Where queries run: `serverless`, `auto`, `gpu`, or a policy by name or as `MODULE:Class` (`--route`)."""
     instances: str | None = None

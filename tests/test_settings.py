@@ -60,6 +60,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "api_result_ttl_s": 2.5,
         "keys_file": tmp_path / "keys.json",
         "allow_hosts": ("photos.example", "[fd00::1]", "10.0.0.5"),
+        "open_registry": True,
         "function_prefix": "demo",
         "function_alias": "live",
         "route": "auto",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -44,13 +45,18 @@ from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
 from serfer.api.routes.registrations import registrations_router
 from serfer.api.routes.releases import releases_router
-from serfer.api.routes.repository import Holding, repository_router
+from serfer.api.routes.repository import Holding, changes_router, repository_router
 from serfer.api.routes.results import Results
 from serfer.api.service import Service
 from serfer.core.errors import SerferError
 from serfer.settings import Settings
 
 _APPLICATIONS = "/v1/applications"
+_log = logging.getLogger(__name__)
+_NO_OPERATOR = (
+    "the API key %r was refused: loading, unloading and batching need the scope 'operate', which keys made before it "
+    "lack (serfer keys add NAME --scope classify --scope operate, then SERFER_INSTANCE_KEY of the drivers)"
+)
 _CLIENT_CLOSED = 499  # for logs and metrics: no client reads it
 _OURS_ALONE: TelemetryConfig = {  # FastAPI's own would record the words of errors, which may quote a client
     "tracing": False,
@@ -110,6 +116,8 @@ def make_app(
         lifespan=lifespan,
     )
     guarded: Sequence[Any] = [Depends(_guard(keys, service))] if keys else []
+    operated: Sequence[Any] = [Depends(_guard(keys, service, Scope.OPERATE))] if keys else []
+    holding = Holding(service, limits, settings.api_deadline_ms)
     keeping = Keeping(kept, Downloads(settings.api_downloads), telemetry.metrics)
     inferring = Inferring(service, limits, settings.api_deadline_ms, keeping)
     for router in (
@@ -117,15 +125,17 @@ def make_app(
         models_router(service),
         applications_router(service),
         inference_router(inferring),
-        repository_router(Holding(service, limits, settings.api_deadline_ms)),
+        repository_router(holding),
         kept_router(keeping),
         metrics_router(telemetry.metrics, service),
         load_router(service),
         jobs_router(service, settings),
     ):
         app.include_router(router, dependencies=guarded)
+    if service.repository is not None:
+        app.include_router(changes_router(holding, service.repository), dependencies=operated)
     app.include_router(outputs_router(keeping), dependencies=[Depends(outputs_guard(keys, kept))])
-    app.include_router(releases_router(service, keys))
+    app.include_router(releases_router(service, keys, is_open=settings.open_registry))
     app.include_router(registrations_router(service, keys, settings))
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
@@ -146,12 +156,18 @@ def _kept(service: Service, settings: Settings, *, streams: bool) -> KeptResults
     return KeptResults(service.results, signer, None if streams else settings.api_max_answer_bytes)
 
 
-def _guard(keys: KeyRing, service: Service) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
+def _guard(keys: KeyRing, service: Service, posts: Scope = Scope.CLASSIFY) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
+    """Return what lets a request through by its key; `posts` is the scope that a POST needs."""
+    refused: set[str] = set()
+
     async def guard(request: Request) -> None:
         request.state.client = client = authorise(request, keys)
         application = _application(request, service)
         if request.method == "POST":  # a query; other requests are for what its answer has left, or what there is
-            require(client, Scope.CLASSIFY, application)
+            if posts is Scope.OPERATE and posts not in client.scopes and client.name not in refused:
+                refused.add(client.name)
+                _log.warning(_NO_OPERATOR, client.name)
+            require(client, posts, application)
             return
         if not request.url.path.startswith(_APPLICATIONS):  # keys that promote or delete look at these, too
             require_scope(client, Scope.CLASSIFY)

@@ -33,6 +33,7 @@ from serfer.cli.shared.service_options import (
     KeepWarmOption,
     KeysOption,
     ModelsOption,
+    OpenRegistryOption,
     PlansOption,
     PolicyStateOption,
     RecordOption,
@@ -49,6 +50,7 @@ from serfer.cli.shared.service_options import (
     served_models,
     with_hosts,
     with_keep_warm,
+    with_open_registry,
     with_results,
 )
 from serfer.cli.shared.terminal import err
@@ -82,6 +84,7 @@ def serve(
     app: AppsOption = None,
     variant_instances: VariantInstancesOption = None,
     register: RegisterOption = False,
+    open_registry: OpenRegistryOption = False,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
@@ -101,6 +104,7 @@ def serve(
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_results(with_hosts(settings, allow_host), results)
     settings = with_keep_warm(settings, keep_warm, policy_state, workers_of(workers, stack, "local"))
+    settings = with_open_registry(settings, chosen=open_registry, register=register)
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
     applications = applications_of(settings, registry, app, variant_instances, max_usd_per_hour, register=register)
@@ -123,7 +127,8 @@ def serve(
 
     def started(url: str) -> None:
         if not settings.keys_file and host not in LOOPBACK:
-            err.print("serfer: anyone who reaches this address may send queries: give --keys to require an API key")
+            may = "send queries" + (", and change the registry" if applications and settings.open_registry else "")
+            err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
         if as_json:
             print_json({"url": url, "pid": os.getpid(), "models": [*models]})
         else:

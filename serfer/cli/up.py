@@ -41,6 +41,7 @@ from serfer.cli.shared.service_options import (
     KeepWarmOption,
     KeysOption,
     ModelsOption,
+    OpenRegistryOption,
     PlansOption,
     PolicyStateOption,
     RecordOption,
@@ -92,6 +93,7 @@ def up(
     registry: RegistryOption = None,
     app: AppsOption = None,
     variant_instances: VariantInstancesOption = None,
+    open_registry: OpenRegistryOption = False,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
@@ -130,6 +132,7 @@ def up(
     applications = _found(applications_of(settings, registry, app, variant_instances, max_usd_per_hour), store)
     models = served_models(model, plan) if model or plan or not applications else {}
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
+    options += ["--open-registry"] if open_registry else []
     options += [f"--model={each}" for each in model or ()] + [f"--plan={each}" for each in plan or ()]
     options += [
         f"--allow-host={each}" for each in (host.partition("%")[0], *settings.allow_hosts)

@@ -69,7 +69,7 @@ def driver(registry, work, tmp_path, forks):
         service = open_service(str(registry), tmp_path / name, forks, opened=False)
         if registers:
             service.registrar = Registrar(registry, tmp_path / name / "uploads", done, work, heartbeat_s=0.2)
-        app = make_app(service, settings or Settings(), keys)
+        app = make_app(service, settings or Settings(open_registry=True), keys)
         with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
             yield client
 
@@ -242,7 +242,7 @@ def test_hostile_archives_are_refused_and_leave_nothing(post, tmp_path):
 
 
 def test_a_body_and_what_is_in_its_archive_are_bounded(driver, post, tmp_path):
-    with driver("small", settings=Settings(api_max_register_bytes=20_000)) as client:
+    with driver("small", settings=Settings(api_max_register_bytes=20_000, open_registry=True)) as client:
         assert post(client, files={"network": ("net.onnx", bytes(20_001))}).status_code == 413
         bomb = zipped(tmp_path / "bomb.zip", [("zero/a.png", bytes(1_000_000))]).read_bytes()
         reply = post(client, files={"validation": ("v.zip", bomb)})

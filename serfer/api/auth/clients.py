@@ -23,6 +23,8 @@ class Scope(StrEnum):
     """Promote, try out and roll back network versions."""
     DELETE = "delete"
     """Retire network versions and delete applications."""
+    OPERATE = "operate"
+    """Load and unload an instance's networks, and set how they are batched."""
 
 
 @dataclass

@@ -21,7 +21,8 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -34,7 +35,7 @@ from starlette.requests import Request
 from serfer.api.auth.clients import Client, Meters, Quota, Scope, rounded_up
 from serfer.api.http.problems import Problem
 from serfer.core.errors import InputError, UsageError
-from serfer.files import write_whole
+from serfer.files import locked, write_whole
 
 _log = logging.getLogger(__name__)
 _SETTING = "SERFER_KEYS_FILE"
@@ -199,9 +200,6 @@ def add_key(
     Without `scopes` it may classify, without `applications` for all of them. Raises UsageError for a name that is
     taken, InputError for a name that cannot be one or a file that cannot be used.
     """
-    entries = read_keys(path) if path.exists() else []
-    if name in [entry.name for entry in entries]:
-        raise UsageError(f"a key named {name!r} is there already: remove it first, or choose another name")
     key = "sf_" + secrets.token_urlsafe(_KEY_BYTES)
     try:
         entry = Entry(
@@ -215,19 +213,41 @@ def add_key(
         )
     except ValidationError as error:
         raise InputError(f"no key can be made: {_first(error)}") from None
-    if len(entries) == _MOST_KEYS:
-        raise UsageError(f"{path} has {_MOST_KEYS:,} keys already: remove one first")
-    _write(path, [*entries, entry])
+    with _alone(path):
+        entries = read_keys(path) if path.exists() else []
+        if name in [entry.name for entry in entries]:
+            raise UsageError(f"a key named {name!r} is there already: remove it first, or choose another name")
+        if len(entries) == _MOST_KEYS:
+            raise UsageError(f"{path} has {_MOST_KEYS:,} keys already: remove one first")
+        _write(path, [*entries, entry])
     return key
 
 
 def remove_key(path: Path, name: str) -> None:
     """Take a key out of the file; drivers that run refuse it within seconds. Raises UsageError where there is none."""
-    entries = read_keys(path)
-    left = [entry for entry in entries if entry.name != name]
-    if len(left) == len(entries):
-        raise UsageError(f"{path} has no key named {name!r}")
-    _write(path, left)
+    if not path.exists():
+        read_keys(path)  # which says what is wrong, before a lock is made beside nothing
+    with _alone(path):
+        entries = read_keys(path)
+        left = [entry for entry in entries if entry.name != name]
+        if len(left) == len(entries):
+            raise UsageError(f"{path} has no key named {name!r}")
+        _write(path, left)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other commands from changing a file of keys between its reading and its writing; raises InputError.
+
+    The lock is a file beside it, as each change puts another file in its place.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(path.with_name(f".{path.name}.lock")))
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{_SETTING}: {path} cannot be changed: {reason}") from None
+        yield
 
 
 def _write(path: Path, entries: list[Entry]) -> None:

@@ -38,7 +38,7 @@ PROBLEM_TYPES = {
         "no room before the request's deadline, for running or for decoding, or no environment at Lambda",
     ),
     "quota": (429, "the API key's quota is used up"),
-    "scope": (403, "the API key lacks the scope that the request needs, or is for other applications"),
+    "scope": (403, "the API key lacks the scope, or is for other applications; without keys: the registry is not open"),
     "ceiling": (429, "the dollars that an hour may cost are spent"),
     "unavailable": (
         503,

@@ -66,7 +66,7 @@ class RegistrationStatus:
 def registrations_router(service: Service, keys: KeyRing | None, settings: Settings) -> APIRouter:
     """Return the routes by which networks are registered; `service.registrar` is None where that is off."""
     router = APIRouter(prefix="/v1/applications/{name}/registrations", tags=["applications"])
-    guarded = allowed(keys, Scope.REGISTER)
+    guarded = allowed(keys, Scope.REGISTER, is_open=settings.open_registry)
     looked = problems(401, 403, 404, 422, 429, 503)
 
     @router.post(

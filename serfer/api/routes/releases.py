@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serfer.api.auth.clients import Scope, require
 from serfer.api.auth.keys import KeyRing, authorise
+from serfer.api.http.problems import Problem
 from serfer.api.requests import check_parameters, owner_of
 from serfer.api.routes.applications import ApplicationDetail, detail_of, serving
 from serfer.api.routes.openapi import problems
@@ -67,10 +68,11 @@ class Retirement(_Body):
     version: _Version
 
 
-def releases_router(service: Service, keys: KeyRing | None) -> APIRouter:
-    """Return the routes that change a served application's record; without keys anyone may, as with all routes."""
+def releases_router(service: Service, keys: KeyRing | None, *, is_open: bool) -> APIRouter:
+    """Return the routes that change a served application's record; without keys nobody may unless it `is_open`."""
     router = APIRouter(prefix="/v1/applications/{name}", tags=["applications"])
     responses = problems(400, 401, 403, 404, 413, 422, 429, 503)
+    promoting, deleting = (allowed(keys, scope, is_open=is_open) for scope in (Scope.PROMOTE, Scope.DELETE))
 
     async def changed(request: Request, name: str, step: Callable[[Application], Application]) -> ApplicationDetail:
         check_parameters(request, ())
@@ -78,7 +80,7 @@ def releases_router(service: Service, keys: KeyRing | None) -> APIRouter:
         await applications.change(name, step)
         return detail_of(applications, name)
 
-    @router.post("/promote", responses=responses, dependencies=allowed(keys, Scope.PROMOTE))
+    @router.post("/promote", responses=responses, dependencies=promoting)
     async def promote(request: Request, name: str, body: Promotion) -> ApplicationDetail:
         """Make a release with these versions, or with those of the canary; a canary ends."""
 
@@ -88,7 +90,7 @@ def releases_router(service: Service, keys: KeyRing | None) -> APIRouter:
 
         return await changed(request, name, step)
 
-    @router.post("/canary", responses=responses, dependencies=allowed(keys, Scope.PROMOTE))
+    @router.post("/canary", responses=responses, dependencies=promoting)
     async def canary(request: Request, name: str, body: Trial) -> ApplicationDetail:
         """Let the live release with these versions in it answer a share of queries; it is taken back if it is worse."""
 
@@ -99,17 +101,17 @@ def releases_router(service: Service, keys: KeyRing | None) -> APIRouter:
 
         return await changed(request, name, step)
 
-    @router.post("/rollback", responses=responses, dependencies=allowed(keys, Scope.PROMOTE))
+    @router.post("/rollback", responses=responses, dependencies=promoting)
     async def rollback(request: Request, name: str, body: Rollback) -> ApplicationDetail:
         """Take the canary back or, where there is none, return to the versions of the release before."""
         return await changed(request, name, lambda record: record.rolled_back(_now(), _who(request), body.why))
 
-    @router.post("/retire", responses=responses, dependencies=allowed(keys, Scope.DELETE))
+    @router.post("/retire", responses=responses, dependencies=deleting)
     async def retire(request: Request, name: str, body: Retirement) -> ApplicationDetail:
         """End a network version that answers no queries."""
         return await changed(request, name, lambda record: record.retired(body.network, body.version))
 
-    @router.delete("", status_code=HTTPStatus.NO_CONTENT, responses=responses, dependencies=allowed(keys, Scope.DELETE))
+    @router.delete("", status_code=HTTPStatus.NO_CONTENT, responses=responses, dependencies=deleting)
     async def delete(request: Request, name: str) -> None:
         """Delete an application from the registry: queries that name it get 404 until it is restored."""
         check_parameters(request, ())
@@ -118,13 +120,23 @@ def releases_router(service: Service, keys: KeyRing | None) -> APIRouter:
     return router
 
 
-def allowed(keys: KeyRing | None, scope: Scope) -> list[Any]:
-    """Return the dependency of a route that only keys with a scope may use."""
+def allowed(keys: KeyRing | None, scope: Scope, *, is_open: bool) -> list[Any]:
+    """Return the dependency of a route that only keys with a scope may use.
+
+    Without keys, which would say who asks, a registry is read and not changed unless it `is_open`: others share it.
+    """
 
     async def guard(request: Request, name: str) -> None:
         if keys is not None:
             request.state.client = client = authorise(request, keys)
             require(client, scope, name)
+        elif not is_open and request.method != "GET":
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                "this service has no API keys, so nobody may change the applications of its registry over HTTP: start "
+                "it with --keys FILE, or with --open-registry (SERFER_OPEN_REGISTRY) where anyone may",
+                slug="scope",
+            )
 
     return [Depends(guard)]
 

@@ -28,6 +28,7 @@ from serfer.api.routes.inference import PREFIX, VERSION
 from serfer.api.routes.openapi import inference_errors, request_body
 from serfer.api.service import ModelRepository, Service
 
+_AT = f"{PREFIX}/repository"
 _MOST_BYTES = 64 * 1024
 _MS_PER_S = 1000
 _Body = TypeVar("_Body", IndexRequest, RepositoryRequest, BatchingRequest)
@@ -43,8 +44,8 @@ class Holding:
 
 
 def repository_router(routes: Holding) -> APIRouter:
-    """Return the repository's routes; models are loaded and unloaded on instances alone."""
-    router = APIRouter(prefix=f"{PREFIX}/repository", tags=["inference"])
+    """Return the repository's route that tells what there is."""
+    router = APIRouter(prefix=_AT, tags=["inference"])
     service = routes.service
 
     @router.post(
@@ -58,12 +59,12 @@ def repository_router(routes: Holding) -> APIRouter:
         entries = _entries(service, is_ready=await service.ready())
         return [entry for entry in entries if entry.state == "READY" or not only]
 
-    if service.repository is not None:
-        _add_changes(router, routes, service.repository)
     return router
 
 
-def _add_changes(router: APIRouter, routes: Holding, repository: ModelRepository) -> None:
+def changes_router(routes: Holding, repository: ModelRepository) -> APIRouter:
+    """Return the repository's routes that load, unload and batch models, for operators of an instance."""
+    router = APIRouter(prefix=_AT, tags=["inference"])
     body = {"requestBody": request_body({"application/json": RepositoryRequest}, required=False)}
 
     @router.post(
@@ -105,6 +106,8 @@ def _add_changes(router: APIRouter, routes: Holding, repository: ModelRepository
         wanted = await _read(request, routes, BatchingRequest)
         now = await repository.set_batching(name, wanted.max_batch, wanted.window_ms / _MS_PER_S)
         return BatchingState(name=name, max_batch=now.max_batch, window_ms=now.window_s * _MS_PER_S)
+
+    return router
 
 
 def _entries(service: Service, *, is_ready: bool) -> Iterator[IndexEntry]:

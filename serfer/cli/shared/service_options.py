@@ -53,6 +53,13 @@ AllowHostOption = Annotated[
         show_default="SERFER_ALLOW_HOSTS",
     ),
 ]
+OpenRegistryOption = Annotated[
+    bool,
+    typer.Option(
+        "--open-registry",
+        help="Without keys: let anyone promote, roll back, retire, delete and register applications over HTTP.",
+    ),
+]
 RouteOption = Annotated[
     str | None,
     typer.Option(
@@ -157,7 +164,7 @@ RegisterOption = Annotated[
     typer.Option(
         "--register",
         help="With --registry: register networks that are uploaded (POST /v1/applications/NAME/registrations), one at "
-        "a time, each of which takes this machine's processors for minutes. Give --keys, too.",
+        "a time, each of which takes this machine's processors for minutes. Give --keys (or --open-registry), too.",
     ),
 ]
 
@@ -241,6 +248,15 @@ def ceiling_of_route(
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
     """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is not a host."""
     return settings_with(settings, {"allow_hosts": tuple(allowed)}, "--allow-host") if allowed else settings
+
+
+def with_open_registry(settings: Settings, *, chosen: bool, register: bool = False) -> Settings:
+    """Return settings with --open-registry; raises UsageError for --register where nobody may."""
+    if register and not (chosen or settings.open_registry or settings.keys_file):
+        raise UsageError(
+            "--register: without API keys nobody may register: give --keys FILE, or --open-registry where anyone may"
+        )
+    return settings.model_copy(update={"open_registry": True}) if chosen else settings
 
 
 def with_keep_warm(settings: Settings, windows: str | None, state: str | None, workers: str) -> Settings:

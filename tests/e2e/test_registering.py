@@ -23,7 +23,8 @@ def serve(start, tmp_path):
 
     def begin():
         command = start(
-            *("serve", "--registry", str(tmp_path / "registry"), "--register", "--open-registry", "--workers", "inprocess"),
+            *("serve", "--registry", str(tmp_path / "registry"), "--register", "--open-registry"),
+            *("--workers", "inprocess"),
             *("--store", "memory://", "--port", "0", "--json", "--drain-s", "0", "--log-level", "warning"),
         )
         clients.append(serfer.Client(command.said()["url"], timeout_s=PATIENCE))

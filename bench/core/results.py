@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table as Grid
-from rich.text import Text
+from rich.markup import escape
 
 from bench.core.stamp import Stamp, make_stamp
+from serfer.cli.shared.display import columns
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import InputError, SerferError
@@ -50,13 +49,11 @@ class Table:
 
     def text(self, width: int = _UNLIMITED) -> str:
         """Align the cells for a terminal of so many columns."""
-        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for number, name in enumerate(self.head):
-            numbers = all(_is_number(row[number]) for row in self.body)
-            grid.add_column(Text(name), justify="right" if numbers else "left")
+        texts = [number for number in range(len(self.head)) if not all(_is_number(row[number]) for row in self.body)]
+        grid = columns(*map(escape, self.head), left=texts)
         for row in self.body:
-            grid.add_row(*(Text(cell) for cell in row))
-        console = Console(file=io.StringIO(), width=width, color_system=None)
+            grid.add_row(*map(escape, row))
+        console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
         with console.capture() as capture:
             console.print(grid)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -309,12 +309,11 @@ def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
     out.print(
         f"[bold]{plain(plan.model)}[/]: latency against dollars of one warm query over {plain(plan.store)}, predicted"
     )
-    table = columns("", "", "ms", "$ a million", "tasks", "verdict")
-    table.add_column("stages", no_wrap=True)
+    table = columns("", "", "ms", "$ a million", "tasks", "verdict", "stages", left=(0, 6))
     for each in candidates:
         figures = f"{each.plan.ms:,.1f}", f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
         mark = "->" if each.plan.chosen else ""
-        table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else None)
+        table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else "")
     out.print(table)
     out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
     out.print(plain(plan.why))

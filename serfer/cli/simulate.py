@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from bench.core.stamp import this_machine
-from serfer.cli.shared.display import plain
+from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import (
     JsonOption,
     LearnOption,
@@ -459,10 +458,7 @@ def _print(sim_input: SimInput, outcomes: Sequence[Outcome], detailed: DetailedR
             f"average, {trace.peak:,.2f} at most (rates times {sim_input.factor:.4g})"
         )
     )
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for one in outcomes:
-        table.add_column(plain(one.policy), justify="right", no_wrap=True)
+    table = columns("", *(plain(one.policy) for one in outcomes))
     for name, values in _rows(sim_input, outcomes):
         table.add_row(name, *values)
     out.print(table)

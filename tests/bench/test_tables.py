@@ -14,7 +14,7 @@ TABLE = Table(("system", "ms", "plan"), [("a", "1.5", "x" * 300), ("longer [b]",
 
 
 def test_numbers_are_aligned_to_the_right_and_no_cell_is_wrapped_or_read_as_markup():
-    head, _rule, *body = TABLE.text().splitlines()
+    head, *body = TABLE.text().splitlines()
     assert head.split() == ["system", "ms", "plan"]
     assert len(body) == 3
     assert {line.index(end) + len(end) for line, end in zip(body, ("1.5", "1,200.0"), strict=False)} == {

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich.align import Align
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from serfer.core.units import MIB
+
+_GAP = 2  # spaces between columns
+_LEAST_TEXT = 24  # columns of a terminal that a column of text keeps when it has to wrap
 
 
 def plain(text: str) -> str:
@@ -13,12 +23,98 @@ def plain(text: str) -> str:
     return escape("".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text))
 
 
-def columns(*names: str) -> Table:
-    """Return a table whose first column is text and whose others are numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for number, name in enumerate(names):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    return table
+@dataclass(frozen=True)
+class Cells:
+    """A table that never cuts a cell, whatever the terminal's width.
+
+    It has one line a row where that fits, and in a file. On a narrower terminal its heads wrap, then long texts at
+    their spaces; what still does not fit goes below, each part with the first column again:
+
+        policy       cost $          policy       cost $   ratio
+        serverless   0.1200    or    serverless   0.1200   1.000
+                                     policy       p99 ms
+                                     serverless       79
+    """
+
+    heads: Sequence[Text]
+    left: Collection[int]
+    """The numbers of the columns that are text."""
+    rows: list[tuple[list[Text], str]] = field(default_factory=list)
+
+    def add_row(self, *cells: str, style: str = "") -> None:
+        """Add a row's cells, in rich's markup; columns for which there are none stay empty."""
+        texts = [Text.from_markup(cell, emoji=False) for cell in cells]
+        self.rows.append((texts + [Text()] * (len(self.heads) - len(texts)), style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay the table out for a terminal's width, or for a file."""
+        natural = [self._natural(column) for column in range(len(self.heads))]
+        parts = [([*range(len(self.heads))], natural)]
+        if console.is_terminal and _width(natural) > options.max_width:
+            parts = self._parts(natural, options.max_width)
+        for number, (chosen, widths) in enumerate(parts):
+            if number:
+                yield Text()
+            yield from console.render(self._grid(chosen, widths), options.update(max_width=max(_width(widths), 1)))
+
+    def _parts(self, natural: Sequence[int], width: int) -> list[tuple[list[int], list[int]]]:
+        """Return the columns of each part, and their widths: one part if all columns fit, be it with wrapped texts."""
+        least = [min(wanted, self._least(column)) for column, wanted in enumerate(natural)]
+        for column in self.left:  # a word that no line holds is folded
+            before = least[0] + _GAP if column else 0
+            least[column] = max(min(least[column], width - before), 1)
+        parts = [[0]]
+        for column in range(1, len(least)):
+            if len(parts[-1]) > 1 and _width([least[each] for each in (*parts[-1], column)]) > width:
+                parts.append([0])
+            parts[-1].append(column)
+        return [(part, _spread([least[i] for i in part], [natural[i] for i in part], width)) for part in parts]
+
+    def _natural(self, column: int) -> int:
+        return max(text.cell_len for text in self._texts(column))
+
+    def _least(self, column: int) -> int:
+        """Return the least width at which no word of a text, no cell of another column and no head's word is cut."""
+        if column in self.left:
+            natural = min(self._natural(column), _LEAST_TEXT)
+            return max(natural, *map(_longest_word, self._texts(column)))
+        cells = (texts[column].cell_len for texts, _ in self.rows)
+        return max(_longest_word(self.heads[column]), *cells, 0)
+
+    def _texts(self, column: int) -> list[Text]:
+        return [self.heads[column], *(texts[column] for texts, _ in self.rows)]
+
+    def _grid(self, chosen: Sequence[int], widths: Sequence[int]) -> Table:
+        grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+        for column, width in zip(chosen, widths, strict=True):
+            side: Literal["left", "right"] = "left" if column in self.left else "right"
+            head = Align(self.heads[column], side, vertical="bottom")
+            grid.add_column(head, justify=side, width=width, overflow="fold")
+        for texts, style in self.rows:
+            grid.add_row(*(texts[column] for column in chosen), style=style)
+        return grid
+
+
+def columns(*names: str, left: Collection[int] = (0,)) -> Cells:
+    """Return a table whose columns of the numbers `left` are text, and whose others are numbers."""
+    return Cells([Text.from_markup(name, emoji=False) for name in names], left)
+
+
+def _longest_word(text: Text) -> int:
+    return max((Text(word).cell_len for word in text.plain.split()), default=0)
+
+
+def _width(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _spread(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
+    """Return widths between the least and the natural ones that use a terminal's, the narrowest column first."""
+    widths = [*least]
+    while _width(widths) < width and widths != [*natural]:
+        column = min((each for each in range(len(widths)) if widths[each] < natural[each]), key=widths.__getitem__)
+        widths[column] += 1
+    return widths
 
 
 def counted(number: int, what: str) -> str:

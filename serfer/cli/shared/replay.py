@@ -6,9 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from serfer.cli.shared.display import plain
+from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import WrongAnswerError
@@ -48,10 +46,9 @@ def _print(report: ReplayReport) -> None:
     out.print(f"{report.decisions:,} decisions in {report.seconds / 3600:,.2f} h, {report.same:,} of them the same")
     if report.first is not None:
         out.print(plain(f"the first difference: {_place(report.first)}"))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     sides = (report.recorded, report.replayed)
-    for name in ("", f"{report.recorded.policy}, recorded", f"{report.replayed.policy}, replayed"):
-        table.add_column(plain(name), justify="right" if name else "left", no_wrap=True)
+    names = f"{report.recorded.policy}, recorded", f"{report.replayed.policy}, replayed"
+    table = columns("", *map(plain, names))
     table.add_row("instances wanted, on average", *(f"{one.mean_instances:,.2f}" for one in sides))
     table.add_row("instances wanted, at most", *(f"{one.most_instances:,}" for one in sides))
     table.add_row("Lambda $", *(f"{one.serverless_usd:,.4f}" for one in sides))

@@ -1,0 +1,267 @@
+"""A terminal of 80 columns: no command's output cuts a number there."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+
+from bench.cli import COMMANDS as BENCH
+from serfer.cli.main import COMMANDS, app
+from serfer.cli.shared.display import columns
+from serfer.registry import open_registry
+from tests.cli.terminal_host import END
+from tests.e2e.small import LABELS, split_small
+from tests.registry.records import application, network
+from tests.sam.builds import build
+from tests.sim.cluster.worlds import TOML as CLUSTER
+from tests.sim.worlds import TOML
+
+ROOT = Path(__file__).parents[2]
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+LOAD = "diurnal:mean=2,hours=1,peak_hour=0.5"
+ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\r")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Commands that are run one after the other in one folder, and the exit codes that they may have."""
+
+    commands: tuple[str, ...]
+    codes: frozenset[int] = frozenset({0})
+    slow: bool = False
+
+
+def case(*commands, codes=(0,), slow=False):
+    return Case(commands, frozenset(codes), slow)
+
+
+def slow(*commands, **options):
+    return case(*commands, slow=True, **options)
+
+
+IN_PROCESS = "--plan {plan} --workers inprocess"
+LAMBDA = "--plan {plan} --workers null --rounds 1"
+CASES = {
+    "classify": case(f"classify {{image}} {IN_PROCESS} --compare"),
+    "run": case(f"run {{image}} {IN_PROCESS} --out outputs --compare"),
+    "result show": case("result show " + "0" * 32, codes=(3,)),
+    "result get": case("result get " + "0" * 32 + " --out there", codes=(3,)),
+    "result delete": case("result delete " + "0" * 32, codes=(0, 3)),
+    "split": slow("split {onnx} --out made", "split {onnx} --out tiles --grids 2x2"),
+    "explain": case("explain {plan} --operators", "explain {plan} --pareto"),
+    "verify": case("verify {plan} {image} --random 2"),
+    "cost": case("cost {plan}", "cost {build}"),
+    "map-plan": slow("map-plan {onnx} --out map", codes=(0, 3)),
+    "map": slow("map {plan} {image} --out map.npy", codes=(2, 3)),
+    "register": slow("register {onnx} --app small --validation {labelled} --registry new --labels {labels}"),
+    "variants": case("variants"),
+    "promote": case("promote faces net@2"),
+    "canary": case("canary faces net@2 --share 0.25"),
+    "rollback": case("promote faces net@2", "rollback faces"),
+    "retire": case("promote faces net@2", "retire faces net@1"),
+    "registry fetch": case("registry fetch faces net-v1-fp32 --out made", codes=(1,)),
+    "registry gc": case("registry gc"),
+    "registry history": case("promote faces net@2", "registry history faces"),
+    "registry delete": case("registry delete faces --yes"),
+    "registry restore": case("registry restore faces 1", codes=(0, 2, 3)),
+    "up": slow("up --plan {plan} --port 1 --workers 1", codes=(2, 4)),
+    "serve": case("serve --plan {plan} --workers inprocess --port 1 --host 192.0.2.1", codes=(4,)),
+    "instance": case("instance --plan {plan} --port 1 --host 192.0.2.1", codes=(4,)),
+    "keys add": case("keys add a-phone --file keys.json --per-minute 1200"),
+    "keys remove": case("keys add a-phone --file keys.json", "keys remove a-phone --file keys.json"),
+    "keys list": case("keys add a-phone --file keys.json --per-minute 1200", "keys list --file keys.json"),
+    "doctor": case("doctor", codes=(0, 4)),
+    "package": slow("package {plan} --out made"),
+    "warm": case("warm --plan {plan} --store memory://", codes=(2, 4)),
+    "sweep": case("sweep --store memory://", codes=(2,)),
+    "profile": slow("profile --quick --out profiles.json"),
+    "tune": case("tune --slo-ms 50 --plan {plan} --most 4 --repeats 1 --usd-per-hour 0.8"),
+    "simulate": case(
+        f"simulate {LOAD} --scenario {{scenario}} --policy all --window-s 60",
+        f"simulate {LOAD} --scenario {{scenario}} --window-s 60 --policy break-even --policy ski-rental "
+        "--policy serverless --policy target-tracking --policy mark",
+        "simulate --scenario {cluster} --policy infless --policy batch --policy openfaas-plus --level rates",
+    ),
+    "train-forecaster": slow("train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"),
+    "bench micro": slow("bench micro --plan {plan} --rounds 1"),
+    "bench burst": slow(f"bench burst {LAMBDA} --queries 20 --service-ms 1"),
+    "bench uniform": slow(f"bench uniform {LAMBDA} --rps 100 --seconds 0.2 --out once"),
+    "bench compare": slow(
+        f"bench uniform {LAMBDA} --rps 100 --seconds 0.2 --rounds 3 --out once", "bench compare once once"
+    ),
+    "bench stores": slow("bench stores --store memory:// --size 10 --rounds 2"),
+    "bench select": slow("bench select"),
+    "bench inflation": slow("bench inflation"),
+    "bench overhead": slow("bench overhead --plan {plan}", codes=(0, 2)),
+}
+AS_OTHERS = {f"bench {name}" for name in BENCH} - {*CASES}
+"""Benchmarks of minutes: they print by bench.core.results, as those above, and nothing else may make a table."""
+
+
+def commands():
+    """Return all commands: of groups, those that they have."""
+    top = typer.main.get_command(app)
+    context = top.make_context("serfer", ["--version"], resilient_parsing=True)
+    for name in COMMANDS:
+        if name == "bench":
+            yield from (f"bench {each}" for each in BENCH)
+            continue
+        parts = getattr(top.get_command(context, name), "commands", {})
+        yield from (f"{name} {each}" for each in parts) if parts else (name,)
+
+
+def test_every_command_has_a_case():
+    assert {*commands()} == {*CASES} | AS_OTHERS
+
+
+def test_only_one_module_makes_tables():
+    """Others would cut cells at the terminal's width, as rich's tables do."""
+    found = [
+        path.relative_to(ROOT)
+        for package in ("serfer", "bench", "sam", "splitter", "storage", "drivers", "lambdas")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"\brich\.(table|columns)\b", path.read_text(encoding="utf-8"))
+    ]
+    assert [str(path) for path in found] == ["serfer/cli/shared/display.py"]
+
+
+class Terminal:
+    """A host of commands on a pseudo-terminal."""
+
+    def __init__(self, **variables):
+        self._master, slave = pty.openpty()
+        reader, writer = os.pipe()
+        arguments = [sys.executable, "-m", "tests.cli.terminal_host", str(reader)]
+        unset = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self._host = subprocess.Popen(
+            arguments,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
+            env={**unset, "TERM": "xterm-256color", **variables},
+            pass_fds=[reader],
+            cwd=ROOT,
+        )
+        os.close(slave)
+        os.close(reader)
+        self._queue = os.fdopen(writer, "w", encoding="utf-8")
+
+    def run(self, columns_, directory, arguments):
+        """Return what a command printed on a terminal of so many columns, and its exit code."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns_, 0, 0))
+        self._queue.write(json.dumps([str(directory), *arguments]) + "\n")
+        self._queue.flush()
+        data = b""
+        while not (done := re.search(rf"{END}(-?\d+)\r?\n".encode(), data)):
+            data += os.read(self._master, 65536)
+        return ESCAPES.sub("", data[: done.start()].decode()), int(done[1])
+
+    def close(self):
+        self._queue.close()
+        self._host.wait()
+        os.close(self._master)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """What commands are given."""
+    folder = tmp_path_factory.mktemp("narrow")
+    plan = split_small(folder)
+    registry = folder / "registry"
+    record = application("faces", network(), network(version=2), network("other"))
+    open_registry(str(registry)).update("faces", lambda _: record)
+    (folder / "scenario.toml").write_text(TOML)
+    (folder / "cluster.toml").write_text(CLUSTER)
+    (folder / "labels.txt").write_text("\n".join(LABELS))
+    random = np.random.default_rng(0)
+    for label in LABELS:
+        (folder / "labelled" / label).mkdir(parents=True)
+        for number in range(3):
+            pixels = random.integers(0, 255, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "labelled" / label / f"{number}.png")
+    return {
+        "plan": plan,
+        "onnx": folder / "small.onnx",
+        "labels": folder / "labels.txt",
+        "labelled": folder / "labelled",
+        "image": ROOT / "examples" / "images" / "rocket.jpg",
+        "build": build(folder / "build"),
+        "registry": registry,
+        "scenario": folder / "scenario.toml",
+        "cluster": folder / "cluster.toml",
+    }
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    host = Terminal(SERFER_CACHE_DIR=str(cache), SERFER_REGISTRY="registry", AWS_EC2_METADATA_DISABLED="true")
+    yield host
+    host.close()
+
+
+def marked(cases):
+    return [pytest.param(name, marks=[pytest.mark.slow] if one.slow else []) for name, one in cases.items()]
+
+
+@pytest.mark.parametrize("name", marked(CASES))
+def test_no_number_is_cut(terminal, places, tmp_path, name):
+    for width in (80, 120):
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        shutil.copytree(places["registry"], folder / "registry")
+        for command in CASES[name].commands:
+            text, code = terminal.run(width, folder, command.format(**places).split())
+            assert code in CASES[name].codes, text
+            assert text.strip() or name.startswith(("keys", "result"))
+            assert ELLIPSIS not in text
+            assert not re.search(r"\bTraceback\b", text)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "$ a million", "stage", "of the limit (M)", "p99 ms"]),
+            st.lists(st.sampled_from(["0.1234", "4,089.1 M", "+0%", "5307 MB", "-", "1,234,567.89"]), min_size=2),
+        ),
+        min_size=1,
+        max_size=14,
+    ),
+    st.integers(8, 200),
+)
+def test_a_table_keeps_its_cells_whole_at_any_width(parts, width):
+    table = columns("name", *(head for head, _ in parts))
+    rows = [[f"row-{number}", *(cells[number] for _, cells in parts)] for number in range(2)]
+    for row in rows:
+        table.add_row(*row)
+    console = Console(file=StringIO(), width=width, force_terminal=True, color_system=None, soft_wrap=True)
+    console.print(table)
+    text = console.file.getvalue()
+    assert ELLIPSIS not in text
+    first, second = ([line for line in text.splitlines() if line.startswith(row[0])] for row in rows)
+    for lines, row in ((first, rows[0]), (second, rows[1])):
+        assert " ".join(" ".join(lines).replace(row[0], "").split()) == " ".join(row[1:])
+
+
+def test_a_table_that_fits_has_one_line_a_row_and_no_other():
+    table = columns("name", "a long head of a number")
+    table.add_row("x", "1")
+    console = Console(file=StringIO(), width=80, force_terminal=True, color_system=None, soft_wrap=True)
+    console.print(table)
+    assert console.file.getvalue().split("\n") == ["name  a long head of a number", "x     " + "1".rjust(23), ""]

@@ -144,7 +144,9 @@ def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Regi
     check_apart(options.registry, store_url)
     registry = open_registry(options.registry, create=options.register)
     names = options.names or tuple(registry.applications())
-    if not (0 if options.register else 1) <= len(names) <= MAX_APPLICATIONS:
+    if not names and not options.register:
+        raise UsageError(f"the registry {options.registry} has no applications yet: serfer register, or --register")
+    if len(names) > MAX_APPLICATIONS:
         raise UsageError(
             f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"
         )

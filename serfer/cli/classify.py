@@ -85,7 +85,10 @@ def classify(
     notify: NotifyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify images, each as one query through a split network."""
+    """Classify images, each as one query through a split network.
+
+    Without --plan and --model that is efficientnet-lite0 of the zoo (ImageNet's classes), split at the first call.
+    """
     settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
     targets = parse_targets(notify or (), settings.webhook_secret.get_secret_value())
     sources = service_loads(yield_to or (), settings.yield_key.get_secret_value())

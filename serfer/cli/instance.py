@@ -103,7 +103,10 @@ def instance(
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer queries with whole networks, in batches, over HTTP, until SIGTERM (docs/how-to/instance.md)."""
+    """Answer queries with whole networks, in batches, over HTTP, until SIGTERM (docs/how-to/instance.md).
+
+    With nothing named these are the variants of SERFER_REGISTRY or, where that is not set, efficientnet-lite0.
+    """
     choices = InstanceChoices(Hardware(device, precision, threads), max_batch, window_ms, memory_mb, preload)
     check_logs(log_level, log_format)
     if auto_scaling_release and exit_when_idle_s is None:
@@ -111,7 +114,7 @@ def instance(
     chosen = {"api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_hosts(settings, allow_host)
-    if registry or app:
+    if registry or app or (settings.registry and not (model or plan)):
         if model or plan:
             raise UsageError("--registry takes the place of --model and --plan: give one of them")
         models, own = _variants(settings, registry, app, instance_type)

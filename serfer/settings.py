@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     with; without one, outputs are for who has the API key.
     """
     api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
-    """What the bodies of all requests in a driver may take together."""
+    """What the bodies of all requests in a driver may take together, unpacked and as arrays included."""
     api_body_timeout_s: float = Field(default=10.0, gt=0, le=3600)
     """How long a body may take to arrive."""
     api_header_timeout_s: float = Field(default=10.0, gt=0, le=3600)

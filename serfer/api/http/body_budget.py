@@ -1,4 +1,7 @@
-"""A bound on the memory of all bodies in flight together: many that are each small enough can be too large."""
+"""A bound on the memory of all bodies in flight together: many that are each small enough can be too large.
+
+What a body becomes counts as well, unpacked and as an array, for as long as its request.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from serfer.api.http.problems import OVERLOADED, Problem
 
 
 class BodyReservation:
-    """The bytes of one request's body, of `budget`; what needs them beyond its end calls `keep`, then `release`."""
+    """The bytes of one request's body, of `budget`; what needs them beyond its end calls `keep`, then `release`.
+
+    For the event loop's thread alone.
+    """
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -29,14 +35,18 @@ class BodyReservation:
         self._bytes += size
         self._budget.reserved += size
 
+    def give_back(self, size: int) -> None:
+        """Return `size` bytes of those that are reserved."""
+        self._bytes -= size
+        self._budget.reserved -= size
+
     def keep(self) -> None:
         """Keep the bytes reserved when the request has ended."""
         self.kept = True
 
     def release(self) -> None:
         """Return all bytes to the budget."""
-        self._budget.reserved -= self._bytes
-        self._bytes = 0
+        self.give_back(self._bytes)
 
 
 class BodyBudget:

@@ -11,6 +11,8 @@ from starlette.datastructures import Headers
 from serfer.api.http.problems import Problem
 
 CODINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}  # RFC 9110: "deflate" is in zlib's format
+MOST_RATIO: Final = 1032
+"""Bytes that a byte of deflate's stands for at most."""
 _WORTH = 1024  # bytes; less is sent as it is
 _LEVEL = 1
 

@@ -25,6 +25,7 @@ from serfer.api.http.validation import shown
 _END: Final = b"\r\n"
 _MOST_HEAD: Final = 8 * 1024  # bytes of a part's own headers
 _MOST_TEXT: Final = 1000  # bytes of a value
+_MOST_PARTS: Final = 32  # each takes the event loop's time, however short it is
 _WRITTEN_AT_ONCE: Final = 1 << 20
 _SLOWEST: Final = 50_000  # bytes a second, on average: a body may not hold its place by a byte now and then
 
@@ -49,8 +50,8 @@ class ReceivedForm:
 async def receive_form(request: Request, folder: Path, files: Mapping[str, int], limits: ApiLimits) -> ReceivedForm:
     """Read a form, with its files into a folder: each is called as its part, which `files` names with its most bytes.
 
-    Every part comes once. Raises Problem: 400 for what is not a form, 408 for a slow one, 413 for too many bytes, 415
-    for another type, 422 for a file of another name; starlette's ClientDisconnect.
+    Every part comes once. Raises Problem: 400 for what is not a form, 408 for a slow one, 413 for too many bytes or
+    parts, 415 for another type, 422 for a file of another name; starlette's ClientDisconnect.
     """
     check_headers(request.headers, limits, ())
     content_type = request.headers.get("content-type", "")
@@ -64,6 +65,8 @@ async def receive_form(request: Request, folder: Path, files: Mapping[str, int],
         await source.pour(mark, _nothing)
         while not await source.ended():
             head = await source.until(_END + _END, _MOST_HEAD)
+            if len(values) + len(kept) == _MOST_PARTS:
+                raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the form has more than {_MOST_PARTS} parts")
             part = part_of(head, b"", len(values) + len(kept))
             if part.name in values or part.name in kept:
                 raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"the form has {shown(part.name)} twice")

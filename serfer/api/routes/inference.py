@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -20,7 +22,8 @@ from fastapi import APIRouter, Request, Response
 
 from serfer import __version__
 from serfer.api.http.body import ApiLimits, read_body
-from serfer.api.http.compression import CODINGS, accepted, coding_of, compress, decompress
+from serfer.api.http.body_budget import BodyReservation
+from serfer.api.http.compression import CODINGS, MOST_RATIO, accepted, coding_of, compress, decompress
 from serfer.api.http.inference_models import (
     InferenceRequest,
     InferenceResponse,
@@ -53,6 +56,7 @@ _HEADER: Final = "Inference-Header-Content-Length"
 _MOST_DIGITS = 18  # of that header
 _LARGE = 256 * 1024  # bytes of JSON that take milliseconds to decode
 _MS_PER_S, _US_PER_S = 1000, 1_000_000
+_NOT_DECODED: Final = "no answer by the deadline: other large requests were decoded first; send less, or binary data"
 _NOT_READY: Final = {"description": "Not ready."}
 _INFER: Final = {"requestBody": request_body({"application/json": InferenceRequest, BINARY: FILE})}
 
@@ -299,10 +303,32 @@ async def _read(routes: Inferring, request: Request, signature: Signature) -> In
     def decoded() -> Inference:
         return decode_request(decompress(body, coding, most) if coding else body, header, signature)
 
+    reservation: BodyReservation = request.state.body_reservation
     if coding is None and (len(body) if header is None else header) <= _LARGE:
-        return decoded()
-    async with routes.decoding:
-        return await asyncio.to_thread(decoded)
+        inference = decoded()
+    else:
+        unpacked = min(most, len(body) * MOST_RATIO) if coding else 0
+        async with _turn(routes):
+            reservation.acquire(unpacked)
+            inference = await asyncio.to_thread(decoded)
+            reservation.give_back(unpacked)
+    if not np.may_share_memory(inference.array, np.frombuffer(body, np.uint8)):  # which waits beside the body
+        reservation.acquire(inference.array.nbytes)
+    return inference
+
+
+@asynccontextmanager
+async def _turn(routes: Inferring) -> AsyncIterator[None]:
+    """Wait until a large request may be decoded, no longer than a query may take that names no deadline."""
+    try:
+        async with asyncio.timeout(routes.deadline_ms / _MS_PER_S):
+            await routes.decoding.acquire()
+    except TimeoutError:
+        raise Problem(HTTPStatus.GATEWAY_TIMEOUT, _NOT_DECODED) from None
+    try:
+        yield
+    finally:
+        routes.decoding.release()
 
 
 def _header_length(request: Request) -> int | None:

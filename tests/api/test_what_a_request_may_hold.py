@@ -1,0 +1,251 @@
+"""What a request may hold: of each kind of body, the memory at its peak and the steps that the event loop takes for it.
+
+Memory is what tracemalloc counts, in multiples of the largest body; steps are calls on the event loop's thread, since
+seconds say more of the machine than of the service.
+"""
+
+import asyncio
+import base64
+import gzip
+import json
+import sys
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.decoding.decoders import Decoders
+from serfer.api.entrypoints.serving import make_jobs
+from serfer.api.registering.registrar import Registrar
+from serfer.api.routes import inference
+from serfer.api.service import Service
+from serfer.core.errors import OverloadedError
+from serfer.registry import open_registry
+from serfer.settings import Settings
+from tests.api.conftest import PATIENCE, Observed, png
+from tests.e2e.small import SIZE
+
+MOST = 512 * 1024  # the largest body
+IMAGES = 16
+CHUNK = 64 * 1024  # as servers pass bodies on
+FOLD = 8  # bodies that one request may take in memory at once, decoded and in all its forms
+STEPS = 40_000  # calls of the event loop's thread for a whole request
+HEAVY = {"decompress", "from_json", "loads", "a2b_base64"}  # C functions that are for other threads where there is much
+INFER = "/v2/models/small/infer"
+FORM = "multipart/form-data; boundary=edge"
+NOISE = np.random.default_rng(0).standard_normal((IMAGES, 3, SIZE, SIZE)).astype(np.float32)
+
+
+def part(head, data=b""):
+    return b"--edge\r\nContent-Disposition: form-data; " + head + b"\r\n\r\n" + data + b"\r\n"
+
+
+def full(unit, start=b"", end=b""):
+    """Repeat a unit until a body is as large as one may be."""
+    return start + unit * ((MOST - len(start) - len(end)) // len(unit)) + end
+
+
+def tensor(array, *, binary):
+    """Return a request of the inference protocol, and how many of its bytes are JSON."""
+    given = {"name": "input", "shape": list(array.shape), "datatype": "FP32"}
+    if not binary:
+        return json.dumps({"inputs": [given | {"data": array.ravel().round(5).tolist()}]}).encode(), None
+    head = json.dumps({"inputs": [given | {"parameters": {"binary_data_size": array.nbytes}}]}).encode()
+    return head + array.tobytes(), len(head)
+
+
+def zeros():
+    return np.zeros_like(NOISE)
+
+
+FIELDS = b"".join(part(b'name="f%d"' % number) for number in range(MOST // 64))
+PHOTO = png(380, 380)
+PHOTOS = [png(90, 90, seed) for seed in range(IMAGES)]
+BODIES = {  # how it is sent: path, Content-Type, body, bytes of JSON, coding
+    "raw": ("/v1/classify", "image/png", PHOTO),
+    "raw, no image": ("/v1/classify", "image/png", full(b"\x89PNG\r\n\x1a\n")),
+    "form": ("/v1/classify", FORM, b"".join(part(b'name="image"', each) for each in PHOTOS) + b"--edge--"),
+    "form of nothing": ("/v1/classify", FORM, full(part(b'name="image"'), end=b"--edge--")),
+    "form of one head": ("/v1/classify", FORM, full(b"a", b'--edge\r\nContent-Disposition: form-data; name="')),
+    "base64": (
+        "/v1/classify",
+        "application/json",
+        json.dumps({"images": [{"data": base64.b64encode(PHOTO[: MOST // 2]).decode()}]}).encode(),
+    ),
+    "JSON of lists": ("/v1/classify", "application/json", full(b"[],", b'{"images": [', b"[]]}")),
+    "JSON, nested": ("/v1/classify", "application/json", full(b"[")),
+    "raw, gzip": ("/v1/classify", "image/png", gzip.compress(PHOTO), None, "gzip"),
+    "tensor": (INFER, "application/json", tensor(NOISE, binary=False)[0][:MOST]),
+    "tensor of lists": (INFER, "application/json", full(b"[],", b'{"inputs": [', b"[]]}")),
+    "binary tensor": (INFER, "application/octet-stream", *tensor(NOISE, binary=True)),
+    "tensor, gzip": (INFER, "application/json", gzip.compress(tensor(zeros(), binary=False)[0]), None, "gzip"),
+    "binary tensor, gzip": (
+        INFER,
+        "application/octet-stream",
+        gzip.compress(tensor(zeros(), binary=True)[0]),
+        tensor(zeros(), binary=True)[1],
+        "gzip",
+    ),
+    "gzip of 64 MiB": (INFER, "application/json", gzip.compress(bytes(64 << 20)), None, "gzip"),
+    "job": ("/v1/jobs", FORM, part(b'name="images"; filename="i.zip"', bytes(MOST // 2)) + b"--edge--"),
+    "job of fields": ("/v1/jobs", FORM, FIELDS + b"--edge--"),
+    "registration of fields": ("/v1/applications/faces/registrations", FORM, FIELDS + b"--edge--"),
+    "registration": (
+        "/v1/applications/faces/registrations",
+        FORM,
+        part(b'name="network"; filename="n.onnx"', bytes(MOST // 2))
+        + part(b'name="validation"; filename="v.zip"', bytes(1000))
+        + b"--edge--",
+    ),
+}
+TOO_LARGE = {"gzip of 64 MiB", "form of nothing", "job of fields", "registration of fields"}
+
+
+@pytest.fixture
+def service(small_plan, forks, tmp_path):
+    pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
+    service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+    service.jobs = make_jobs(service, Settings(cache_dir=tmp_path))
+    service.registrar = Registrar(open_registry(str(tmp_path / "registry")), tmp_path / "uploads", _nothing, _nothing)
+    yield service
+    service.decoders.end()
+    pipeline.close()
+
+
+async def _nothing(*_):
+    """Register nothing."""
+
+
+def settings(**more):
+    sizes = {"api_max_body_bytes": MOST, "api_max_job_bytes": 2 * MOST, "api_max_register_bytes": 2 * MOST}
+    return Settings(open_registry=True, **sizes, **more)
+
+
+async def answer(app, path, content_type, body, header=None, coding=None):
+    """Send a request in chunks, as a server passes them on; returns its status."""
+    named = {"content-type": content_type, "content-length": len(body)}
+    named |= {"inference-header-content-length": header} if header else {}
+    named |= {"content-encoding": coding} if coding else {}
+    headers = [(name.encode(), str(value).encode()) for name, value in named.items()]
+    chunks, sent = [memoryview(body)[at : at + CHUNK] for at in range(0, len(body), CHUNK)], []
+
+    async def receive():
+        await asyncio.sleep(0)
+        if chunks:
+            return {"type": "http.request", "body": bytes(chunks.pop(0)), "more_body": bool(chunks)}
+        await asyncio.sleep(PATIENCE)  # the client waits
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http"}
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
+    await app(scope | {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {}}, receive, send)
+    return sent[0]["status"]
+
+
+@pytest.fixture
+def counted():
+    """Count the calls of this thread, and note the heavy ones."""
+    calls, heavy = [0], set()
+
+    def profile(_frame, event, called):
+        if event in ("call", "c_call"):
+            calls[0] += 1
+            if event == "c_call" and called.__name__ in HEAVY:
+                heavy.add(called.__name__)
+
+    yield lambda on: sys.setprofile(profile if on else None), calls, heavy
+    sys.setprofile(None)
+
+
+def test_every_kind_of_body_takes_bounded_memory_and_steps_of_the_event_loop(service, counted):
+    app, (count, calls, heavy) = make_app(service, settings()), counted
+
+    async def measured(path, content_type, body, *more):
+        await answer(app, path, content_type, b"warm")  # what is imported and built at the first request
+        calls[0] = 0
+        heavy.clear()
+        tracemalloc.start()
+        count(True)
+        try:
+            status = await answer(app, path, content_type, body, *more)
+        finally:
+            count(False)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        return status, peak, calls[0], {*heavy}
+
+    async def every_kind():
+        return {kind: await measured(*body) for kind, body in BODIES.items()}
+
+    for kind, (status, peak, steps, on_the_loop) in asyncio.run(every_kind()).items():
+        assert status in {200, 202, 400, 413, 415, 422}, kind
+        assert (status == 413) == (kind in TOO_LARGE), kind
+        assert peak < FOLD * MOST, kind
+        assert steps < STEPS, kind
+        assert not on_the_loop or len(BODIES[kind][2]) <= MOST // 2, (kind, on_the_loop)
+
+
+def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
+    """Requests of 1 kB each that are 222 kB decoded: as many wait as the memory for bodies has room for."""
+    held, go, waiting = 1_000_000, asyncio.Event(), []
+    body, header = tensor(zeros(), binary=True)
+    small = gzip.compress(body)
+
+    async def run(_query, array):
+        waiting.append(array.nbytes)
+        await go.wait()
+        raise OverloadedError("enough", retry_after_s=1.0)
+
+    monkeypatch.setattr(service, "run", run)
+    app = make_app(service, settings(api_held_bytes=held))
+
+    async def send(times):
+        sent = [answer(app, INFER, "application/octet-stream", small, header, "gzip") for _ in range(times)]
+        tasks = [asyncio.create_task(each) for each in sent]
+        done = 0
+        while done + len(waiting) < times:
+            await asyncio.sleep(0)
+            done = sum(task.done() for task in tasks)
+        assert sum(waiting) + times * len(small) <= held
+        assert len(waiting) >= 2
+        go.set()
+        return await asyncio.gather(*tasks)
+
+    async def twice():
+        assert set(await send(12)) == {429}
+        waiting.clear()
+        go.clear()
+        await send(2)  # all of it was given back
+
+    asyncio.run(twice())
+
+
+def test_a_large_request_waits_for_its_decoding_no_longer_than_a_query_may_take(service, monkeypatch):
+    go, begun, decode = threading.Event(), threading.Event(), inference.decode_request
+
+    def decoded(*arguments):
+        begun.set()
+        go.wait(PATIENCE)
+        return decode(*arguments)
+
+    monkeypatch.setattr(inference, "decode_request", decoded)
+    app = make_app(service, settings(api_deadline_ms=50))
+    path, content_type, body, *more = BODIES["tensor, gzip"]
+
+    async def both():
+        first = asyncio.create_task(answer(app, path, content_type, body, *more))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        second = await answer(app, path, content_type, body, *more)
+        assert not first.done()
+        go.set()
+        await first
+        return second
+
+    assert asyncio.run(both()) == 504

@@ -9,11 +9,12 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import onnx
@@ -30,6 +31,7 @@ from serfer.modules import defined, file_module, in_one_line
 from splitter.network import zoo
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.onnx_models import OPSET, session_of
+from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +39,15 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 Run = Callable[[Array], Answer]
 Progress = Callable[[str], None]
+_Ran = TypeVar("_Ran")
 MIN_OPSET = 18
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _SILENT = 4
 """ONNX Runtime's level of errors that end the process: others are raised, and reported by SerFer."""
+
+
+class ImageNotTakenError(ModelError):
+    """A model does not run on an image of this size."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Source:
     """A given model: its ONNX form at one input size, and `run`, the unsplit model itself.
 
     `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
-    from a module here; `outputs` are then the names of its outputs.
+    from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
     """
 
     name: str
@@ -60,35 +67,44 @@ class Source:
     activation: str = "none"
     exported: bool = True
     outputs: tuple[str, ...] = ()
+    sized: SizedExports | None = None
+
+    def at(self, size: Size) -> ExternalWeightsModel:
+        """Return the model for images of a size; raises ModelError where a module has none."""
+        return self.sized.of(size).onnx if self.sized else self.onnx
+
+    def alike(self, one: Size, other: Size) -> bool:
+        """Return whether images of two sizes are computed by one ONNX model."""
+        return self.sized is None or self.sized.alike(one, other)
 
 
 def load(
     model: Any,  # noqa: ANN401 - a module, a path or a name
     example: Array | None,
     *,
-    any_size: bool = False,
+    any_size: Size | None = None,
 ) -> tuple[Source, Array]:
     """Return the source of a model and an example of its input.
 
     `example` is (N, C, H, W) float32; a zoo model brings its own. With `any_size`, a module is exported for images of
-    any height and width. Raises ModelError for what is not a model.
+    any height and width that it treats as it does images of that size, which may be larger than the example.
+    Raises ModelError for what is not a model.
     """
-    with _inductor_cache():
-        if isinstance(model, Path | str):
-            return _load_named(str(model), example, any_size=any_size)
-        if getattr(model, "training", False):
-            raise ModelError("the module is in training mode: call its eval() first")
-        name = type(model).__name__.lower()
-        return _from_module(model, _given(example), name, "given by the caller", any_size=any_size)
+    if isinstance(model, Path | str):
+        return _load_named(str(model), example, any_size=any_size)
+    if getattr(model, "training", False):
+        raise ModelError("the module is in training mode: call its eval() first")
+    name = type(model).__name__.lower()
+    return _from_module(model, _given(example), name, "given by the caller", any_size=any_size)
 
 
-def _load_named(text: str, example: Array | None, *, any_size: bool) -> tuple[Source, Array]:
+def _load_named(text: str, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
     if text in zoo.ZOO:
         if any_size:
             raise ModelError(f"{text} classifies whole images: it makes no map")
         return _from_zoo(zoo.ZOO[text], example)
     if text.endswith(".onnx"):
-        return _from_file(Path(text), example)
+        return _from_file(Path(text), example, any_size=any_size)
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):
         module = _call_factory(Path(path), factory)
@@ -127,7 +143,7 @@ def _from_module(
     name: str,
     weights: str,
     *,
-    any_size: bool = False,
+    any_size: Size | None = None,
 ) -> tuple[Source, Array]:
     import torch  # noqa: PLC0415 - slow to import, and ONNX files need none of it
 
@@ -142,18 +158,57 @@ def _from_module(
     def run(batch: Array) -> Answer:
         return as_answer({name: value.numpy() for name, value in answer(batch).items()})
 
-    try:
-        outputs = answer(example[:1])
-    except (Exception, SystemExit) as error:  # as above
-        shape = (1, *example.shape[1:])
-        raise ModelError(
-            f"the module does not run on one image, a tensor of {shape} and its only input: {in_one_line(error)}"
-        ) from error
+    def outputs_of(batch: Array) -> dict[str, Any]:
+        try:
+            return answer(batch[:1])
+        except (Exception, SystemExit) as error:  # as above
+            shape = (1, *batch.shape[1:])
+            raise ImageNotTakenError(
+                f"the module does not run on one image, a tensor of {shape} and its only input: {in_one_line(error)}"
+            ) from error
+
+    example, outputs = _first_taken(outputs_of, example, any_size)
     for output, value in outputs.items():
         if not isinstance(value, torch.Tensor):
             raise ModelError(f"the module's forward() returns a {type(value).__name__} as {output!r}: return tensors")
-    exported = _export(module, torch.from_numpy(example[:1]), any_size=any_size)
-    return Source(name, weights, exported, run, outputs=tuple(outputs)), example
+    if any_size is None:
+        exported, sized = _export(module, torch.from_numpy(example[:1])), None
+    else:
+        sized = SizedExports(partial(_export_for_any_size, module, torch.from_numpy(example[:1])))
+        exported = sized.of(any_size).onnx
+        example, _ = _first_taken(outputs_of, example, any_size, sized)
+    return Source(name, weights, exported, run, outputs=tuple(outputs), sized=sized), example
+
+
+def _first_taken(
+    run: Callable[[Array], _Ran], example: Array, size: Size | None, sized: SizedExports | None = None
+) -> tuple[Array, _Ran]:
+    """Return the smallest image on which a model runs, and what that gave: the example, or one more like one of `size`.
+
+    With `sized`, the model treats it as it does images of that size. Raises ImageNotTakenError where it takes none.
+    """
+    first: ModelError | None = None
+    least = 0
+    small = example.shape[2], example.shape[3]
+    for each in checked_sizes(small, size or small):
+        if each[0] * each[1] < least or (sized and size and not sized.alike(size, each)):
+            continue
+        batch = example if each == small else _noise(example.shape[1], each)
+        try:
+            return batch, run(batch)
+        except ImageNotTakenError as error:
+            first, least = first or error, 2 * each[0] * each[1]
+    if first is not None:
+        raise first
+    assert size is not None and sized is not None  # noqa: S101, PT018 - without guards an image is taken or raises
+    raise ModelError(
+        f"the network's Python looks at the image's size, and no image that is small enough to check windows on goes "
+        f"the way of one of {size[0]} x {size[1]} pixels: that needs {sized.of(size).guards.broken(small)}"
+    )
+
+
+def _noise(channels: int, size: Size) -> Array:
+    return np.random.default_rng(0).standard_normal((1, channels, *size), dtype=np.float32)
 
 
 def named_outputs(returned: Any) -> dict[str, Any]:  # noqa: ANN401 - any type that the user's module returns
@@ -172,29 +227,63 @@ def _key(part: Any) -> str:  # noqa: ANN401 - torch's keys of dictionaries, sequ
     return f"output{index}" if index is not None else str(getattr(part, "key", None) or getattr(part, "name", part))
 
 
-def _export(module: torch.nn.Module, example: torch.Tensor, *, any_size: bool) -> ExternalWeightsModel:
+def _export(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsModel:
     """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
+    try:
+        with _inductor_cache(), _quiet():
+            return _as_onnx(module, example)
+    except Exception as error:  # the exporter raises many kinds; all mean that the network cannot be traced
+        raise ModelError(f"the network cannot be exported: {_why_not(error)}") from error
+
+
+def _export_for_any_size(module: torch.nn.Module, small: torch.Tensor, size: Size) -> SizedExport:
+    """Export a module for the images that it treats as it does images of `size`: nothing of that size is computed."""
+    import torch  # noqa: PLC0415 - slow to import
+
+    try:
+        example = torch.empty((*small.shape[:2], *size))  # its memory is never written, so it takes none
+    except RuntimeError:  # not even addresses for so much
+        example = small
+    try:
+        with _inductor_cache(), _quiet():
+            program = _traced(module, example)
+            return SizedExport(_as_onnx(program, example), SizeGuards.of(program))
+    except Exception as error:  # as above
+        raise ModelError(f"the network cannot be exported for images of any size: {_why_not(error)}") from error
+
+
+def _traced(module: torch.nn.Module, example: torch.Tensor) -> torch.export.ExportedProgram:
+    """Trace a module for images of any size as torch's ONNX exporter does, which keeps no guards."""
+    import torch  # noqa: PLC0415 - slow to import
+    from torch.fx.experimental import _config  # noqa: PLC0415 - same
+
+    free = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    first: Exception | None = None
+    with _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]  # torch makes it at run time
+        for strict in (False, True):
+            try:
+                return torch.export.export(
+                    module,
+                    (example,),
+                    dynamic_shapes=(free,),
+                    strict=strict,
+                    prefer_deferred_runtime_asserts_over_guards=True,
+                )
+            except Exception as error:  # noqa: BLE001 - the first is raised where the other way fails, too
+                first = first or error
+    assert first is not None  # noqa: S101 - nothing was returned
+    raise first
+
+
+def _as_onnx(network: torch.nn.Module | torch.export.ExportedProgram, example: torch.Tensor) -> ExternalWeightsModel:
     import torch  # noqa: PLC0415 - slow to import
 
     table: dict[Any, Any] = {torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
-    free = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-    sizes: Any = ((free,) if any_size else None,)  # of the one argument
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                (example,),
-                dynamo=True,
-                verbose=False,
-                opset_version=OPSET,
-                custom_translation_table=table,
-                dynamic_shapes=sizes[0],
-            )
-    except Exception as error:  # the exporter raises many kinds; all mean that the network cannot be traced
-        what = " for images of any size" if any_size else ""
-        raise ModelError(f"the network cannot be exported{what}: {_why_not(error)}") from error
+    program = torch.onnx.export(
+        network, (example,), dynamo=True, verbose=False, opset_version=OPSET, custom_translation_table=table
+    )
     if program is None:
-        raise ModelError("the network cannot be exported")
+        raise RuntimeError("torch's exporter returns nothing")
     return ExternalWeightsModel.of(program.model)
 
 
@@ -271,7 +360,7 @@ def mean_matrix(size: int, outputs: int) -> Array:
     return matrix
 
 
-def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
+def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
     _check_size(path)
     try:
         model = _checked(path)
@@ -287,8 +376,11 @@ def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
         model = _upgraded(path, model, opset)
     _check_batch(path, model)
     example = _given(_example_of(path, model) if example is None else example)
-    light = _with_channels(model, example)
-    return Source(path.stem, f"from {path.name}", light, _runner(path), exported=False), example
+    light, run = _with_channels(model, example), _runner(path)
+    if any_size:
+        with suppress(ImageNotTakenError):  # whoever reads its operators at that size says which of them is why
+            example, _ = _first_taken(run, example, any_size)
+    return Source(path.stem, f"from {path.name}", light, run, exported=False), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
@@ -380,7 +472,7 @@ def _runner(path: Path) -> Run:
             outputs = zip(names, zip(*answers, strict=True), strict=True)
             return as_answer({name: _joined(values) for name, values in outputs})
         except Exception as error:  # ONNX Runtime has a class for each status
-            raise ModelError(f"{path} does not run in ONNX Runtime: {_plainly(error)}") from error
+            raise ImageNotTakenError(f"{path} does not run in ONNX Runtime: {_plainly(error)}") from error
 
     return run
 

@@ -93,8 +93,8 @@ def steps_of(network: Network, size: _Size) -> tuple[Step, Step]:
     """
     graph = network.of_one_map(size)
     height, width = size
-    rows = _step(graph, network.at(height + _LONGER, width), ROW_AXIS)
-    return rows, _step(graph, network.at(height, width + _LONGER), COL_AXIS)
+    rows = _step(graph, network.at(height + _LONGER, width, size), ROW_AXIS)
+    return rows, _step(graph, network.at(height, width + _LONGER, size), COL_AXIS)
 
 
 def _step(graph: Graph, larger: Graph, axis: int) -> Step:

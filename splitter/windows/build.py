@@ -20,7 +20,8 @@ from splitter.network.description import Description
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
 from splitter.network.reductions import of_one_class, with_reduction
-from splitter.network.source import Array, Progress, Source, load
+from splitter.network.size_guards import CHECKED_STEP
+from splitter.network.source import Array, ImageNotTakenError, Progress, Source, load
 from splitter.plan_dir.check import whole_runner
 from splitter.plan_dir.output_directory import appearing_whole
 from splitter.planning.options import Budget
@@ -32,7 +33,6 @@ from splitter.windows.window_sessions import WindowSessions
 
 _SMALL = 192
 """Rows and columns that the image of the check has at least; it has as many more as the sizes are past a multiple."""
-_MULTIPLE = 64
 _SMALL_WINDOW = 48
 
 
@@ -64,6 +64,7 @@ def build_map_plan(
     small = _small(sizes[0])
     example = np.random.default_rng(0).standard_normal((1, channels, *small), dtype=np.float32)
     source, example = _load(model, example, sizes[0])
+    small = example.shape[2], example.shape[3]
     source = replace(
         with_reduction(source, description.reduction),
         preprocess=description.preprocess or source.preprocess,
@@ -71,8 +72,9 @@ def build_map_plan(
     )
 
     @cache
-    def at(height: int, width: int) -> Graph:
-        return from_onnx(source.onnx, height, width, source.outputs, description.reduction, any_size=True)
+    def at(height: int, width: int, like: tuple[int, int] | None = None) -> Graph:
+        model = source.at(like or (height, width))
+        return from_onnx(model, height, width, source.outputs, description.reduction, any_size=True)
 
     network = Network(source, at)
     made = _Making(network, sizes, small, example, budget, progress)
@@ -130,9 +132,11 @@ class _Making:
 
 def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Array]:  # noqa: ANN401 - as above
     try:
-        return load(model, example, any_size=True)
-    except ModelError as error:
+        return load(model, example, any_size=size)
+    except ImageNotTakenError as error:
         small, large = (" x ".join(map(str, each)) for each in (example.shape[2:], size))
+        if small == large:
+            raise
         raise ModelError(
             f"{error} (a network whose strides do not divide {large} pixels does not take {small} either: pad the "
             "image to a multiple)"
@@ -141,7 +145,7 @@ def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Ar
 
 def _small(size: tuple[int, int]) -> tuple[int, int]:
     """Return a small size that any stride divides as it does an image's, so that a network that takes one takes it."""
-    height, width = (min(each, each % _MULTIPLE + _SMALL) for each in size)
+    height, width = (min(each, each % CHECKED_STEP + _SMALL) for each in size)
     return height, width
 
 

@@ -64,10 +64,14 @@ _Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be read at any size: `at` returns its graph for images of height x width."""
+    """A network that can be read at any size: `at` returns its graph for images of height x width.
+
+    Or, where images of different sizes go different ways through its Python, that of images which go the way of those
+    of the size that is its third argument.
+    """
 
     source: Source
-    at: Callable[[int, int], Graph]
+    at: Callable[..., Graph]
 
     def checked(self, size: _Size) -> Graph:
         """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods."""
@@ -88,7 +92,7 @@ class Network:
     def strides(self, graph: Graph) -> tuple[Strides, Strides]:
         """Return the strides of rows and columns; raises ModelError for an operator that does not shift by them."""
         shape = graph.shape(graph.input)
-        larger = self.at(shape.height + LONGER, shape.width + LONGER)
+        larger = self.at(shape.height + LONGER, shape.width + LONGER, (shape.height, shape.width))
         known = strides(graph, larger, ROW_AXIS), strides(graph, larger, COL_AXIS)
         for axis, each in zip((ROW_AXIS, COL_AXIS), known, strict=True):
             check_shifts(graph, axis, each)

@@ -1,0 +1,132 @@
+"""What torch's exporter assumes of an image's size: the path that a module's Python takes at its example's size.
+
+`if height % 14: pad` is decided once, while a module is exported; the program holds for the sizes that decide it alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from serfer.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from splitter.network.external_weights import ExternalWeightsModel
+
+Size = tuple[int, int]
+CHECKED_STEP = 64
+"""By how many pixels images of a check differ: a multiple of most networks' strides."""
+_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_MOST_CHECKED = 2048 * 2048
+"""Pixels of an image that a check may compute whole."""
+_AXES = ("height", "width")
+
+
+@dataclass(frozen=True)
+class SizeGuards:
+    """Conditions on an image's height and width, each a torch (sympy) expression of these `symbols`."""
+
+    symbols: tuple[Any, Any] = (None, None)
+    conditions: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> SizeGuards:
+        """Return the guards of a module that was exported for images, its only input, of any size."""
+        import sympy  # noqa: PLC0415 - slow to import, and torch's
+
+        values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+        image = next(value for value in reversed(values) if hasattr(value, "fake_mode"))
+        environment = image.fake_mode.shape_env
+        symbols: list[Any] = []
+        conditions: list[Any] = []
+        for axis, extent in zip(_AXES, image.shape[2:], strict=True):
+            if isinstance(extent, int):  # the module uses it as a plain number
+                symbols.append(sympy.Symbol(axis))
+                conditions.append(sympy.Eq(symbols[-1], extent))
+                continue
+            symbols.append(extent.node.expr)
+            known = environment.var_to_range.get(extent.node.expr)
+            if known is not None:
+                conditions += [sympy.Ge(symbols[-1], known.lower), sympy.Le(symbols[-1], known.upper)]
+        asserts = [each for several in environment.deferred_runtime_asserts.values() for each in several]
+        conditions += [each.expr for each in (*environment.guards, *asserts)]
+        own = set(symbols)
+        return cls((symbols[0], symbols[1]), tuple(each for each in conditions if each.free_symbols <= own))
+
+    def broken(self, size: Size) -> str | None:
+        """Return the first condition that an image's size does not meet, in words of Python; None if it meets all."""
+        given = dict(zip(self.symbols, size, strict=True))
+        return next((self._said(each) for each in self.conditions if not each.subs(given)), None)
+
+    def _said(self, condition: Any) -> str:  # noqa: ANN401 - sympy has no types
+        import sympy  # noqa: PLC0415 - as above
+        from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415 - how torch prints guards
+
+        named = condition.xreplace(
+            {symbol: sympy.Symbol(axis) for symbol, axis in zip(self.symbols, _AXES, strict=True)}
+        )
+        return str(PythonPrinter().doprint(named))
+
+
+@dataclass(frozen=True)
+class SizedExport:
+    """A module exported for images of any size that meets the `guards`."""
+
+    onnx: ExternalWeightsModel
+    guards: SizeGuards
+
+
+@dataclass
+class SizedExports:
+    """The programs of a module, one for each path that its Python takes by the image's size; made when first needed."""
+
+    export: Callable[[Size], SizedExport]
+    made: list[tuple[Size, SizedExport]] = field(default_factory=list)
+
+    def of(self, size: Size) -> SizedExport:
+        """Return the program for images of this size; raises ModelError where the module has none."""
+        for _, each in self.made:
+            if each.guards.broken(size) is None:
+                return each
+        try:
+            made = self.export(size)
+        except ModelError as error:
+            raise ModelError(f"{error}{self._beside(size)}") from error
+        broken = made.guards.broken(size)
+        if broken:
+            raise ModelError(
+                f"the network cannot be exported for images of {size[0]} x {size[1]} pixels: it needs {broken}"
+            )
+        self.made.append((size, made))
+        return made
+
+    def _beside(self, size: Size) -> str:
+        """Say which condition of the module's Python sizes do not share."""
+        for (height, width), each in self.made:
+            broken = each.guards.broken(size)
+            if broken:
+                return (
+                    f" (at {size[0]} x {size[1]} pixels; its Python looks at the image's size, and at {height} x "
+                    f"{width} it goes another way, by {broken})"
+                )
+        return ""
+
+    def alike(self, one: Size, other: Size) -> bool:
+        """Return whether images of two sizes go the same way through the module."""
+        return self.of(one).guards.broken(other) is None
+
+
+def checked_sizes(small: Size, size: Size) -> Iterator[Size]:
+    """Yield `small`, and larger sizes up to `size`, the smallest first, by multiples of CHECKED_STEP."""
+    rows, cols = (_checked_lengths(*each) for each in zip(small, size, strict=True))
+    pairs = sorted(product(rows, cols), key=lambda pair: (pair[0] * pair[1], pair))
+    yield pairs[0]
+    yield from (pair for pair in pairs[1:] if pair[0] * pair[1] <= _MOST_CHECKED)
+
+
+def _checked_lengths(first: int, last: int) -> list[int]:
+    return sorted({first, last, *(first + CHECKED_STEP * steps for steps in _STEPS)} & {*range(first, last + 1)})

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from serfer.applications.exchange import Exchange
@@ -41,6 +43,8 @@ MAX_APPLICATIONS: Final = 100
 _LIST_EVERY_S = 10.0  # between two lists of the registry's applications
 _BROKEN_S = 30.0  # for which a variant that could not be opened is not selected
 _SHADOWS = 2  # queries that are copied at once
+_LOOKS = 16
+"""Applications looked at together: a round over MAX_APPLICATIONS is to take less than GONE_S (exchange.py)."""
 STILL_S: Final = 5.0
 """Seconds until a driver that runs during requests alone looks at the registry again."""
 _PATIENCE_S = 1.0  # for which a request waits for that
@@ -140,6 +144,7 @@ class Applications:
         self._working: set[asyncio.Task[Any]] = set()
         self._shadows: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.Task[None] | None = None
+        self._lookers = ThreadPoolExecutor(_LOOKS, "applications")
         self.fleet: Fleet | None = None
         self._listing = asyncio.Lock()
         self._listed = float("-inf")
@@ -245,6 +250,7 @@ class Applications:
                 await asyncio.to_thread(self._exchanges[served.name].leave)
             except SerferError as error:
                 self._trouble("store", served, error)
+        self._lookers.shutdown(wait=False)
 
     def choose(self, asked: Asked, *, live: bool = False) -> Choice:
         """Select the variant that answers a query; with `live`, never the canary's.
@@ -432,9 +438,7 @@ class Applications:
     async def _run(self) -> None:
         while True:
             try:
-                await self._instances.look()
-                for served in [*self._served.values()]:
-                    await self.look(served)
+                await self.look_at_all()
                 if self._clock() - self._listed >= _LIST_EVERY_S:
                     await self.find_new()
             except UnavailableError as error:
@@ -442,6 +446,18 @@ class Applications:
             except Exception:  # noqa: BLE001 - no error ends the loop: states would freeze, and no canary be judged
                 _LOG.exception("applications")
             await asyncio.sleep(PERIOD_S)
+
+    async def look_at_all(self) -> None:
+        """Look at the instances, and at each application in the registry and in the other drivers' record, at once."""
+        await self._instances.look()
+        outcomes = await asyncio.gather(
+            *(self.look(served) for served in [*self._served.values()]), return_exceptions=True
+        )
+        for error in outcomes:  # one application's does not keep the others from being looked at
+            if isinstance(error, UnavailableError):
+                log_event(logging.WARNING, "applications", part="registry", message=_words(error))
+            elif isinstance(error, Exception):
+                _LOG.error("applications", exc_info=error)
 
     async def catch_up(self) -> None:
         """Look at the registry, unless that was done within STILL_S: for a driver that stands still between requests.
@@ -465,11 +481,15 @@ class Applications:
             for variant in served.worth_warming():  # its next query has the cold start: nothing runs when there is none
                 served.meter(variant).warm_up()
 
+    async def _looked_up(self, look: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - those of `look`
+        """Run what blocks in one of a few threads of its own: a slow registry holds up nothing else of the process."""
+        return await asyncio.get_running_loop().run_in_executor(self._lookers, partial(look, *arguments))
+
     async def _read(self, served: ServedApplication) -> None:
         """Look at the registry once; what cannot be read is logged, and changes nothing."""
         try:
             known, changes = served.latest, served.changes
-            latest = await asyncio.to_thread(self._registry.latest, served.name, known)
+            latest = await self._looked_up(self._registry.latest, served.name, known)
             mended = self._mended(served.name)
             if served.changes == changes:  # else it may have been read before what this driver has changed meanwhile
                 served.latest = latest
@@ -488,7 +508,7 @@ class Applications:
             return
         others = served.others
         try:
-            others = await asyncio.to_thread(self._exchanges[served.name].exchange, served.entry(self._driver))
+            others = await self._looked_up(self._exchanges[served.name].exchange, served.entry(self._driver))
             self._fine("store", served)
         except SerferError as error:
             self._trouble("store", served, error)

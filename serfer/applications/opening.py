@@ -18,7 +18,7 @@ from serfer.applications.pipelines import AT, VariantPipelines
 from serfer.applications.scaling.opening import open_fleet
 from serfer.applications.scaling.spec import InstancePool
 from serfer.applications.served import FunctionsPlace
-from serfer.control.selection import InfaasSelector
+from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import Place, Variant
@@ -42,6 +42,7 @@ class ApplicationOptions:
     Without names, all that the registry has. With `register`, networks are registered here over HTTP: then there may be
     no applications yet. Those instances may cost `max_usd_per_hour`. `plans` are the plan directories of variants whose
     functions are deployed, by the first twelve digits of their digests; None: they are fetched from the registry.
+    `selector` chooses the variant that answers a query (`make_selector`).
     """
 
     registry: str
@@ -50,6 +51,7 @@ class ApplicationOptions:
     max_usd_per_hour: float | None = None
     plans: Mapping[str, Path] | None = None
     register: bool = False
+    selector: str = DEFAULT
 
 
 def open_applications(  # noqa: PLR0913 - what a driver has, by name
@@ -71,6 +73,7 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     driver function is, does not, and has no part in canaries. Raises UsageError for options that cannot be, or where
     there is nothing to serve.
     """
+    selector = make_selector(options.selector)
     registry, names = find_applications(options, store_url)
     driver, coordination = secrets.token_hex(16), (open_store("memory://") if alone else store).coordination()
 
@@ -97,7 +100,7 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     applications = Applications(
         registry,
         VariantPipelines(opened, served),
-        InfaasSelector(),
+        selector,
         instances,
         {name: exchange(name) for name in names},
         place=place,

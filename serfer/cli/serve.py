@@ -41,6 +41,7 @@ from serfer.cli.shared.service_options import (
     ResultsOption,
     RouteOption,
     ScenarioOption,
+    SelectorOption,
     ShadowOption,
     VariantInstancesOption,
     applications_of,
@@ -54,6 +55,7 @@ from serfer.cli.shared.service_options import (
     with_results,
 )
 from serfer.cli.shared.terminal import err
+from serfer.control.selection import DEFAULT
 from serfer.fleet.beside.options import BesideOptions
 from serfer.fleet.open_pool import routing_of
 from serfer.settings import load_settings
@@ -83,6 +85,7 @@ def serve(
     registry: RegistryOption = None,
     app: AppsOption = None,
     variant_instances: VariantInstancesOption = None,
+    selector: SelectorOption = DEFAULT,
     register: RegisterOption = False,
     open_registry: OpenRegistryOption = False,
     allow_host: AllowHostOption = None,
@@ -119,6 +122,7 @@ def serve(
         max_usd_per_hour,
         register=register,
         named=bool(model or plan),
+        selector=selector,
     )
     routing = routing_of(
         settings,

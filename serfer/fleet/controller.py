@@ -127,7 +127,8 @@ class Controller:
         rate, lost = load.rate + self._view.rate, self._fleet.interruptions()
         self._fleet.pay(now, elapsed_s)
         seen = Observation(now, elapsed_s, rate, fleet, latency, lost, dispatched=self._dispatched)
-        wanted = await self._wanted(seen, leads=leads)
+        wanted = await self._wanted(seen, load, leads=leads)
+        leads = leads and self._registry.leads  # another driver may lead by now, where deciding took long
         self._act(now, wanted, leads=leads, busy=frozenset((*load.busy, *self._view.busy)))
         if leads:
             self._keep_warm(now, load.in_flight + self._view.in_flight, wanted.warm)
@@ -192,10 +193,19 @@ class Controller:
             if paid_for(fleet):
                 self.decider.resume(fleet)
 
-    async def _wanted(self, seen: Observation, *, leads: bool) -> ProvisioningPlan:
-        """Decide how many instances of each type there should be: of what can be started, what may be paid for."""
-        plan = await self.decider.decide(replace(seen, now_s=self._timing.unix()), leads=leads)
-        return self._pool.router.afford(seen, startable(plan, self._provisioners))
+    async def _wanted(self, seen: Observation, load: DriverLoad, *, leads: bool) -> ProvisioningPlan:
+        """Decide how many instances of each type there should be: of what can be started, what may be paid for.
+
+        A policy may take seconds: meanwhile the lease is renewed, and the others go on counting this driver.
+        """
+        deciding = asyncio.create_task(self.decider.decide(replace(seen, now_s=self._timing.unix()), leads=leads))
+        try:
+            while not (await asyncio.wait((deciding,), timeout=PERIOD_S))[0]:
+                with self.troubles.survived("store"):
+                    await self._exchange(load)
+        finally:
+            deciding.cancel()
+        return self._pool.router.afford(seen, startable(deciding.result(), self._provisioners))
 
     def _act(self, now: float, wanted: ProvisioningPlan, *, leads: bool, busy: frozenset[str]) -> None:
         """Start the leader's work where this driver leads, unless the last one is still in flight."""

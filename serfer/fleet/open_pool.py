@@ -246,11 +246,6 @@ async def open_pool(
     if LOCAL in specs.values():
         await sweep(registry.parent)
     provisioners = _provisioners(specs, routing.scenario, model, directory, registry)
-    http = open_http(settings.instance_key.get_secret_value())
-
-    def connect(instance: str) -> InstanceClient:
-        return InstanceClient(instance, model, plan, http)
-
     keeper = _keeper(routing, model, url)
     learnt = await asyncio.to_thread(keeper.restored, routing.new_policy) if keeper else None
     router, beside = routing.router(learnt), routing.shadows()
@@ -260,6 +255,12 @@ async def open_pool(
     teach = _teaching(routing, learning)
     shadows = Shadows(routing.policy, routing.scenario, beside, teach) if beside else None
     lesson = Lesson(routing.new_policy(), teach) if teach and learnt is None else None
+    # Last of what is opened: nothing below raises, so nothing has to close it.
+    http = open_http(settings.instance_key.get_secret_value())
+
+    def connect(instance: str) -> InstanceClient:
+        return InstanceClient(instance, model, plan, http)
+
     pool = Pool(router, connect)
     controller = Controller(
         pool,

@@ -582,3 +582,48 @@ def test_an_application_that_is_registered_later_is_served_where_none_were_named
         assert driver.applications.names == ("faces",)
 
     asyncio.run(scene())
+
+
+def test_applications_are_looked_at_together_so_that_drivers_of_many_do_not_count_as_gone(registry, store):
+    """One after the other, a hundred at 30 ms a request take longer than GONE_S (exchange.py)."""
+    names = [f"app-{number}" for number in range(8)]
+    for name in names:
+        register(registry, name, version("net", 1, FAST))
+    driver = Driver(registry, store, names=names)
+    together = threading.Barrier(len(names), timeout=PATIENCE_S)
+    latest = registry.latest
+
+    def slow(name, known=None):
+        together.wait()
+        return latest(name, known)
+
+    async def scene():
+        await driver.applications.open(warm=False)
+        registry.latest = slow
+        await driver.applications.look_at_all()
+        assert not together.broken
+        await driver.applications.close()
+
+    asyncio.run(scene())
+
+
+def test_one_applications_bug_does_not_keep_the_others_from_being_looked_at(registry, store, caplog):
+    register(registry, "cats", version("net", 1, FAST))
+    driver = Driver(registry, store, names=("faces", "cats"))
+    latest, looked = registry.latest, []
+
+    def broken(name, known=None):
+        looked.append(name)
+        if name == "faces":
+            raise KeyError("a bug")
+        return latest(name, known)
+
+    async def scene():
+        await driver.applications.open(warm=False)
+        registry.latest = broken
+        await driver.applications.look_at_all()
+        await driver.applications.close()
+
+    asyncio.run(scene())
+    assert sorted(looked) == ["cats", "faces"]
+    assert "a bug" in caplog.text

@@ -106,6 +106,30 @@ def test_a_canary_that_fails_is_taken_back_by_the_drivers_and_no_query_is_lost(d
     assert "failed" in httpx.get(f"{drivers[0]}/v1/applications/faces").json()["taken_back"]
 
 
+SELECTOR = """
+from serfer.control.selection import InfaasSelector
+from serfer.core.variants import Selection, SelectionReason
+
+class Dearest:
+    def get_variant(self, asked, catalogue, states, draw):
+        row = max(catalogue.rows, key=lambda row: row.usd)
+        return Selection(row.name, SelectionReason.ACTIVE, place="functions")
+"""
+
+
+def test_a_selector_of_the_users_own_chooses_the_variants(start, redis, tmp_path):
+    found = open_registry(str(tmp_path / "registry"))
+    cheap = plan_variant(found, tmp_path / "whole", "net.whole", grids=[(1, 1)], usd=1e-5)
+    dear = plan_variant(found, tmp_path / "tiles", "net.tiles", usd=3e-5)
+    register(found, "faces", version("net", 1, cheap, dear))
+    (tmp_path / "dearest.py").write_text(SELECTOR, encoding="utf-8")
+    arguments = ("--registry", str(found), "--store", redis, "--port", "0", "--json", "--drain-s", "0")
+    command = start("serve", *arguments, "--selector", f"{tmp_path}/dearest.py:Dearest")
+    assert classify(command.said()["url"]).json()["selected"]["variant"] == "net.tiles"
+    command.interrupt(signal.SIGTERM)
+    assert command.end().code == 0
+
+
 def test_what_is_not_registered_cannot_be_served(serfer_, tmp_path):
     place = str(tmp_path / "registry")
     result = serfer_("serve", "--registry", place, "--port", "0")
@@ -115,5 +139,7 @@ def test_what_is_not_registered_cannot_be_served(serfer_, tmp_path):
     assert (result.code, "0 applications" in result.err) == (2, True), result.err
     result = serfer_("serve", "--registry", place, "--app", "faces", "--port", "0")
     assert (result.code, "no application faces" in result.err) == (2, True), result.err
+    result = serfer_("serve", "--registry", place, "--selector", "fastest", "--port", "0")
+    assert (result.code, "there is no selector 'fastest'" in result.err) == (2, True), result.err
     result = serfer_("serve", "--app", "faces", "--port", "0")
     assert (result.code, "--registry" in result.err) == (2, True), result.err

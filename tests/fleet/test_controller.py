@@ -14,6 +14,7 @@ from serfer.control.router import Router
 from serfer.control.saved.recording import Decided, read_recording
 from serfer.control.saved.replay import replay
 from serfer.core.errors import StoreUnavailableError, UnavailableError
+from serfer.fleet import controller as controller_module
 from serfer.fleet.beside.decider import Decider
 from serfer.fleet.beside.recorder import Recorder
 from serfer.fleet.controller import Controller, Timing, _Paid
@@ -647,5 +648,50 @@ def test_functions_that_are_always_warm_take_no_pings():
         made.policies["a"].warm = 3
         await made.step(5)
         assert made.running["a"].pinging is None
+
+    run(scene)
+
+
+class Slow(Steps):
+    """A policy that decides when a test lets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_decide = threading.Event()
+        self.may_decide.set()
+
+    def observe(self, seen):
+        assert self.may_decide.wait(60)
+        return super().observe(seen)
+
+
+def test_a_decision_that_takes_longer_than_the_lease_does_not_cost_it(monkeypatch):
+    monkeypatch.setattr(controller_module, "PERIOD_S", 0.01)  # between two renewals while a policy decides
+
+    async def scene():
+        made = Drivers()
+        one, other = made.add("a", Slow()), made.add("b")
+        await made.step(3)
+        assert made.leader == "a"
+        made.policies["a"].may_decide.clear()
+        renewed, exchange, loop = asyncio.Event(), one._registry.exchange, asyncio.get_running_loop()
+
+        def exchanged(load):
+            view = exchange(load)
+            loop.call_soon_threadsafe(renewed.set)
+            return view
+
+        one._registry.exchange = exchanged
+        deciding = asyncio.create_task(one.tick())
+        for _ in range(12):
+            made.clock.now += 1
+            for _ in range(2):  # the first one may have begun before
+                renewed.clear()
+                await asyncio.wait_for(renewed.wait(), 30)
+            await other.tick()
+            assert not other.status.leads, "the other one took over from a driver that is there"
+        made.policies["a"].may_decide.set()
+        await deciding
+        assert one.status.leads
 
     run(scene)

@@ -14,6 +14,7 @@ from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.options import plan_directory
 from serfer.control.router import SERVERLESS
+from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
@@ -159,6 +160,15 @@ VariantInstancesOption = Annotated[
         "several types, one for each: TYPE=ec2:GROUP,TYPE=static:URL|URL.",
     ),
 ]
+SelectorOption = Annotated[
+    str,
+    typer.Option(
+        "--selector",
+        metavar="NAME",
+        help="With --registry: what chooses the variant that answers a query: infaas, one that is plugged in, or "
+        "MODULE:Class (docs/how-to/add-a-policy.md).",
+    ),
+]
 RegisterOption = Annotated[
     bool,
     typer.Option(
@@ -222,12 +232,14 @@ def applications_of(
     *,
     register: bool = False,
     named: bool = False,
+    selector: str = DEFAULT,
 ) -> ApplicationOptions | None:
     """Return the applications to serve, None for none; raises UsageError for options that cannot be.
 
     Where models are `named`, the registry of the settings alone asks for none.
     """
     url = registry or settings.registry
+    make_selector(selector)  # one that cannot be made is refused before anything starts
     asked = (registry or names or instances or register) or not (named or url is None)
     if not asked:
         return None
@@ -239,7 +251,9 @@ def applications_of(
     if instances is not None and ceiling is not None and not 0 < ceiling < math.inf:
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {ceiling}")
     pools = parse_instances(instances) if instances is not None else ()
-    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, ceiling, register=register)
+    return ApplicationOptions(
+        url, tuple(dict.fromkeys(names or ())), pools, ceiling, register=register, selector=selector
+    )
 
 
 def ceiling_of_route(

@@ -29,6 +29,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads: unused, a
 from lambdas.artefacts import artefact_directory, functions_in, functions_to_fetch
 from lambdas.log import logger, logs_details
 from lambdas.worker import Worker
+from serfer.core.costs.sessions import function_session_bytes
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUnavailableError
 from serfer.core.plan import Artefact, Function, Plan
@@ -80,8 +81,9 @@ class _Environment:
         self._weights = [part.weights for part in self._to_fetch]
         self._functions = functions_in(plan, directory)
         source = _source(self._weights, memory_mb) if self._to_fetch else None
-        stores, age_ms = (_store(plan), _results()), _ms_since_process_start()
-        self.worker = Worker(plan, directory, stores[0], _name(), granted, age_ms, source, stores[1])
+        store, results, age_ms = _store(plan), _results(), _ms_since_process_start()
+        room = function_session_bytes(plan, memory_mb)
+        self.worker = Worker(plan, directory, store, _name(), granted, age_ms, source, results, session_bytes=room)
 
     def load_at_init(self) -> None:
         """Fetch weights now, if an init is predicted to have the time; what is in the way may be gone later."""

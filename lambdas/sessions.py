@@ -30,13 +30,14 @@ others.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -45,7 +46,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from serfer.core.costs.sessions import set_threads, share_arena
+from serfer.core.costs.sessions import session_bytes, set_threads, share_arena
 from serfer.core.errors import PlanError
 from serfer.core.plan import Function, Stage, Tile
 
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 
     from lambdas.weights import WeightSource
 
-MAX_SESSIONS = 16
 _TRIM_S = 0.05
 _WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
 _FATAL = 4  # of ONNX Runtime's severities: all others are also exceptions
@@ -86,33 +86,34 @@ class _Chain:
 
 
 class SessionCache:
-    """ONNX Runtime sessions of one or more stages, by tile graph; the least recently used goes when it is full.
+    """ONNX Runtime sessions of one or more stages, by tile graph; the least recently used goes where memory ends.
 
-    Graphs are in `directory`, and so are weights, unless `source` fetches them.
+    All together take about `most_bytes` (`session_bytes`), the newest one in any case. Graphs are in `directory`, and
+    so are weights, unless `source` fetches them. Any number of threads may use it: whoever needs a session that is
+    being built waits for that one, and nobody else waits. Over fetched weights one session is built at a time.
     """
 
     def __init__(
-        self, directory: Path, threads: int, limit: int = MAX_SESSIONS, source: WeightSource | None = None
+        self, directory: Path, threads: int, most_bytes: float = math.inf, source: WeightSource | None = None
     ) -> None:
         self._directory = directory
         self._threads = threads
-        self._limit = limit
+        self._most_bytes = most_bytes
         self._source = source
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the sessions, never held while one is built
+        self._weights_lock = threading.RLock()  # of weights, held while a session is built over fetched ones
         self._in_files: set[str] = set()
         self._fetched: dict[str, mmap.mmap | bytes] = {}
         self._arriving: dict[str, Future[mmap.mmap | bytes]] = {}
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._bytes: dict[str, int] = {}
+        self._being_built: dict[str, threading.Lock] = {}
         self.weight_loads = 0
         self.built = 0
 
     def get(self, stage: Stage, tile: Tile) -> Session:
         """Return the session of a tile of a stage; raises PlanError for a missing file."""
-        with self._lock:
-            if tile.graph not in self._sessions:
-                self._add(stage.functions[tile.function], tile.graph)
-            self._sessions.move_to_end(tile.graph)
-            return self._sessions[tile.graph]
+        return self._get(stage.functions[tile.function], tile.graph)
 
     def load(self, functions: Sequence[Function]) -> float:
         """Fetch the weights of functions, and build the session of one with a single graph while the next arrive.
@@ -125,7 +126,7 @@ class SessionCache:
             return waited
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - for fetched weights alone
 
-        with self._lock, ThreadPoolExecutor(1, "fetching") as thread:
+        with self._weights_lock, ThreadPoolExecutor(1, "fetching") as thread:
             missing = [one for one in functions if one.weights.path not in self._fetched and not self._complete(one)]
             for function, following in zip_longest(missing, missing[1:]):
                 started = time.perf_counter()
@@ -134,7 +135,7 @@ class SessionCache:
                 if following:
                     self._arriving[following.weights.path] = thread.submit(source.fetch, following.weights)
                 if len(function.graphs) == 1:
-                    self._add(function, function.graphs[0].path)
+                    self._get(function, function.graphs[0].path)
         return waited
 
     def run(self, stage: Stage, tile: Tile, inputs: Mapping[str, Array]) -> list[Array]:
@@ -146,18 +147,37 @@ class SessionCache:
             raise _not_computed(tile.graph, error) from error
         return outputs
 
-    def _add(self, function: Function, graph: str) -> None:
-        self._sessions[graph] = self._build(function, graph)
-        self.built += 1
-        if len(self._sessions) > self._limit:
-            self._sessions.popitem(last=False)
+    def _get(self, function: Function, graph: str) -> Session:
+        """Return the session of a graph: the first who asks builds it, and others wait for that."""
+        with self._lock:
+            if graph in self._sessions:
+                self._sessions.move_to_end(graph)
+                return self._sessions[graph]
+            being_built = self._being_built.setdefault(graph, threading.Lock())
+        with self._weights_lock if self._source else nullcontext(), being_built:
+            with self._lock:
+                session = self._sessions.get(graph)  # there by now if this thread was not the first
+            return session or self._add(function, graph)
+
+    def _add(self, function: Function, graph: str) -> Session:
+        """Build a session, and let older ones go where memory ends."""
+        session = self._build(function, graph)
+        with self._lock:
+            self._sessions[graph] = session
+            self._bytes[graph] = session_bytes(function, graph)
+            self.built += 1
+            while len(self._sessions) > 1 and sum(self._bytes.values()) > self._most_bytes:
+                oldest, _ = self._sessions.popitem(last=False)
+                del self._bytes[oldest]
         weights = self._fetched.pop(function.weights.path, None) if self._complete(function) else None
         if isinstance(weights, mmap.mmap):
             weights.close()
+        return session
 
     def _complete(self, function: Function) -> bool:
         """Return whether all graphs of a function have sessions, so that its weights are needed no more."""
-        return all(graph.path in self._sessions for graph in function.graphs)
+        with self._lock:
+            return all(graph.path in self._sessions for graph in function.graphs)
 
     def _build(self, function: Function, graph: str) -> Session:
         try:
@@ -214,10 +234,11 @@ class SessionCache:
         """Return a function's weights if they are fetched; else check that they can be read, and return nothing."""
         path = function.weights.path
         if self._source is None:
-            if path not in self._in_files:
-                with (self._directory / path).open("rb"):
-                    self._in_files.add(path)
-                self.weight_loads += 1
+            with self._weights_lock:
+                if path not in self._in_files:
+                    with (self._directory / path).open("rb"):
+                        self._in_files.add(path)
+                    self.weight_loads += 1
             return b""
         if path not in self._fetched:
             arriving = self._arriving.pop(path, None)

@@ -7,6 +7,7 @@ stays its own.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lambdas.cells import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
-from lambdas.sessions import MAX_SESSIONS, SessionCache
+from lambdas.sessions import SessionCache
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from lambdas.weights import WeightSource
     from serfer.core.plan.borders import Member
 
-MAP_SESSIONS = 2
-"""Sessions that an environment keeps of a map plan."""
 _REPLY_RETRIES, _REPLY_BACKOFF = 5, Backoff(base=0.05, longest=0.8)
 
 
@@ -93,10 +92,11 @@ class Worker:
     """Runs tasks of a plan's stages out of a plan directory; `environment` is its name in reports.
 
     `init_ms` is what it cost to get here; the first report carries it. Weights are in the directory, unless `source`
-    fetches them. Answers that are kept go to the store `results`; tasks cannot name another.
+    fetches them. Answers that are kept go to the store `results`; tasks cannot name another. Sessions take about
+    `session_bytes` at most.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what an environment has, of which the last ones are rare
         self,
         plan: Plan,
         directory: Path,
@@ -106,11 +106,13 @@ class Worker:
         init_ms: float,
         source: WeightSource | None = None,
         results: Store | None = None,
+        *,
+        session_bytes: float = math.inf,
     ) -> None:
         self._plan = plan
         self._store = store
         self._results = results
-        self._sessions = SessionCache(directory, threads, _session_limit(plan), source)
+        self._sessions = SessionCache(directory, threads, session_bytes, source)
         self._exchange: Exchange | None = None
         self._members: dict[tuple[int, int], Member] = {}
         self._environment = environment
@@ -428,16 +430,6 @@ class Worker:
                 length = None if everything and len(piece.ranges) == 1 else part.length(task.batch)
                 places.append(ByteRange(key, part.start(task.batch), length))
         return places
-
-
-def _session_limit(plan: Plan) -> int:
-    """Return how many sessions an environment keeps: at least those of two tile shapes in every stage of a gang.
-
-    Windows of a map plan are large: those of most of an image, and those of one edge.
-    """
-    if plan.windows:
-        return MAP_SESSIONS
-    return max(MAX_SESSIONS, *(2 * len(gang.stages) for gang in plan.gangs), 0)
 
 
 def _ms(start: float, stop: float) -> float:

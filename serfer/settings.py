@@ -148,6 +148,11 @@ class Settings(BaseSettings):
     """For workers in process of a driver function, which sets it itself: its memory in MB, from which follows how many
     threads they have.
     """
+    sessions_mb: int | None = Field(default=None, gt=0)
+    """For workers in process: how many MB the ONNX Runtime sessions of a pipeline may take, beyond which those least
+    recently used are built again. Half of the memory that is free when it opens if not set; in a driver function what
+    its own leaves.
+    """
     cold_plan: Literal["auto", "never"] = "auto"
     """Whether queries that would find a plan's functions cold run on the cold plan of its directory, if it has one."""
     local_concurrency: int = Field(default=16, gt=0)

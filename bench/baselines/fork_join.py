@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, check_staged, package, queries_at_once
 from bench.baselines.handlers.payload import from_json, to_json
 from bench.core.system import System
+from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.errors import TaskFailedError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
@@ -31,7 +32,6 @@ from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
-from splitter.planning.limits import WORKER_MB
 
 _MB = 1 << 20
 _WEIGHT_COPIES = 2  # of each weight in memory: as in gillis.py

@@ -36,10 +36,11 @@ from serfer.core.costs.cost_model import (
     invoke_seconds,
     task_seconds,
 )
+from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.geometry import Grid
 from serfer.core.units import FLOAT_BYTES
 from splitter.network.graph import Graph
-from splitter.planning.limits import WORKER_MB, column_bytes, memory_needed
+from splitter.planning.limits import column_bytes, memory_needed
 from splitter.planning.options import Budget
 from splitter.planning.stage_costs import StageEnumerator, StageWork
 from splitter.tiling.cuts import Cut, cut_points, weight_bytes

@@ -19,7 +19,6 @@ from serfer.pipeline.reference import normalised
 
 Array = NDArray[np.float32]
 _Maps = dict[tuple[int, int], Array]
-_EVERY_TILE = 1 << 10
 
 
 class Threads:
@@ -27,7 +26,7 @@ class Threads:
 
     def __init__(self, plan: Plan, directory: Path, threads: int) -> None:
         self._plan = plan
-        self._sessions = SessionCache(directory, threads=1, limit=_EVERY_TILE)
+        self._sessions = SessionCache(directory, threads=1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="serfer-bench")
 
     def __call__(self, pixels: NDArray[Any]) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -34,6 +35,15 @@ def machine_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups."""
     total = next(line for line in _text(proc / "meminfo").splitlines() if line.startswith("MemTotal:"))
     return min([int(total.split()[1]) * 1024, *_limits(proc, cgroups)])
+
+
+def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
+    """Return the bytes that can be taken without swapping, or the least limit of the control groups if that is less.
+
+    Infinity where the system does not say.
+    """
+    free = [line for line in _text(proc / "meminfo").splitlines() if line.startswith("MemAvailable:")]
+    return min([*(int(line.split()[1]) * 1024 for line in free), *_limits(proc, cgroups)], default=math.inf)
 
 
 def used_bytes(device: str) -> int | None:

@@ -16,14 +16,17 @@ from pathlib import Path
 from drivers.inprocess import InProcessInvoker
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cold_starts import INIT_SHARE, cold_seconds
+from serfer.core.costs.sessions import function_session_bytes
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import FETCHED, Plan
+from serfer.core.units import MIB
 from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings
 from storage import Store
 
 _NAME = "inprocess"  # of the environment, in reports
+_FREE_SHARE = 0.5  # of the memory that is free: maps, images and whatever else runs here have the rest
 
 
 def files_of(plan: Plan, directory: Path, settings: Settings) -> Path:
@@ -62,7 +65,8 @@ def in_process_invoker(
     source = WeightSource(open_ranges(settings.weights)) if missing else None
     granted = _session_threads(plan, memory_mb, facts.functions)
     name = _NAME if memory_mb is None else uuid.uuid4().hex[:8]
-    worker = Worker(plan, directory, store, name, granted, 0.0, source, results)
+    room = _session_bytes(plan, settings)
+    worker = Worker(plan, directory, store, name, granted, 0.0, source, results, session_bytes=room)
     if missing and _at_init(sum(each.bytes for each in weights), memory_mb, facts):
         with suppress(StoreUnavailableError):  # the first query tries again, and says what is wrong
             worker.load(missing)
@@ -75,6 +79,17 @@ def _session_threads(plan: Plan, memory_mb: int | None, facts: LambdaFacts) -> i
     if memory_mb is not None:
         return threads(memory_mb, facts.memory_per_vcpu)
     return max(1, len(os.sched_getaffinity(0)) // max(len(stage.tiles) for stage in plan.stages))
+
+
+def _session_bytes(plan: Plan, settings: Settings) -> float:
+    """Return what sessions may take: what was set, what a function's memory leaves, or half of what is free."""
+    if settings.sessions_mb is not None:
+        return settings.sessions_mb * MIB
+    if settings.function_memory_mb is not None:
+        return function_session_bytes(plan, settings.function_memory_mb)
+    from serfer.instance.memory import available_bytes  # noqa: PLC0415 - not there in drivers of deployed functions
+
+    return available_bytes() * _FREE_SHARE
 
 
 def _at_init(weight_bytes: int, memory_mb: int | None, facts: AwsFacts) -> bool:

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.costs.cost_model import Platform
+from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP
 from serfer.core.units import FLOAT_BYTES, MIB
@@ -20,8 +21,6 @@ from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.parts import tile_rects
 from splitter.tiling.regions import infer_regions
 
-WORKER_MB = 120
-"""What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
 _COPIES = 2  # of weights: the file's pages, and the session's own layout
 _FETCHED_COPIES = 3  # what was fetched, ONNX Runtime's copy of it, and the session's own layout (lambdas/sessions.py)
 _LIVE_MAPS = 3  # an operator's input and output, and what it works in

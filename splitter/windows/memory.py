@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from serfer.core.costs.sessions import MAP_SESSIONS, WORKER_MB
 from serfer.core.geometry import Rect
 from serfer.core.plan import FETCHED
 from serfer.core.units import FLOAT_BYTES, MIB
 from splitter.network.graph import Graph
-from splitter.planning.limits import WORKER_MB
 
 _WEIGHT_COPIES = {FETCHED: 3}
 _PLAIN_COPIES = 2
 _ARENA = 1.4
 """How much more than the maps that are alive at once a session takes: copies between layouts, and what lies between."""
-SESSIONS = 2
-"""Sessions that a worker of a map plan keeps: the kind of most windows, and one at an edge of the image."""
 
 
 def window_mb(graph: Graph, regions: Mapping[str, Rect], weights: int, weights_in: str) -> int:
     """Estimate the MB that a worker takes which computes windows of these regions; `weights` are bytes in fp32."""
     copies = _WEIGHT_COPIES.get(weights_in, _PLAIN_COPIES)
-    maps = _ARENA * SESSIONS * peak_bytes(graph, regions)
-    return int(WORKER_MB + (SESSIONS * copies * weights / 2 + maps) / MIB) + 1
+    maps = _ARENA * MAP_SESSIONS * peak_bytes(graph, regions)
+    return int(WORKER_MB + (MAP_SESSIONS * copies * weights / 2 + maps) / MIB) + 1
 
 
 def peak_bytes(graph: Graph, regions: Mapping[str, Rect]) -> int:

@@ -1,13 +1,23 @@
 """What memory there is, and what a process holds of it."""
 
+import math
+
 import numpy as np
 import pytest
 
 from serfer.core.units import MIB
 from serfer.instance import memory
-from serfer.instance.memory import begin_peak, default_bound, give_back, machine_bytes, peak_bytes, used_bytes
+from serfer.instance.memory import (
+    available_bytes,
+    begin_peak,
+    default_bound,
+    give_back,
+    machine_bytes,
+    peak_bytes,
+    used_bytes,
+)
 
-MEMINFO = "MemTotal:       16000 kB\nMemFree:         1000 kB\n"
+MEMINFO = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:   14000 kB\n"
 
 
 @pytest.fixture
@@ -44,6 +54,14 @@ def machine(tmp_path):
 )
 def test_the_least_limit_of_machine_and_control_groups_holds(machine, groups, limits, expected):
     assert machine_bytes(*machine(groups, limits)) == expected
+
+
+def test_what_is_available_is_what_is_free_within_the_control_groups_limits(machine, tmp_path):
+    proc, cgroups = machine("0::/\n", {"memory.max": "max\n"})
+    assert available_bytes(proc, cgroups) == 14_000 * 1024
+    (cgroups / "memory.max").write_text("5000000\n")
+    assert available_bytes(proc, cgroups) == 5_000_000
+    assert available_bytes(tmp_path, tmp_path) == math.inf
 
 
 def test_the_default_is_a_share_of_what_there_is():

@@ -274,7 +274,7 @@ def test_weights_too_large_for_a_stream_give_the_same_bits(any_fetched, monkeypa
 def test_weights_of_an_evicted_session_are_fetched_again(fetched):
     directory, at = fetched
     plan, source = load_plan(directory), Recorded(at)
-    cache = SessionCache(directory, 1, limit=1, source=source)
+    cache = SessionCache(directory, 1, most_bytes=1, source=source)
     for number in (1, 2, 1):
         stage = plan.stages[number]
         cache.get(stage, stage.tiles[0])

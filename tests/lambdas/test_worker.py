@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from lambdas import sessions
 from lambdas.artefacts import artefact_directory
 from lambdas.sessions import SessionCache
 from lambdas.worker import Worker
 from serfer.core.checksum import protect, verified
+from serfer.core.costs.sessions import session_bytes
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, StoreUnavailableError
 from serfer.core.keys import ResultPlace, StoreCounts, input_key, output_key, reply_key
 from serfer.core.plan import dump_plan, sealed
@@ -490,10 +493,11 @@ class TestSessions:
         assert {report.weight_loads for report in reports} == {1}
         assert max(report.sessions for report in reports) == len(graphs)
 
-    def test_sessions_are_bounded_and_the_oldest_is_evicted(self, plan, directory):
+    def test_memory_bounds_sessions_and_the_oldest_is_evicted(self, plan, directory):
         stage = plan.stages[0]
         first, second, third = list({tile.graph: tile for tile in stage.tiles}.values())[:3]
-        cache = SessionCache(directory, threads=1, limit=2)
+        room = sum(session_bytes(stage.functions[0], tile.graph) for tile in (first, second, third)) - 1
+        cache = SessionCache(directory, threads=1, most_bytes=room)
         kept = cache.get(stage, first)
         cache.get(stage, second)
         assert cache.get(stage, first) is kept
@@ -502,6 +506,48 @@ class TestSessions:
         assert cache.built == 3
         cache.get(stage, second)
         assert (cache.built, cache.weight_loads) == (4, 1)
+
+    def test_a_session_larger_than_all_memory_is_kept_until_the_next_one(self, plan, directory):
+        stage = plan.stages[0]
+        first, second = list({tile.graph: tile for tile in stage.tiles}.values())[:2]
+        cache = SessionCache(directory, threads=1, most_bytes=0)
+        assert cache.get(stage, first) is cache.get(stage, first)
+        cache.get(stage, second)
+        cache.get(stage, first)
+        assert cache.built == 3
+
+    def test_building_a_session_holds_up_nobody_who_needs_another(self, plan, directory, monkeypatch):
+        stage = plan.stages[0]
+        there, new = list({tile.graph: tile for tile in stage.tiles}.values())[:2]
+        cache = SessionCache(directory, threads=1)
+        ready, begun, go_on = cache.get(stage, there), threading.Event(), threading.Event()
+        session = sessions._session
+
+        def slow(*given):
+            begun.set()
+            assert go_on.wait(30)
+            return session(*given)
+
+        monkeypatch.setattr(sessions, "_session", slow)
+        with ThreadPoolExecutor(3) as pool:
+            first = pool.submit(cache.get, stage, new)
+            assert begun.wait(30)
+            second = pool.submit(cache.get, stage, new)
+            assert pool.submit(cache.get, stage, there).result(30) is ready
+            assert not [one for one in (first, second) if one.done()]
+            go_on.set()
+            assert first.result() is second.result()
+        assert cache.built == 2
+
+    def test_a_session_that_could_not_be_built_is_tried_again(self, plan, directory, monkeypatch):
+        stage, session = plan.stages[0], sessions._session
+        cache = SessionCache(directory, 1)
+        monkeypatch.setattr(sessions, "_session", lambda *_: 1 / 0)
+        with pytest.raises(PlanError, match="cannot be computed"):
+            cache.get(stage, stage.tiles[0])
+        monkeypatch.setattr(sessions, "_session", session)
+        assert cache.get(stage, stage.tiles[0])
+        assert cache.built == 1
 
     def test_threads_share_sessions_and_answers_do_not_mix(self, plan, directory, store):
         worker = Worker(plan, directory, store, "e", 1, 7.0)

@@ -9,6 +9,7 @@ import lambdas.worker
 import serfer
 from lambdas.artefacts import IN_LAYER
 from serfer.core.errors import MissingKeyError, PlanError, QueryError, UsageError
+from serfer.core.units import MIB
 from serfer.packaging.bundle import WEIGHTS, keep_weights
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
@@ -51,9 +52,9 @@ def threads(monkeypatch):
     """The threads of the sessions of each worker that is made."""
     made, worker = [], lambdas.worker.Worker
 
-    def watched(plan, directory, store, environment, threads, *more):
+    def watched(plan, directory, store, environment, threads, *more, **named):
         made.append(threads)
-        return worker(plan, directory, store, environment, threads, *more)
+        return worker(plan, directory, store, environment, threads, *more, **named)
 
     monkeypatch.setattr(lambdas.worker, "Worker", watched)
     return made
@@ -70,6 +71,16 @@ def test_a_function_finds_its_files_in_a_layer_and_computes_on_its_own_vcpus(zip
     found = answer(layered(zipped), Settings(function_memory_mb=MEMORY_MB))
     assert threads[-1] == 2
     np.testing.assert_array_equal(found, expected)
+
+
+def test_sessions_take_what_was_set_or_a_functions_memory_leaves_or_half_of_what_is_free(zipped, layered, monkeypatch):
+    rooms, worker = [], lambdas.worker.Worker
+    monkeypatch.setattr(lambdas.worker, "Worker", lambda *given, **room: rooms.append(room) or worker(*given, **room))
+    monkeypatch.setattr("serfer.instance.memory.available_bytes", lambda: 1000 * MIB)
+    answer(zipped, Settings(sessions_mb=5))
+    answer(zipped, Settings())
+    answer(layered(zipped), Settings(function_memory_mb=MEMORY_MB))
+    assert rooms == [{"session_bytes": megabytes * MIB} for megabytes in (5, 500, MEMORY_MB - 120)]
 
 
 def test_elsewhere_a_directory_has_to_be_whole(zipped, layered):

@@ -2,7 +2,10 @@
 
 import asyncio
 import errno
+import gc
 import socket
+import warnings
+from contextlib import suppress
 
 import pytest
 
@@ -42,6 +45,41 @@ async def one_reply(reader):
     head = await reader.readuntil(b"\r\n\r\n")
     length = next((int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: ")), 0)
     return head + await reader.readexactly(length)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_connection_that_is_accepted_as_the_server_closes_is_closed(late):
+    """Another process's, such as that of a worker which starts as its service stops: the client sees the end."""
+
+    async def run():
+        server = HttpServer(lambda exchange: exchange.reply(200), lambda _: LIMIT)
+        signal, other = socket.socketpair()
+        client = socket.create_connection(("127.0.0.1", server.listen("127.0.0.1")), timeout=10)
+        with signal, other, client:
+            # The loop finds both ready at once, in this order: what it accepts has not started when the server closes.
+            loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+            def close():
+                loop.remove_reader(other)
+                if late:
+                    loop.call_soon(server.close)
+                    loop.call_soon(closed.set)
+                else:
+                    server.close()
+                    closed.set()
+
+            loop.add_reader(other, close)
+            signal.send(b"x")
+            await closed.wait()
+            with suppress(ConnectionResetError):
+                assert await asyncio.to_thread(client.recv, 1) == b""
+            assert server.connections == set()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(run())
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
 
 
 def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():

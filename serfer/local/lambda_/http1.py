@@ -103,7 +103,13 @@ class HttpServer:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._loop.connect_accepted_socket(lambda: _Connection(self), accepted))
         self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        task.add_done_callback(lambda _: self._started(task, accepted))
+
+    def _started(self, task: asyncio.Task[object], accepted: socket.socket) -> None:
+        """Forget a connection that starts; one that was cancelled before asyncio knew its socket is closed here."""
+        self._starting.discard(task)
+        if task.cancelled():
+            accepted.close()
 
 
 class _RefusedError(Exception):

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_SLICE_S = 0.2  # an interrupt waits no longer for its handler
+
 
 class LoopThread:
     """Runs coroutines for a thread that waits for them; an interrupt of that thread cancels what it waits for."""
@@ -36,9 +38,17 @@ class LoopThread:
 
 
 def result_of(future: Future[T]) -> T:
-    """Wait for a coroutine's result; an interrupted caller cancels it."""
+    """Wait for a coroutine's result; an interrupted caller cancels it.
+
+    It waits in slices: a signal that another thread receives, or that comes just before this one blocks, ends no lock.
+    """
     try:
-        return future.result()
+        while True:
+            try:
+                return future.result(_SLICE_S)
+            except TimeoutError:  # the slice's, or the coroutine's own
+                if future.done():
+                    return future.result()
     except BaseException:
         future.cancel()
         raise

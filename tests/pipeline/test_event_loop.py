@@ -1,4 +1,5 @@
 import asyncio
+import signal
 import threading
 
 import pytest
@@ -73,6 +74,35 @@ def test_an_interrupt_cancels_the_awaited_coroutine(loop, monkeypatch):
         loop.wait(hang())
     monkeypatch.undo()
     assert cancelled.wait(PATIENCE)
+    loop.close()
+
+
+def test_an_interrupt_that_comes_while_the_loop_is_busy_is_not_lost(loop):
+    """The kernel may hand it to the loop's thread, as while that one starts a worker, and the caller blocks on."""
+    ended = []
+
+    async def slow_start():
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        try:
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        ended.append("in its own time")
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.wait(slow_start())
+    loop.close()
+    assert ended == ["cancelled"]
+
+
+def test_a_coroutines_own_timeout_is_its_error(loop):
+    async def too_late():
+        await asyncio.sleep(0)
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        loop.wait(too_late())
     loop.close()
 
 

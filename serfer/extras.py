@@ -33,11 +33,14 @@ MODULES = {
     "bench": ("psutil", "bench"),
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
+_ALONE = ("matplotlib",)  # for pictures, which those draw, too, who split nothing: its extra brings PyTorch
 
 
 def pip_command(module: str) -> str | None:
     """Return the command that installs a module with its extra, None for a module that no extra has."""
     top = module.partition(".")[0]
+    if top in _ALONE:
+        return f"pip install {top}"
     extra = next((name for name, modules in MODULES.items() if top in modules), None)
     if extra is None:
         return None

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from serfer.core.errors import MissingExtraError
 from serfer.extras import BASE, MODULES, named_extras
 from tests.e2e.small import split_small
+from tests.sim.worlds import TOML
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -78,8 +79,6 @@ NEEDING = {
         ["profile", "--quick", "--out", "OUT"],
         ["classify", IMAGE, "--model", "vgg11"],
         ["serve", "--model", "vgg11"],
-        ["explain", "PLAN", "--picture", "OUT.png"],
-        ["explain", "PLAN", "OUT.png", "--pareto"],
         ["instance", "--plan", "PLAN", "--precision", "fp16"],
         ["bench", "overhead", "--model", "alexnet"],
     ],
@@ -101,6 +100,22 @@ def test_a_command_without_its_extra_ends_with_one_line_that_has_the_pip_command
         *_, last = err.splitlines()
         assert last.startswith("serfer: "), command
         assert last.endswith(f" is not installed, and this needs it: pip install 'serfer[{extra}]'"), command
+
+
+def test_pictures_without_matplotlib_are_refused_before_the_work_with_the_command_for_it_alone(plan, tmp_path):
+    """The extra that has it brings PyTorch, which pictures do not need."""
+    scenario, out = tmp_path / "scenario.toml", tmp_path / "out.png"
+    scenario.write_text(TOML)
+    commands = (
+        ["explain", plan, "--picture", out],
+        ["explain", plan, out, "--pareto"],
+        ["simulate", "poisson:rate=5,hours=1", "--scenario", scenario, "--policy", "all", "--plot", out],
+    )
+    for command, (code, err) in zip(commands, run({"matplotlib"}, *commands), strict=True):
+        assert (code, err) == (
+            4,
+            "serfer: matplotlib is not installed, and this needs it: pip install matplotlib\n",
+        ), command
 
 
 API = """

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from serfer.sim.recommend import Comparison, LambdaChoice
     from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, PolicyRun, SimInput
 
+_MILLION = 1e6
 LEVELS = ("rates", "queries", "tasks")
 HELP = f"""Run routing policies on a load, under a virtual clock (docs/how-to/simulate.md).
 
@@ -102,7 +103,9 @@ def simulate(
     ] = "queries",
     plan: Annotated[
         Path | None,
-        typer.Option(help="A plan directory: Lambda's times are those that are published for it, not the scenario's."),
+        typer.Option(
+            help="A plan directory: Lambda's price and times are those that are published for it, not the scenario's."
+        ),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="A file of --calibrate: Lambda's times are those that were measured.")
@@ -195,8 +198,9 @@ def simulate(
     if level not in LEVELS:
         raise UsageError(f"--level is {', '.join(LEVELS)}, not {level!r}")
     _check_places(plot, csv_file)
-    world = read_scenario(scenario)
-    for warning in [*world.warnings(), *_late_decisions(world, period_s)]:
+    given = read_scenario(scenario)
+    world = _priced(given, plan, calibration)
+    for warning in [*world.warnings(), *_late_decisions(world, period_s), *_dollars(given, calibration)]:
         err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
     names = policy_names(policies_of(policy or [DEFAULT]), world)
     seen = _load_spec(history, "0", None, math.inf).read(seed) if history else None
@@ -218,10 +222,9 @@ def simulate(
             sim_input = prepare(spec.read(seed, progress), scenario.stem, world, scale)
             runs = [*run_policies(sim_input, names, options, seed, lambdas[0].detailed, progress)]
         _show(sim_input, runs, lambdas[0].detailed, as_json=as_json)
-    if csv_file is not None:
-        _write_csv(sim_input, runs, csv_file)
-    if plot is not None:
-        _plot(sim_input, runs, plot)
+    if not as_json:
+        _print_dollars(given, world, several=bool(memory))
+    _write(sim_input, runs, csv_file, plot)
 
 
 def _load_spec(load: str, from_time: str, until_time: str | None, skip_zeros_over: float) -> LoadSpec:
@@ -302,6 +305,13 @@ def _show(sim_input: SimInput, runs: Sequence[PolicyRun], detailed: DetailedRun 
         _print(sim_input, [each.outcome for each in runs], detailed)
 
 
+def _write(sim_input: SimInput, runs: Sequence[PolicyRun], csv_file: Path | None, plot: Path | None) -> None:
+    if csv_file is not None:
+        _write_csv(sim_input, runs, csv_file)
+    if plot is not None:
+        _plot(sim_input, runs, plot)
+
+
 def _write_csv(sim_input: SimInput, runs: Sequence[PolicyRun], file: Path) -> None:
     from serfer.sim.time_series import TimeSeries, write_time_series  # noqa: PLC0415 - only --csv needs it
 
@@ -352,6 +362,37 @@ def _late_decisions(world: Scenario, period_s: float) -> list[str]:
     return [f"--period-s {period_s:g} is long for instances that boot in {boot_s:g} s: {late}"]
 
 
+def _priced(world: Scenario, plan: Path | None, calibration: Path | None) -> Scenario:
+    """Return a scenario whose Lambda has a plan's price and times, if there is one; raises UsageError for both."""
+    from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
+    from serfer.sim.lambda_memory import priced_target  # noqa: PLC0415 - same
+
+    if plan is None:
+        return world
+    if calibration is not None:
+        raise UsageError("give --plan or --calibration, not both: either says how long Lambda takes")
+    whole = load_plan(plan)
+    check_whole_images(whole)
+    return replace(world, serverless=priced_target(world.serverless, whole, load_settings().facts()))
+
+
+def _dollars(world: Scenario, calibration: Path | None) -> list[str]:
+    """Return a sentence where Lambda's times are measured and its dollars are not of the same plan."""
+    if calibration is None:
+        return []
+    usd = world.serverless.usd_per_query * _MILLION
+    return [f"--calibration has times alone: Lambda's dollars are its usd_per_query, ${usd:,.2f} for a million queries"]
+
+
+def _print_dollars(given: Scenario, world: Scenario, *, several: bool) -> None:
+    """Print whose price Lambda's dollars are, where a plan's take the place of the scenario's."""
+    if world is given:
+        return
+    plans, scenarios = (f"${one.serverless.usd_per_query * _MILLION:,.2f}" for one in (world, given))
+    memory = "at each memory (at its own" if several else "(for a million queries"
+    out.print(f"Lambda's dollars: the plan's {memory} {plans}; the scenario's usd_per_query says {scenarios})")
+
+
 def _lambdas(
     level: str,
     target: LambdaTarget,
@@ -367,8 +408,6 @@ def _lambdas(
     from serfer.sim.lambda_memory import priced_target, with_memory  # noqa: PLC0415 - same
     from serfer.sim.recommend import LambdaChoice  # noqa: PLC0415 - same
 
-    if plan is not None and calibration is not None:
-        raise UsageError("give --plan or --calibration, not both: either says how long Lambda takes")
     facts = load_settings().facts()
     if plan is None:
         if memory:

@@ -9,15 +9,17 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from serfer.pictures.charts import Chart
 from serfer.pictures.render import drawable, fitting_size, picture_settings
-from serfer.pictures.scene import GREY, INK, LIGHT, stage_colour
+from serfer.pictures.scene import COLOURS, GREY, INK, LIGHT, stage_colour
 
 _WIDTH, _CHART, _MARGIN = 9.0, 3.9, 0.3  # inches: of the page, the height of a chart, and the distance from the edges
 _TITLE, _ENTRY, _LINE = 0.3, 0.205, 0.15  # inches: the height of the title, of a legend's line, and of a stamp's
+_DASHES = ("-", "--", ":", "-.")
 _MANY_DECADES = 4
 _AIR = 1.04
 
@@ -47,8 +49,16 @@ def charts_figure(title: str, charts: Sequence[Chart], legend: Sequence[str], st
 
 
 def _handle(names: Sequence[str], line: str) -> Artist:
-    known = [number for number, name in enumerate(names) if line.startswith(name)]
-    return Patch(color=stage_colour(known[-1]) if known else LIGHT, label=drawable(line))
+    known = max((name for name in names if line.startswith(name)), key=len, default=None)
+    if known is None:
+        return Patch(color=LIGHT, label=drawable(line))
+    return Line2D([], [], linewidth=2.2, label=drawable(line), **_look(names, known))
+
+
+def _look(names: Sequence[str], name: str) -> dict[str, Any]:
+    """Return a curve's colour and, where there are more curves than colours, its dashes: no two look the same."""
+    number = names.index(name)
+    return {"color": stage_colour(number), "linestyle": _DASHES[number // COLOURS % len(_DASHES)]}
 
 
 def _chart(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
@@ -58,7 +68,7 @@ def _chart(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
         if curve.points:
             lone = chart.dots or len(curve.points) == 1
             style = {"marker": "s", "markersize": 2, "alpha": 0.6, "linestyle": "none"} if lone else {"linewidth": 1.1}
-            axes.plot(*zip(*curve.points, strict=True), color=stage_colour(names.index(curve.name)), **style)
+            axes.plot(*zip(*curve.points, strict=True), **{**_look(names, curve.name), **style})
     axes.set_title(f"{chart.title} ({_label(chart.y_label, log=chart.y_log)})", loc="left", fontsize=9, weight="bold")
     axes.set_xlabel(_label(chart.x_label, log=chart.x_log), loc="right", fontsize=8, color=GREY)
     points = [point for curve in chart.curves for point in curve.points]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 INK, GREY, LIGHT, WHITE = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
 HALO, PIXELS = "#d55e00", "#cc00aa"
 _STAGES = ("#0072b2", "#007a5a", "#a04a8c", "#8a6500", "#5a4fcf", "#a83232", "#2f6f8f", "#4d6b1f")
+COLOURS = len(_STAGES)
 
 
 def stage_colour(stage: int) -> str:

@@ -1,4 +1,4 @@
-"""Lambda with other memory: the price and the times of a plan, as the cost model predicts them."""
+"""Lambda as a plan has it, or with other memory: its price and times, as the cost model predicts them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def with_memory(plan: Plan, memory_mb: int) -> Plan:
     return replace(plan, stages=tuple(replace(stage, memory_mb=memory_mb) for stage in plan.stages))
 
 
-def priced_target(target: LambdaTarget, plan: Plan, facts: AwsFacts, memory_mb: int) -> LambdaTarget:
-    """Return a scenario's Lambda with the plan's price and times at a memory; raises UsageError for one out of bounds.
+def priced_target(target: LambdaTarget, plan: Plan, facts: AwsFacts, memory_mb: int | None = None) -> LambdaTarget:
+    """Return a scenario's Lambda with the plan's price and times, at a memory of all functions or at their own.
 
-    Its concurrency stays, and how long its environments are kept.
+    Its concurrency stays, and how long its environments are kept. Raises UsageError for a memory out of bounds.
     """
     prices = price(plan, facts, Circumstances(memory_mb=memory_mb))
     latency_s = prices.query.latency.mean
@@ -30,5 +30,5 @@ def priced_target(target: LambdaTarget, plan: Plan, facts: AwsFacts, memory_mb: 
         usd_per_query=prices.query.usd,
         latency_ms=latency_s * MS_PER_S,
         cold_ms=max(prices.cold.seconds - latency_s, 0.0) * MS_PER_S,
-        memory_gb=prices.cold.environments * memory_mb / _MB_PER_GB,
+        memory_gb=sum(stage.tasks * stage.memory_mb for stage in prices.cold.stages) / _MB_PER_GB,
     )

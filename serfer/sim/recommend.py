@@ -28,6 +28,7 @@ SLO_SHARE: Final = 0.99
 MAX_RUNS: Final = 10_000
 _WITHOUT_INSTANCES: Final = "serverless"
 _AS_CLOSE: Final = 0.005  # of the queries, by which candidates that miss the SLO count as equally close to it
+_NOTABLE: Final = 0.0005  # of the dollars: what is less is 0.0% in print
 _SMALL: Final = 100_000  # decisions of all runs, from which on other processes pay for their start
 
 
@@ -304,6 +305,8 @@ def _range(one: Evaluation) -> str:
 
 def _saving(best: Evaluation, second: Evaluation) -> str:
     less = 1 - best.usd / second.usd if second.usd else 0.0
+    if less < _NOTABLE:
+        return f"{'as much as' if best.usd == second.usd else 'hardly less than'} {second.candidate.label}"
     return f"{less:.1%} below {second.candidate.label}"
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from serfer.pictures.charts import Chart, Curve
+from serfer.pictures.charts_figure import charts_figure
 from serfer.pictures.policies import policy_charts
 from serfer.sim.service_times import Quantiles, ServiceTimes
 from serfer.sim.simulate import DetailedRun, RunOptions, prepare, run_policies
@@ -22,6 +24,16 @@ def drawn():
     policies = ("ski-rental", "serverless")
     runs = [*run_policies(sim_input, policies, RunOptions(), 0, DetailedRun(services, 600.0))]
     return sim_input, runs, policy_charts(sim_input, runs)
+
+
+def test_no_two_curves_look_the_same_and_the_legend_shows_how_each_looks():
+    names = ["load", "mark-spot", "mark", *(f"policy-{number}" for number in range(11)), "optimum"]
+    curves = tuple(Curve(name, ((0.0, 1.0), (1.0, 2.0))) for name in names)
+    figure = charts_figure("all", [Chart("one", "hours", "$", curves)], [f"{name}: $1" for name in names], ())
+    drawn = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert len({*drawn}) == len(names)
+    handles = figure.legends[0].legend_handles
+    assert [(line.get_color(), line.get_linestyle()) for line in handles] == drawn
 
 
 def test_the_windows_are_shaded_over_time_and_have_a_chart_of_latency_each(drawn):

@@ -84,6 +84,12 @@ def test_the_reason_says_how_much_less_and_how_well():
     )
 
 
+@pytest.mark.parametrize(("second", "words"), [(1.5, "as much as"), (1.5001, "hardly less than")])
+def test_nothing_is_0_percent_below(second, words):
+    ranked = recommend([evaluation("b", second, 1.0), evaluation("a", 1.5, 1.0)], comparison())
+    assert ranked[0].reason.endswith(f"{words} {ranked[1].policy} on gpu.")
+
+
 def test_the_reason_says_what_speaks_against_it():
     pair = [evaluation("a", 1.0, 1.0, window=0.3, seeds=3, spread=0.5), evaluation("b", 1.2, 1.0, window=0.2, seeds=3)]
     reason = recommend(pair, comparison())[0].reason

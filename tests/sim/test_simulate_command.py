@@ -155,6 +155,17 @@ def test_where_nothing_meets_the_slo_the_cheapest_of_the_closest_is_recommended(
     assert "No candidate reaches 99.99%" in rows[0]["reason"]
 
 
+def test_a_plan_brings_its_price_and_the_result_says_whose_dollars_they_are(scenario, tmp_path):
+    """The scenario's price may be of another network: dollars were five times off."""
+    plan = split_small(tmp_path)
+    arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", plan)
+    [row] = outcomes(*arguments)
+    query = json.loads(CliRunner().invoke(app, ["cost", str(plan), "--json"]).stdout)["query"]
+    assert row["cost_usd"] == pytest.approx(row["queries"] * query["cost_usd"], rel=0.02)
+    text = called(*arguments)
+    assert f"Lambda's dollars: the plan's (for a million queries ${query['cost_usd'] * 1e6:.2f}; the scenario's" in text
+
+
 def test_memories_of_a_plan_are_compared_at_the_cost_models_prices(scenario, tmp_path):
     plan = split_small(tmp_path)
     arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", plan)

@@ -61,6 +61,7 @@ def simulate_cluster(request: ClusterRequest, plot: Path | None, *, as_json: boo
     if request.level == "tasks":
         raise UsageError("--level tasks runs a plan's tasks on Lambda: a cluster has rates and queries")
     world = read_cluster(request.scenario)
+    _check_load(request, world)
     for warning in world.warnings():
         err.print(f"[yellow]warning[/]: {plain(f'{request.scenario}: {warning}')}", soft_wrap=True)
     with status_line() as progress:
@@ -74,6 +75,15 @@ def simulate_cluster(request: ClusterRequest, plot: Path | None, *, as_json: boo
         _print(outcomes)
     if plot is not None:
         _draw(request.scenario.stem, runs, outcomes, plot)
+
+
+def _check_load(request: ClusterRequest, world: ClusterScenario) -> None:
+    """Refuse a LOAD that no function has a use for."""
+    if request.load.name and all(one.load for one in world.functions):
+        raise UsageError(
+            f"LOAD is for functions without one of their own, and all {len(world.functions)} of {request.scenario} "
+            f"have theirs: leave {request.load.name:.80} away, or take `load` out of [[functions]]"
+        )
 
 
 def _load(request: ClusterRequest, world: ClusterScenario, progress: Progress) -> ClusterLoad:

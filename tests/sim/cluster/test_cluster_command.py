@@ -57,6 +57,11 @@ def test_load_is_for_functions_that_have_none(scenario):
     assert json.loads(row)["functions"][1]["requests"] == pytest.approx(2 * 7 * 360, rel=0.1)
 
 
+def test_a_load_that_no_function_takes_is_refused(scenario):
+    with pytest.raises(UsageError, match=r"all 2 of .* have theirs: leave poisson:rate=7,hours=0\.1 away"):
+        called("poisson:rate=7,hours=0.1", "--scenario", scenario)
+
+
 def test_times_cut_the_loads_of_all_functions(scenario):
     [row] = called("--scenario", scenario, "--level", "rates", "--from", "60", "--until", "120", "--json").splitlines()
     one = json.loads(row)

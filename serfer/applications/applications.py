@@ -20,6 +20,7 @@ from serfer.applications.served import FailedCanary, FunctionsPlace, ServedAppli
 from serfer.applications.tables import Side, Table, table_of
 from serfer.control.selection import FUNCTIONS, Selector, VariantSignals, draw_of
 from serfer.core.errors import (
+    DeadlineError,
     InputError,
     LambdaThrottledError,
     QueryError,
@@ -330,7 +331,10 @@ class Applications:
             return await self._counted(choice, run)
 
     async def _counted(self, choice: Choice, run: Run[T]) -> T:
-        """Run a query, and count how it ends; what a client did wrong, or took back, counts as nothing."""
+        """Run a query, and count how it ends; what a client did wrong, or took back, counts as nothing.
+
+        Nor does a deadline before which the live release's slower answers do not come either.
+        """
         served = self._served[choice.application]
         meter, counter = served.meter(choice.variant.name), served.counter(canary=choice.canary)
         begun, alone = self._clock(), meter.begin()
@@ -339,8 +343,10 @@ class Applications:
         except LambdaThrottledError:
             meter.throttle()
             raise
-        except (QueryError, UnavailableError):
-            counter.fail()
+        except (QueryError, UnavailableError) as error:
+            usual_ms = served.counter(canary=False).conduct.p95_ms or 0.0
+            if not (isinstance(error, DeadlineError) and ms_since(begun, self._clock()) < usual_ms):
+                counter.fail()
             raise
         else:
             ms = ms_since(begun, self._clock())

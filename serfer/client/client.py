@@ -34,8 +34,9 @@ class Client:
     """A service's client whose calls wait for their answers; threads may share it.
 
     `api_key` is sent with each request. A call takes at most `timeout_s`, in which it is tried again up to `retries`
-    times where the service cannot be reached or has no room. `transport` is httpx's, and with `sleep` and `clock` for
-    tests.
+    times where the service cannot be reached or has no room. With `retry_safe` all tries of a `classify` have one
+    idempotency key, so that the service computes it once: it looks into its store before and keeps the answer after it,
+    two round trips for each call. `transport` is httpx's, and with `sleep` and `clock` for tests.
 
     Every call raises the errors of ServiceError's family: KeyRefusedError, RequestRefusedError,
     ServiceUnavailableError, ServiceDeadlineError.
@@ -48,12 +49,13 @@ class Client:
         api_key: str | None = None,
         timeout_s: float = 60.0,
         retries: int = 5,
+        retry_safe: bool = False,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Clock | None = None,
     ) -> None:
         self._base_url = _checked_url(base_url)
-        self._conversation = _conversation(api_key, timeout_s, retries, clock)
+        self._conversation = _conversation(api_key, timeout_s, retries, clock, retry_safe=retry_safe)
         http = httpx.Client(base_url=self._base_url, headers=_headers(api_key), transport=transport)
         self._wire = Wire(http, sleep, self._conversation.clock.monotonic)
 
@@ -74,8 +76,7 @@ class Client:
 
         An `application` is asked for in place of a model: the service selects a variant of its networks that meets the
         `objectives`, and `selected` says which and why. `explain` adds the timeline. `names` are what the report calls
-        the images: their files' names, unless given. All tries of a call have the same idempotency key, so that the
-        service answers once.
+        the images: their files' names, unless given. Calls with the same `idempotency_key` get one answer.
         """
         options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key, application, objectives)
         return self._wire.run(self._conversation.classify(upload(images, names), options))
@@ -210,12 +211,13 @@ class AsyncClient:
         api_key: str | None = None,
         timeout_s: float = 60.0,
         retries: int = 5,
+        retry_safe: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Clock | None = None,
     ) -> None:
         self._base_url = _checked_url(base_url)
-        self._conversation = _conversation(api_key, timeout_s, retries, clock)
+        self._conversation = _conversation(api_key, timeout_s, retries, clock, retry_safe=retry_safe)
         http = httpx.AsyncClient(base_url=self._base_url, headers=_headers(api_key), transport=transport)
         self._wire = AsyncWire(http, sleep)
 
@@ -413,7 +415,9 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return plain if api_key is None else {**plain, "X-API-Key": api_key}
 
 
-def _conversation(api_key: str | None, timeout_s: float, retries: int, clock: Clock | None) -> Conversation:
+def _conversation(
+    api_key: str | None, timeout_s: float, retries: int, clock: Clock | None, *, retry_safe: bool
+) -> Conversation:
     if retries < 0:
         raise UsageError(f"retries must be 0 or more, not {retries}")
-    return Conversation(timeout_s, Retries(retries), clock or Clock(), api_key or "")
+    return Conversation(timeout_s, Retries(retries), clock or Clock(), api_key or "", retry_safe=retry_safe)

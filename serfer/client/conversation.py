@@ -104,22 +104,28 @@ class Retries:
 
 
 class Conversation:
-    """The conversations of a client, each within `timeout_s`; `secret` is kept out of errors."""
+    """The conversations of a client, each within `timeout_s`; `secret` is kept out of errors.
 
-    def __init__(self, timeout_s: float, retries: Retries, clock: Clock, secret: str) -> None:
+    `retry_safe` ones are answered once, however often they are sent.
+    """
+
+    def __init__(
+        self, timeout_s: float, retries: Retries, clock: Clock, secret: str, *, retry_safe: bool = False
+    ) -> None:
         self.clock = clock
+        self._retry_safe = retry_safe
         self._timeout_s = _checked(timeout_s)
         self._retries = retries
         self._secret = secret
 
     def classify(self, upload: Upload, options: QueryOptions) -> Steps[ServedReport]:
         """Classify images."""
-        reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}))
+        reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe))
         return read_report(reply)
 
     def submit(self, upload: Upload, options: QueryOptions) -> Steps[str]:
         """Hand images in, and return the id under which their result will be found."""
-        call = options.call(upload, HTTPStatus.ACCEPTED, {"Prefer": "respond-async"})
+        call = options.call(upload, HTTPStatus.ACCEPTED, {"Prefer": "respond-async"}, once=True)
         reply = yield from self._answer(call)
         return read_status(reply).id
 

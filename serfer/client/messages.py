@@ -110,11 +110,12 @@ class QueryOptions:
     application: str | None = None
     objectives: Objectives = NO_OBJECTIVES
 
-    def call(self, upload: Upload, expected: HTTPStatus, headers: Mapping[str, str]) -> Call:
-        """Return the request, with an idempotency key of its own where none was given; raises UsageError."""
-        key = secrets.token_hex(16) if self.idempotency_key is None else self.idempotency_key
-        if not _VISIBLE.fullmatch(key):
+    def call(self, upload: Upload, expected: HTTPStatus, headers: Mapping[str, str], *, once: bool) -> Call:
+        """Return the request, which has an idempotency key if one was given or it counts `once`; raises UsageError."""
+        key = secrets.token_hex(16) if self.idempotency_key is None and once else self.idempotency_key
+        if key is not None and not _VISIBLE.fullmatch(key):
             raise UsageError("an idempotency_key has 1 to 255 visible ASCII characters")
+        keyed = {} if key is None else {"Idempotency-Key": key}
         given = {
             "top_k": str(self.top_k),
             "model": self.model,
@@ -128,7 +129,7 @@ class QueryOptions:
             path="/v1/classify",
             expected=(expected,),
             params={name: value for name, value in given.items() if value is not None},
-            headers={"Content-Type": upload.content_type, "Idempotency-Key": key, **headers},
+            headers={"Content-Type": upload.content_type, **keyed, **headers},
             content=upload.content,
         )
 

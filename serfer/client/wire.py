@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import httpx
 
@@ -15,6 +16,7 @@ from serfer.client.conversation import Steps, T, Try
 from serfer.client.messages import Call, Reply, unreadable
 from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError
 
+R = TypeVar("R")
 MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
 _CONNECT_S = 5.0
 _LOST = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
@@ -91,12 +93,25 @@ class AsyncWire:
         async with asyncio.timeout(step.timeout_s):
             response = await self.http.send(_request(step, self.http), stream=True)
             try:
-                body = _Body(step.call, response)
+                body = await _aside(step.call, lambda: _Body(step.call, response))
                 async for chunk in response.aiter_bytes():
-                    body.extend(chunk)
-                return body.reply()
+                    await _aside(step.call, partial(body.extend, chunk))
+                return await _aside(step.call, body.reply)
             finally:
                 await response.aclose()
+
+
+async def _aside(call: Call, work: Callable[[], R]) -> R:
+    """Do what goes into a call's sink, if it has one, in a thread: that may be a file; a cancellation waits for it."""
+    if call.sink is None:
+        return work()
+    doing = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait((doing,))
+        doing.exception()  # it is told to nobody
+        raise
 
 
 def _request(step: Try, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:

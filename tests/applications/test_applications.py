@@ -15,7 +15,14 @@ from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import VariantPipelines
 from serfer.applications.served import FunctionsPlace
 from serfer.control.selection import InfaasSelector
-from serfer.core.errors import PlanError, TaskFailedError, UnavailableError, UnmetObjectivesError, UsageError
+from serfer.core.errors import (
+    DeadlineError,
+    PlanError,
+    TaskFailedError,
+    UnavailableError,
+    UnmetObjectivesError,
+    UsageError,
+)
 from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
 from serfer.registry import open_registry
 from storage import open_store
@@ -277,6 +284,39 @@ def test_a_failing_canary_loses_no_query_and_is_taken_back_by_all_drivers(regist
     assert record.canary is None
     assert "failed" in record.taken_back.why
     assert record.live_release.networks == {"net": 1}
+
+
+@pytest.mark.parametrize(("allowed_s", "is_kept"), [(0.01, True), (5.0, False)])
+def test_a_client_that_allows_less_than_live_answers_take_does_not_have_a_canary_taken_back(
+    registry, store, allowed_s, is_kept
+):
+    now = [0.0]
+    driver = Driver(registry, store, clock=lambda: now[0])
+    ran, plain = driver.run, driver.applications
+
+    def timed():
+        async def answer(choice):
+            now[0] += allowed_s if choice.canary else 0.1
+            if choice.canary:
+                raise DeadlineError("no answer by the deadline")
+            return choice.variant.name
+
+        return replace(ran(), answer=answer)
+
+    driver.run = timed
+
+    async def queries():
+        await plain.open()
+        for number in range(20):
+            await driver.ask(f"live {number}")
+        with_canary(registry)
+        await driver.look()
+        for number in range(20):
+            await driver.ask(f"query {number}")
+        await driver.look()
+
+    asyncio.run(queries())
+    assert (registry.application("faces").canary is not None) == is_kept
 
 
 def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached(driver, registry, monkeypatch):

@@ -189,8 +189,15 @@ def test_an_explained_report_has_its_timeline(open_):
     assert (timeline.tasks[0].outcome, timeline.tasks[0].ended_ms) == ("given up", None)
 
 
-def test_every_try_of_a_call_is_the_same_request_and_every_call_has_a_key_of_its_own(open_):
-    client, service = open_(problem(503), problem(429), answer())
+def test_a_query_has_no_key_which_would_cost_the_service_two_looks_into_its_store(open_):
+    client, service = open_(problem(503), answer())
+    client.classify(b"first")
+    assert len(service.requests) == 2
+    assert all("Idempotency-Key" not in request.headers for request in service.requests)
+
+
+def test_every_try_of_a_retry_safe_call_is_the_same_request_and_every_call_has_a_key_of_its_own(open_):
+    client, service = open_(problem(503), problem(429), answer(), retry_safe=True)
     client.classify([b"first", b"second"])
     keys = [request.headers["Idempotency-Key"] for request in service.requests]
     assert len(keys) == 3

@@ -152,6 +152,19 @@ def test_a_download_takes_the_place_of_a_file_that_is_there(open_, tmp_path):
     assert np.array_equal(np.load(tmp_path / "x.npy"), SCORES)
 
 
+def test_a_download_is_written_where_no_event_loop_waits_for_the_disk(open_, tmp_path, monkeypatch):
+    loops, place = [], FileValues.place
+
+    def placed(values, offset, data):
+        loops.append(asyncio._get_running_loop())
+        place(values, offset, data)
+
+    monkeypatch.setattr(FileValues, "place", placed)
+    result, _ = open_(file(SCORES))
+    result.download("scores", tmp_path / "x.npy")
+    assert set(loops) == {None}
+
+
 def test_a_download_that_breaks_begins_again(open_, tmp_path):
     result, service = open_(cut(npy(SCORES)[:333]), cut(npy(SCORES)[:40]), file(SCORES))
     result.download("scores", tmp_path / "x.npy")

@@ -1,4 +1,5 @@
 import http.client
+import os
 import re
 import select
 import signal
@@ -46,6 +47,7 @@ async def app(scope, receive, send):
         released.set()
     ready = state["ready"] or scope["path"] != "/readyz"
     headers = [(b"content-length", b"0"), (b"x-nodelay", str(state["nodelay"]).encode())]
+    headers.append((b"x-client", scope["client"][0].encode()))
     await send({"type": "http.response.start", "status": 200 if ready else 503, "headers": headers})
     await send({"type": "http.response.body"})
 
@@ -95,8 +97,9 @@ class Server:
 
 
 @contextmanager
-def serving(drain_s):
-    with subprocess.Popen([sys.executable, "-c", MAIN, str(drain_s)], bufsize=0, stdout=subprocess.PIPE) as process:
+def serving(drain_s, **variables):
+    command, environment = [sys.executable, "-c", MAIN, str(drain_s)], {**os.environ, **variables}
+    with subprocess.Popen(command, bufsize=0, stdout=subprocess.PIPE, env=environment) as process:
         try:
             yield Server(process)
         finally:
@@ -179,3 +182,11 @@ def test_address_that_cannot_be_had_is_named():
         start("192.0.2.1", 0)
     with pytest.raises(UnavailableError, match="--host 'not a host' is not an address"):
         start("not a host", 0)
+
+
+@pytest.mark.parametrize(("trusted", "client"), [("127.0.0.0/8", "8.8.8.8"), ("10.0.0.0/16", "127.0.0.1")])
+def test_a_client_is_the_one_that_a_trusted_balancer_names_and_nobody_elses_word(trusted, client):
+    """A balancer appends whom it answers: what a client has written before that counts for nothing."""
+    with serving(0.0, FORWARDED_ALLOW_IPS=trusted) as server, server.connected() as connection:
+        connection.request("GET", "/", headers={"X-Forwarded-For": "1.1.1.1, 8.8.8.8"})
+        assert connection.getresponse().headers["x-client"] == client

@@ -290,6 +290,7 @@ def test_a_driver_gets_its_settings():
         assert variables["SERFER_STORE"] == ("memory://" if own else outputs["Store"]["Value"])
         assert "SERFER_FUNCTION_ALIAS" not in variables
         assert ("SERFER_KEYS_FILE" in variables) == (drivers == "fleet") == ("KeysBucket" in outputs)
+        assert variables.get("FORWARDED_ALLOW_IPS") == ({"Ref": "VpcCidr"} if drivers == "fleet" else None)
         assert ("ApiKeyId" in outputs) == (drivers == "function")
         assert {"Url", "FunctionPrefix", "Plans", "Serving"} <= outputs.keys()
 

@@ -124,7 +124,7 @@ def classify(
                 if as_json:
                     print_json(pipeline.last_report.as_dict())
                 else:
-                    _print_answer(pipeline.plan, pipeline.last_report, delta)
+                    _print_answer(pipeline.plan, pipeline.last_report, delta, workers)
                 if trace is not None:
                     traced.append(TracedQuery.of(name, pipeline.last))
             ending.figures = _figures(names, len(names), failures, turns)
@@ -209,13 +209,13 @@ def standard_input() -> bytes:
     return sys.stdin.buffer.read(load_settings().max_image_bytes + 1)
 
 
-def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None) -> None:
+def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None, workers: str) -> None:
     """Print one query's answer: classes, stages, dollars, and how far it is from the unsplit model's."""
     for image in report.images:
         out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
         for prediction in image.predictions:
             out.print(f"  {prediction.score:8.2%}  {plain(prediction.label)}")
-    print_report(report)
+    print_report(report, plan, workers)
     if delta is not None:
         same = "same first class" if delta.same_top else "ANOTHER first class"
         out.print(f"difference from the unsplit model: {delta.error:.1e} of the logits' range, {same}")

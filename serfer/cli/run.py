@@ -145,7 +145,7 @@ def run(
         for name in images:
             try:
                 if keep or files is None:
-                    _keep(pipeline, name, files, deadline_ms / 1000, as_json=as_json)
+                    _keep(pipeline, name, files, deadline_ms / 1000, workers, as_json=as_json)
                     continue
                 written, delta = _run(pipeline, name, files, deadline_ms / 1000, whole)
             except SerferError as error:
@@ -157,7 +157,7 @@ def run(
             if as_json:
                 _print_json(pipeline, name, written, delta)
             else:
-                _print(pipeline, name, written, delta)
+                _print(pipeline, name, written, delta, workers)
     if failures:
         raise typer.Exit(failures[0].exit_code)
 
@@ -193,7 +193,9 @@ def _results_url(results: str | None, workers: str | None, stack: str | None) ->
     raise UsageError("--keep with functions in AWS: give --results, the URL of the store that they keep results in")
 
 
-def _keep(pipeline: Pipeline, name: str, files: _Files | None, deadline_s: float, *, as_json: bool) -> None:
+def _keep(
+    pipeline: Pipeline, name: str, files: _Files | None, deadline_s: float, workers: str, *, as_json: bool
+) -> None:
     """Answer one query whose outputs are kept, and print where they are."""
     from serfer.cli.result import print_result, result_object  # noqa: PLC0415 - most runs keep nothing
 
@@ -211,7 +213,7 @@ def _keep(pipeline: Pipeline, name: str, files: _Files | None, deadline_s: float
     print_result(kept.manifest)
     for path in paths:
         out.print(plain(path), soft_wrap=True)
-    print_report(pipeline.last_report)
+    print_report(pipeline.last_report, pipeline.plan, workers)
     out.print()
 
 
@@ -269,7 +271,9 @@ def _print_json(pipeline: Pipeline, name: str, written: Sequence[WrittenOutput],
     print_json(line)
 
 
-def _print(pipeline: Pipeline, name: str, written: Sequence[WrittenOutput], delta: Difference | None) -> None:
+def _print(
+    pipeline: Pipeline, name: str, written: Sequence[WrittenOutput], delta: Difference | None, workers: str
+) -> None:
     plan = pipeline.plan
     out.print(f"[bold]{plain(PurePath(name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
     table = columns("output", "shape", "type", "min", "max", "file")
@@ -279,7 +283,7 @@ def _print(pipeline: Pipeline, name: str, written: Sequence[WrittenOutput], delt
             *(plain(output.name), shape, output.dtype, f"{output.min:.6g}", f"{output.max:.6g}", plain(output.file))
         )
     out.print(table)
-    print_report(pipeline.last_report)
+    print_report(pipeline.last_report, pipeline.plan, workers)
     if delta is not None:
         same = "same" if delta.same_top else "OTHER"
         out.print(f"difference from the unsplit model: {delta.error:.1e} of the outputs' range, {same} first classes")

@@ -92,6 +92,20 @@ def test_the_text_output_lists_classes_stages_and_dollars(serfer_here, lean, exa
         assert words in result.out
 
 
+def test_times_of_this_machine_get_no_price_and_cold_ones_are_called_cold(serfer_here, lean, examples):
+    """A cold query on two cores at the price of 5,307 MB looked 10 to 100 times dearer than what Lambda charges."""
+    images = (examples / "rocket.jpg", examples / "coffee.png")
+    shown = serfer_here("classify", "--plan", lean, *images)
+    first, second = [line for line in shown.lines if "$" in line]
+    predicted = (
+        f"${load_plan(lean).predicted_usd * 1e6:.2f} for a million queries of one image on Lambda, warm, as pred"
+    )
+    assert first.startswith(predicted)
+    assert first.endswith("the times above are this machine's, 3 of 3 tasks cold")
+    assert second.startswith(predicted)
+    assert second.endswith("this machine's")
+
+
 def test_every_store_gives_the_same_answer(serfer_here, plan, lean, examples, redis, tmp_path):
     def scores(*options, directory=plan):
         result = serfer_here(

@@ -8,13 +8,14 @@ from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.terminal import out
 
 if TYPE_CHECKING:
+    from serfer.core.plan import Plan
     from serfer.core.report import QueryReport, StageReport
 
 _QUERIES = 1_000_000
 
 
-def print_report(report: QueryReport) -> None:
-    """Print a query's stages, what moved, how long it took and what it costs."""
+def print_report(report: QueryReport, plan: Plan, workers: str) -> None:
+    """Print a query's stages, what moved, how long it took and, of `workers` in AWS, what it costs."""
     if report.target == "cache":
         out.print(f"{report.latency_ms:.1f} ms, from the cache: nothing ran")
     elif report.target == "gpu":
@@ -22,6 +23,7 @@ def print_report(report: QueryReport) -> None:
     else:
         _print_stages(report)
         _print_sums(report)
+        out.print(_dollars(report, plan, workers))
 
 
 def _print_stages(report: QueryReport) -> None:
@@ -54,14 +56,20 @@ def _print_sums(report: QueryReport) -> None:
         + (f", {report.disbanded} gangs disbanded" if report.disbanded else "")
         + (f", environments warmed: {report.warm_ups}" if report.warm_ups else "")
     )
-    out.print(
-        f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "
-        "us-east-1 prices, task times of this machine"
-    )
     if report.plan_reason:
         out.print(f"plan {report.plan[:12]}: {plain(report.plan_reason)}")
     if _has_gangs(report):
         out.print(f"gangs: members waited {report.wait_gb_s:.4f} GB-seconds for one another")
+
+
+def _dollars(report: QueryReport, plan: Plan, workers: str) -> str:
+    """Return what a query costs: this machine's times at Lambda's prices would be no price, so here it is predicted."""
+    predicted = f"${plan.predicted_usd * _QUERIES:.2f} for a million queries of one image on Lambda, warm, as predicted"
+    cold, tasks = sum(stage.cold for stage in report.stages), sum(stage.tasks for stage in report.stages)
+    starts = f", {cold} of {tasks} tasks cold" if cold else ""
+    if workers != "aws":
+        return f"{predicted}; the times above are this machine's{starts}"
+    return f"${report.cost_usd:.8f} on Lambda at us-east-1 prices{starts}; {predicted}"
 
 
 def _has_gangs(report: QueryReport) -> bool:

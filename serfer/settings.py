@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,8 @@ from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.files import read_text
 from serfer.offline.notify.signature import signing_key
 
+_PREFIX = "SERFER_"
+_ALIKE = 0.75  # of two names, from which on one may have been meant by the other
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*)|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
@@ -30,7 +33,7 @@ _MOST_BYTES = 4 * 1024 * 1024
 class Settings(BaseSettings):
     """Settings with their defaults; every field `x` is set by the variable SERFER_X (docs/reference/settings.md)."""
 
-    model_config = SettingsConfigDict(env_prefix="SERFER_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_ignore_empty=True, frozen=True)
 
     cache_dir: Path = Field(default_factory=lambda: Path.home() / ".cache" / "serfer")
     """Where split zoo models and function packages are kept."""
@@ -267,7 +270,7 @@ class Settings(BaseSettings):
 class DriverSettings(BaseSettings):
     """What a driver in AWS serves; `serfer serve` has options for it, so these are not among its settings."""
 
-    model_config = SettingsConfigDict(env_prefix="SERFER_", env_ignore_empty=True, frozen=True, populate_by_name=True)
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_ignore_empty=True, frozen=True, populate_by_name=True)
 
     plan: str = ""
     """Plan directories with a colon between two, of which plan.json is enough; relative ones lie in LAMBDA_TASK_ROOT,
@@ -351,6 +354,24 @@ def load_settings() -> Settings:
         raise UsageError(_first(error)) from error
 
 
+def unknown_settings() -> str | None:
+    """Return a line about SERFER_* variables that set nothing, with the nearest name of each; None where all are known.
+
+    It is a warning and never a refusal: a function's environment may be older or newer than its code.
+    """
+    known = {name.upper() for kind in (Settings, DriverSettings) for name in kind.model_fields}
+    given = sorted(name for name in os.environ if name.upper().startswith(_PREFIX))
+    near = {
+        name: get_close_matches(own, known, n=1, cutoff=_ALIKE)
+        for name in given
+        if (own := name.upper().removeprefix(_PREFIX)) not in known
+    }
+    if not near:
+        return None
+    said = [f"{name} (did you mean {_PREFIX}{found[0]}?)" if found else name for name, found in near.items()]
+    return f"not a setting, so without effect: {', '.join(said)}"
+
+
 def load_driver_settings() -> DriverSettings:
     """Read the settings of a driver in AWS."""
     return DriverSettings()
@@ -371,4 +392,4 @@ def settings_with(settings: Settings, values: Mapping[str, Any], source: str) ->
 
 def _first(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"SERFER_{str(first['loc'][0]).upper()}: {first['msg']}"
+    return f"{_PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}"

@@ -37,7 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-_TIMES = "SERFER_TEST_EXAMPLES"  # so many times the examples, from the seed of the command line (make weekly)
+_TIMES = "TEST_EXAMPLES"  # so many times the examples, from the seed of the command line (make weekly)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,6 @@ def about(_):
 
 
 def test_examples_are_multiplied_once_however_many_items_a_property_has(monkeypatch):
-    monkeypatch.setenv("SERFER_TEST_EXAMPLES", "2")
+    monkeypatch.setenv("TEST_EXAMPLES", "2")
     pytest_collection_modifyitems([SimpleNamespace(obj=about)] * 3)
     assert about._hypothesis_internal_use_settings.max_examples == 14

@@ -45,7 +45,7 @@ def shards() -> list[Shard]:
     listed = subprocess.run(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=False).stdout
     files = sorted({name for line in listed.splitlines() for name, colon, _ in [line.partition(":")] if colon})
     seeds = [
-        Shard(f"properties-{seed}", ("-m", _PROPERTIES, f"--hypothesis-seed={seed}"), {"SERFER_TEST_EXAMPLES": "2"})
+        Shard(f"properties-{seed}", ("-m", _PROPERTIES, f"--hypothesis-seed={seed}"), {"TEST_EXAMPLES": "2"})
         for seed in SEEDS
     ]
     return [*(Shard(name, ("-rP", "-m", "weekly", name)) for name in files), *seeds]

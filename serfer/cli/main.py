@@ -84,6 +84,6 @@ def _options(
     pass
 
 
-def main() -> None:
-    """Run the command line and exit with a code that says how it went."""
-    run(app)
+def main(*, warn: bool = True) -> None:
+    """Run the command line and exit with a code that says how it went; `warn` of settings that are none."""
+    run(app, warn=warn)

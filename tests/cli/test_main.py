@@ -160,3 +160,17 @@ def test_a_first_split_logs_progress_without_a_terminal(monkeypatch, capsys, tmp
     monkeypatch.setattr("serfer.wiring.local.zoo_plan", zoo_plan)
     assert cli_options.plan_directory(None, "alexnet") == tmp_path
     assert capsys.readouterr().err == "serfer: splitting alexnet, once\n"
+
+
+def test_a_misspelt_setting_is_one_warning_with_the_nearest_name(tmp_path):
+    names = {"SERFER_API_JOB": "true", "SERFER_REGISTRI": "here", "SERFER_WHATEVER_ELSE": "1"}
+    environ = {**os.environ, "SERFER_CACHE_DIR": str(tmp_path), **names}
+    program = [sys.executable, "-m", "serfer", "explain", str(tmp_path)]
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, check=False)
+    warning, error = done.stderr.splitlines()
+    assert warning == (
+        "serfer: not a setting, so without effect: SERFER_API_JOB (did you mean SERFER_API_JOBS?), SERFER_REGISTRI "
+        "(did you mean SERFER_REGISTRY?), SERFER_WHATEVER_ELSE"
+    )
+    assert done.returncode == 3
+    assert "plan" in error

@@ -131,7 +131,7 @@ class Command:
 
         A redis-server writes its title over its environment when it has started, and its output goes to such a file.
         """
-        if f"SERFER_TEST={self.pid}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        if f"TESTED_SERFER={self.pid}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return True
         return Path(f"/proc/{pid}/fd/1").readlink().parent == self.places[0]
 
@@ -211,7 +211,7 @@ def start(cache, tmp_path):
             [
                 "/bin/sh",
                 "-c",
-                f'ulimit -f {largest_file}; SERFER_TEST=$$ exec "$@" {stdout and ">" + stdout}',  # in 512 bytes
+                f'ulimit -f {largest_file}; TESTED_SERFER=$$ exec "$@" {stdout and ">" + stdout}',  # in 512 bytes
                 "sh",
                 SERFER,
                 *map(str, arguments),

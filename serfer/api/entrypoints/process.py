@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from serfer.api.observability.logs import configure_logs, write
 from serfer.core.errors import SerferError
+from serfer.settings import unknown_settings
 
 _PORTS = range(65536)
 
@@ -27,6 +28,8 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
 def run_logged(log_level: str, serve: Callable[[], None]) -> int:
     """Serve until the end, and return an exit code; what is wrong is a line of the log."""
     configure_logs(log_level, as_json=True, in_background=True)
+    if line := unknown_settings():
+        write(logging.WARNING, "settings", {"message": line})
     try:
         serve()
     except SerferError as error:

@@ -104,8 +104,8 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
 
 
-def run(app: typer.Typer) -> NoReturn:
-    """Run the command line and exit with a code that says how it went."""
+def run(app: typer.Typer, *, warn: bool = True) -> NoReturn:
+    """Run the command line and exit with a code that says how it went; `warn` of settings that are none."""
     signal.signal(signal.SIGTERM, _terminate)
     interrupt = _Interrupt()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -114,10 +114,21 @@ def run(app: typer.Typer) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text
+    if warn:
+        _warn_of_settings()
     code = _exit_code(app, sys.argv[1:], interrupt)
     ignore_signals()
     _drop_unwritten()
     sys.exit(code)
+
+
+def _warn_of_settings() -> None:
+    """Warn of misspelt settings; where there are no settings, nothing is imported to read them."""
+    if any(name.upper().startswith("SERFER_") for name in os.environ):
+        from serfer.settings import unknown_settings  # noqa: PLC0415 - the command line starts fast
+
+        if line := unknown_settings():
+            complain(line)
 
 
 def _drop_unwritten() -> None:

@@ -21,8 +21,9 @@ _Result = TypeVar("_Result")
 class InProcessInvoker:
     """Calls a worker's `run` and `run_shared`, the same code as in Lambda, for every function name alike.
 
-    Without `shared`, tasks that should share an invocation run one after the other in one thread. `events` runs a
-    task whose caller does not wait, `close_worker` closes the worker once its tasks have ended.
+    It runs `at_once` tasks at once; its caller sends no more, since those would wait out of turn. Without `shared`,
+    tasks that should share an invocation run one after the other in one thread. `events` runs a task whose caller does
+    not wait, `close_worker` closes the worker once its tasks have ended.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class InProcessInvoker:
         self._shared = shared or (lambda tasks: [handler(task) for task in tasks])
         self._events = events
         self._close_worker = close_worker
+        self.at_once = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="serfer-worker")
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:

@@ -11,6 +11,7 @@ import functools
 import hmac
 import io
 import json
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -37,6 +38,8 @@ from serfer.core.wire import (
     encode_warm_up,
 )
 
+_OTHER_FILES = 512  # of stores, images, and clients that wait
+_ENOUGH_FILES = 1 << 16
 _MARGIN_S = 5.0  # for what happens around a task that uses all of its function's time
 _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
 _EVENT_S = 10.0  # for an event to be taken
@@ -71,10 +74,11 @@ class _Signer(SigV4Auth):
 
 
 class LambdaInvoker:
-    """Invokes functions of the Lambda service at `endpoint`, at most `connections` at once.
+    """Invokes functions of the Lambda service at `endpoint`, as many at once as it is asked to.
 
-    Those that have other names there, perhaps with a qualifier (NAME:ALIAS), have them in `names`. `throttled` counts
-    the invocations for which the service had no room.
+    Its caller bounds those, to `at_once` at most, for which this process may have sockets: what waited behind another
+    bound would wait out of turn. Functions that have other names there, perhaps with a qualifier (NAME:ALIAS), have
+    them in `names`. `throttled` counts the invocations for which the service had no room.
     """
 
     def __init__(
@@ -82,9 +86,9 @@ class LambdaInvoker:
         endpoint: str,
         region: str,
         credentials: Credentials,
-        connections: int,
         names: Mapping[str, str] | None = None,
     ) -> None:
+        self.at_once = _sockets_allowed()
         self.throttled = 0
         self._endpoint = endpoint.rstrip("/")
         self._signer = _Signer(credentials, region)
@@ -92,7 +96,7 @@ class LambdaInvoker:
         self._names = names or {}
         self._urls: dict[str, URL] = {}
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),  # each invocation has its own
             auto_decompress=False,
@@ -162,6 +166,16 @@ class LambdaInvoker:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
+
+
+def _sockets_allowed() -> int:
+    """Let this process open as many files as it may, and return how many of them invocations leave for the rest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = max(soft, _ENOUGH_FILES)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return max(1, hard - min(_OTHER_FILES, hard // 2))
 
 
 def _result(

@@ -164,6 +164,8 @@ class PushDriver:
     async def close(self) -> None:
         """Cancel the queries that run, and wait until what they and others left behind is deleted."""
         await self._in_flight.close()
+        if self._route.prewarmer:
+            await self._route.prewarmer.close()
         if self._route.gangs:
             self._route.gangs.close()
 
@@ -207,7 +209,7 @@ class _Query:
             raise
         finally:
             if self._route.prewarmer and self._warm_ups:
-                self._warm_ups.cancel()
+                self._warm_ups.end()
                 self._route.prewarmer.ended()
         outputs = await self._outputs()
         return Answer(

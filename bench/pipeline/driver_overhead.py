@@ -122,7 +122,7 @@ def _crops(plan: Plan) -> list[Crop]:
 
 
 def _client(url: str) -> LambdaInvoker:
-    return LambdaInvoker(url, REGION, Credentials("local", "local"), _CONCURRENCY)
+    return LambdaInvoker(url, REGION, Credentials("local", "local"))
 
 
 def _driver(plan: Plan, invoker: Any) -> PushDriver:  # noqa: ANN401 - an invoker

@@ -50,12 +50,12 @@ class _Request:
 
 
 class WarmUps:
-    """The warm-up requests of one query, in flight or answered."""
+    """The warm-up requests of one query, in flight or answered, until it has `ended`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sent: dict[asyncio.Task[None], tuple[_Request, float]] = {}
-        self.tasks: list[asyncio.Task[None]] = []
+        self.ended = False
         self.records: list[WarmUpRecord] = []
 
     def sent(self, request: _Request) -> None:
@@ -63,16 +63,15 @@ class WarmUps:
         self._sent[_current()] = request, self._clock.time()
 
     def answered(self, result: Warmed | Failure) -> None:
-        """Note what has come of it; one that has failed is not billed."""
-        if isinstance(result, Warmed):
+        """Note what has come of it, unless the query has ended; one that has failed is not billed."""
+        if isinstance(result, Warmed) and not self.ended:
             self._record(_current(), result)
         else:
-            del self._sent[_current()]
+            self._sent.pop(_current(), None)
 
-    def cancel(self) -> None:
-        """Stop waiting for requests; what has been sent is billed."""
-        for task in self.tasks:
-            task.cancel()
+    def end(self) -> None:
+        """Stop waiting for requests; what has been sent is billed, and runs to its end."""
+        self.ended = True
         for task in [*self._sent]:
             self._record(task, None)
 
@@ -95,6 +94,7 @@ class Prewarmer:
         self._used = -math.inf
         self._requests = [*_requests(plan)]
         self._waiting: dict[tuple[str, int | None], asyncio.Task[None]] = {}
+        self._running: set[asyncio.Task[None]] = set()
 
     def start(self) -> WarmUps:
         """Send the warm-up requests of a query that starts now, if the functions may have no environments."""
@@ -105,13 +105,21 @@ class Prewarmer:
         self._waiting.clear()  # requests of long ago
         for request in self._requests:
             task = asyncio.get_running_loop().create_task(self._warm(request, warm_ups))
-            warm_ups.tasks.append(task)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
             self._waiting[request.function, request.payload.tile] = task
         return warm_ups
 
     def ended(self) -> None:
         """Note that a query has ended: environments are kept from now on."""
         self._used = self._clock.time()
+
+    async def close(self) -> None:
+        """Stop waiting for requests in flight."""
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait([*self._running])
 
     async def wait(self, function: str, tile: int) -> None:
         """Wait for the warm-up request of a function's tile, if there is one that no other task has waited for."""
@@ -124,8 +132,11 @@ class Prewarmer:
                 return
 
     async def _warm(self, request: _Request, warm_ups: WarmUps) -> None:
-        """Send a request, unless all slots are taken; its failure does not concern the query."""
-        if not self._slots.try_acquire():
+        """Send a request, unless all slots are taken; its failure does not concern the query.
+
+        It keeps its slot until it is answered, also where the query has ended meanwhile: Lambda still runs it.
+        """
+        if warm_ups.ended or not self._slots.try_acquire():
             return
         try:
             warm_ups.sent(request)

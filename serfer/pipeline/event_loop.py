@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,11 +13,18 @@ T = TypeVar("T")
 _SLICE_S = 0.2  # an interrupt waits no longer for its handler
 
 
+_STORE_CALLS = 64  # at once: as many as stores have connections (storage/redis/url.py, storage/s3/http.py)
+
+
 class LoopThread:
-    """Runs coroutines for a thread that waits for them; an interrupt of that thread cancels what it waits for."""
+    """Runs coroutines for a thread that waits for them; an interrupt of that thread cancels what it waits for.
+
+    The loop's default executor is that of its calls of the store; whatever must not wait for a slow store has another.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(_STORE_CALLS, "serfer-store"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="serfer-loop", daemon=True)
         self._thread.start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,6 +59,7 @@ class Probe:
         self._plans = [plan, *([cold] if cold else [])]
         self.store = store
         self._functions = functions
+        self._thread = ThreadPoolExecutor(1, "serfer-health")  # the driver's own calls may be waiting for the store
 
     async def look(self, *, start: bool = False) -> Health:
         """Return what is wrong. With `start`, an environment of every function has to get ready, which Lambda bills."""
@@ -69,7 +71,8 @@ class Probe:
     async def _look_at_store(self) -> str:
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                await asyncio.to_thread(self.store.exists, probes(self._plan))
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, self.store.exists, probes(self._plan))
         except TimeoutError:
             return f"the store did not answer within {_PATIENCE_S:g} s"
         except SerferError as error:

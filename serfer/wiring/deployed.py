@@ -21,7 +21,6 @@ _STACK = re.compile(
 _PLANS = re.compile(r"[0-9a-f]{12}(,[0-9a-f]{12})*")
 _NEEDED = ("Store", "FunctionPrefix", "Plans", "Serving")
 _CACHES = {"redis", "rediss", "redis+cluster", "rediss+cluster"}
-_CONNECTIONS = 256
 _WAIT_S = 10
 
 
@@ -170,9 +169,7 @@ def deployed_functions(plan: Plan, settings: Settings, cold: Plan | None = None)
     client, credentials = _connect("lambda", "--workers aws")
     meta = client.meta
     client.close()
-    return LambdaInvoker(
-        meta.endpoint_url, meta.region_name, credentials, _CONNECTIONS, deployed_names(plan, settings, cold)
-    )
+    return LambdaInvoker(meta.endpoint_url, meta.region_name, credentials, deployed_names(plan, settings, cold))
 
 
 def _connect(service: str, option: str) -> tuple[Any, Credentials]:

@@ -47,7 +47,6 @@ from splitter.network import zoo
 from storage import distribution, schemes
 
 _EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}
-_CONNECTIONS = 256
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ def local_concurrency(settings: Settings) -> int:
 
 def local_invoker(at: LocalLambda) -> LambdaInvoker:
     """Return an invoker of a local Lambda service's functions; call it on the event loop that uses it."""
-    return LambdaInvoker(at.url, REGION, Credentials(at.access.key_id, at.access.secret), _CONNECTIONS)
+    return LambdaInvoker(at.url, REGION, Credentials(at.access.key_id, at.access.secret))
 
 
 def local_machine(plan: Plan, kind: str, at: LocalLambda) -> tuple[StepFunctionsServer, Client]:

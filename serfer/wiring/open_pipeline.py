@@ -231,7 +231,8 @@ class _Assembly:
         store = await self._store(plan, url)
         results = await self._results()
         workers = await self._workers(url, store, results)
-        slots = PrioritySemaphore(concurrency_of(choices, settings, opening.facts))
+        # The one bound of what is in flight: what waited behind it would wait out of turn, its clock running.
+        slots = PrioritySemaphore(min(concurrency_of(choices, settings, opening.facts), workers.invoker.at_once))
         plans = await self._plans(workers, store, url, results, slots)
         if workers.service is not None:
             # Stopped first: what is in flight ends, and with it what could still write.

@@ -37,8 +37,8 @@ def runtime(tmp_path_factory):
     return runtime_directory(tmp_path_factory.mktemp("runtime"))
 
 
-def invoker(endpoint, connections=10, names=None):
-    return LambdaInvoker(endpoint, "us-east-1", Credentials("AKID", SECRET), connections, names)
+def invoker(endpoint, names=None):
+    return LambdaInvoker(endpoint, "us-east-1", Credentials("AKID", SECRET), names)
 
 
 @asynccontextmanager
@@ -134,6 +134,30 @@ def test_functions_are_invoked_and_reported_by_their_deployed_names(runtime):
     assert (called, report) == ("answer:live", REPORT)
     assert "nobody" in failure.message
     assert "plan-g" not in failure.message
+
+
+def test_as_many_invocations_are_in_flight_as_the_caller_sends():
+    """Behind a pool of 256 connections the oldest query's invocations waited like all others, and their time ran."""
+    many, arrived, all_there = 300, [], asyncio.Event()
+
+    async def answer(request):
+        arrived.append(await request.read())
+        if len(arrived) == many:
+            all_there.set()
+        await all_there.wait()
+        return web.json_response(encode_report(REPORT))
+
+    async def main():
+        application = web.Application()
+        application.router.add_post("/{path:.*}", answer)
+        async with TestServer(application) as server:
+            calling = invoker(str(server.make_url("/")))
+            try:
+                return await asyncio.gather(*(calling.invoke("answer", TASK, PATIENCE) for _ in range(many)))
+            finally:
+                await calling.close()
+
+    assert run(main()) == [REPORT] * many
 
 
 def test_a_closed_port_is_unreachable():

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from drivers.dispatching.prewarming import Prewarming
+from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.driver import WarmUpRecord
 from serfer.core.errors import DeadlineError
 from serfer.core.run_machine import Failure, FailureKind
@@ -100,3 +101,25 @@ def test_tasks_wait_for_a_warm_up_only_so_long(store):  # noqa: F811
 def test_a_query_that_ends_stops_waiting_for_its_warm_ups(store):  # noqa: F811
     with pytest.raises(DeadlineError):
         prewarmed(store, first_s=100.0, start_s=1000.0, deadline_s=1.0)
+
+
+def test_a_warm_up_keeps_its_slot_after_the_query_has_ended_until_lambda_has(store):  # noqa: F811
+    clock, slots = FakeClock(), PrioritySemaphore(100)
+    functions = Functions(store, clock, first_s=0.0, start_s=100.0)
+
+    async def main():
+        terms = Prewarming(IDLE_S, patience_s=0.0)
+        pushing = driver(functions, store, clock=clock, prewarming=terms, slots=slots, hedge=False)
+        try:
+            answer = await pushing.run(CROPS, 1, PATIENCE)
+            await clock.sleep(1.0)
+            after = slots.used
+            await clock.sleep(100.0)
+            await asyncio.sleep(0)
+            return answer, after, slots.used
+        finally:
+            await asyncio.wait_for(pushing.close(), PATIENCE)
+
+    answer, after, later = clock.run(main())
+    assert (after, later) == (len(LATER), 0)
+    assert len(answer.overheads.warm_ups) == len(LATER)

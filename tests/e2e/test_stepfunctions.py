@@ -86,7 +86,7 @@ class Stack:
 
     def push(self, store):
         async def connected():
-            return LambdaInvoker(self.service.url, REGION, Credentials(*astuple(self.service.access)), 8)
+            return LambdaInvoker(self.service.url, REGION, Credentials(*astuple(self.service.access)))
 
         invoker = self.loop.wait(connected())
         return invoker, PushDriver(self.plan, invoker, store, inline_limit=0)

@@ -1,10 +1,14 @@
 """What a look at a plan's functions says of them."""
 
 import asyncio
+import math
+import threading
 
 import pytest
 
-from serfer.core.run_machine import Failure, FailureKind
+from drivers.query_store import retry_store
+from serfer.core.run_machine import Failure, FailureKind, Retry
+from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Health, Probe
 from storage import open_store
 from tests.core.plans import small_plan
@@ -44,3 +48,24 @@ def test_a_throttle_is_busy_and_not_a_failure(start, failure, health):
     assert asyncio.run(look) == health
     assert health.ready == (GONE not in failure)
     store.close()
+
+
+def test_a_look_at_the_store_does_not_wait_behind_the_drivers_calls():
+    """A driver's calls and the look shared a few threads: while S3 was slow, /readyz said that it was away."""
+    plan, together, done = small_plan(), threading.Barrier(33), threading.Event()
+
+    def call():
+        together.wait(30)
+        done.wait(30)
+
+    loop = LoopThread()
+    with open_store("memory://") as store:
+        probe = Probe(plan, store, None)
+        calls = [loop.submit(retry_store(call, Retry(), math.inf)) for _ in range(32)]
+        together.wait(30)  # all 32 are made at once, whatever the processors
+        more = [loop.submit(retry_store(lambda: done.wait(30), Retry(), math.inf)) for _ in range(100)]
+        assert loop.wait(probe.look()) == Health()
+        done.set()
+        for each in (*calls, *more):
+            each.result()
+        loop.close()

@@ -20,6 +20,7 @@ from drivers.instance import client as module
 from drivers.instance.client import InstanceClient, open_http
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
+from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.telemetry import open_telemetry
@@ -241,16 +242,18 @@ def test_an_altered_network_is_not_loaded_again(directory, other, tmp_path):
         assert (answer.status_code, "was altered" in answer.json()["error"]) == (503, True)
 
 
-def test_the_repository_is_guarded_as_the_other_routes_are(directory, other, tmp_path):
-    key = add_key(tmp_path / "keys.json", "driver", None)
-    ring = KeyRing(tmp_path / "keys.json", time.monotonic)
+def test_networks_are_loaded_and_unloaded_by_keys_that_may_operate(directory, other, tmp_path):
+    file = tmp_path / "keys.json"
+    asker, driver = add_key(file, "asker", None), add_key(file, "driver", None, scopes=[Scope.CLASSIFY, Scope.OPERATE])
     with (
-        serving({"small": directory, "other": other}, ring) as url,
+        serving({"small": directory, "other": other}, KeyRing(file, time.monotonic)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
         for path in ("index", "models/other/load", "models/other/batching", "models/other/unload"):
-            assert http.post(f"/v2/repository/{path}").status_code == 401
-            assert http.post(f"/v2/repository/{path}", headers={"X-API-Key": key}).status_code == 200
+            place = f"/v2/repository/{path}"
+            assert http.post(place).status_code == 401
+            assert http.post(place, headers={"X-API-Key": asker}).status_code == (200 if path == "index" else 403)
+            assert http.post(place, headers={"X-API-Key": driver}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from serfer.control.selection.scaling.demand import NetworkDemand, total
 from serfer.control.selection.scaling.fleet_groups import NetworkGroup, groups_of, home
 from serfer.control.selection.scaling.fleet_records import FleetObservation, FleetPlan, PoolTerms
 from serfer.control.selection.scaling.fleet_slot import Slot
@@ -27,6 +28,8 @@ from serfer.control.selection.scaling.worth import Demanded, InstanceWorth, affo
 _LEAST_IDLE_S = 10.0
 _HELD_S = 60.0  # after all copies were busy, in which none goes while there is demand
 _FORGOTTEN_S = 300.0  # in which what was seen of a saturated copy loses all but 1/e of its weight
+_KEPT_S = 120.0  # after the last query that only instances can answer, in which one instance stays for the next
+_TRICKLE_QPS = 0.1  # that such queries count as until then: one instance, whatever they were
 _LEAST_SPEED = 0.05  # of the profile
 _MOST_REASON = 300
 _ANY = "instances"  # what reasons call those for all types
@@ -47,11 +50,14 @@ class FleetScaler:
         self._idle_since: dict[str, float] = {}
         self._speed: dict[tuple[str, str, str], float] = {}
         self._held: dict[tuple[str, str, str], float] = {}
+        self._stranded: dict[tuple[str, tuple[str, str]], tuple[NetworkDemand, float]] = {}
+        self._kept_s = max([_KEPT_S, *(2 * terms.boot_s for terms in pools.values() if not terms.fixed)])
         self._resumed = False
 
     def observe(self, seen: FleetObservation) -> FleetPlan:
         """Learn from a slot, and decide."""
         self._resume(seen)
+        seen = replace(seen, demand=self._lasting(seen))
         every = self._at_their_speed(seen, groups_of(seen, self._pools))
         worth = self._worths(seen, every)
         slot = Slot(seen, self._pools, worth, self._options.slack_threshold)
@@ -74,6 +80,28 @@ class FleetScaler:
         for pool, count in Counter(one.pool for one in seen.instances if not one.leaves).items():
             if pool in self._worth:
                 self._worth[pool].resume(count)
+
+    def _lasting(self, seen: FleetObservation) -> dict[str, dict[tuple[str, str], NetworkDemand]]:
+        """Return the demand, with a little of what only instances could answer a while ago.
+
+        Demand is that of seconds: queries that come more rarely, or while an instance starts, would start and stop one
+        each time, and none would ever be answered by it.
+        """
+        for application, of in seen.demand.items():
+            for key, each in of.items():
+                if each.stranded > 0:
+                    self._stranded[application, key] = each, seen.now_s + self._kept_s
+        self._stranded = {key: kept for key, kept in self._stranded.items() if kept[1] > seen.now_s}
+        found = {}
+        for application, of in seen.demand.items():
+            lasting = [
+                replace(each, rate=little, stranded=little, functions_usd=0.0)
+                for (name, key), (each, _) in self._stranded.items()
+                if name == application and not (key in of and of[key].stranded > 0)
+                for little in (min(each.stranded, _TRICKLE_QPS),)
+            ]
+            found[application] = total([of.values(), lasting])
+        return found
 
     def _at_their_speed(self, seen: FleetObservation, groups: list[NetworkGroup]) -> list[NetworkGroup]:
         """Count a demand as what saturated copies answer by their profile, and half a copy more, where it is less.
@@ -201,5 +229,8 @@ def _reasons(slot: Slot, groups: list[NetworkGroup]) -> dict[str, str]:
         if group.declined:
             said = "functions answer for less than an instance costs"
         if said and not group.named:
-            reasons.setdefault(group.application, []).append(f"{group.demand.network}: {said}")
+            network = group.demand.network  # often the only one, of the application's name
+            reasons.setdefault(group.application, []).append(
+                said if network == group.application else f"{network}: {said}"
+            )
     return {application: "; ".join(lines) for application, lines in reasons.items()}

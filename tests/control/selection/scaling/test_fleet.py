@@ -31,8 +31,10 @@ VARIANTS = {(APP, each.name): each for each in (SLOW, FAST, OTHER)}
 class World:
     """Instances that do as they are told: loads take `load_slots`, instances `boot_slots`."""
 
-    def __init__(self, *, most=4, fixed=False, memory_mb=None, size_mb=100.0, ceiling=float("inf"), stays=0):
-        self.scaler = FleetScaler({"": PoolTerms(most, BOOT_S, fixed)})
+    def __init__(
+        self, *, most=4, fixed=False, memory_mb=None, size_mb=100.0, ceiling=float("inf"), stays=0, boot_s=BOOT_S
+    ):
+        self.scaler = FleetScaler({"": PoolTerms(most, boot_s, fixed)})
         self.now, self.made = 0.0, 0
         self.memory_mb, self.size_mb, self.ceiling = memory_mb, size_mb, ceiling
         self.copies, self.boots = {}, {}
@@ -166,6 +168,55 @@ def test_what_functions_are_not_good_enough_for_starts_an_instance_at_once():
     world.want(0.1, functions_usd=0.0, stranded=0.1)
     world.slots(2)
     assert len(world.copies) == 1
+
+
+def test_a_slow_trickle_of_what_only_an_instance_can_answer_has_one_that_stays_and_is_ready_for_the_next_query():
+    """A query every 15 s, of which demand knows for five: each started an instance, which was stopped as it booted."""
+    world, ready = World(), []
+    for _ in range(8):
+        ready.append(world.loaded())
+        world.want(0.2, functions_usd=0.0, stranded=0.2, slo_ms=20.0)
+        world.slots(5)
+        world.demand.clear()
+        world.slots(10)
+    assert world.made == 1
+    assert ready == [[], *[["fast"]] * 7]
+    world.slots(200)
+    assert world.copies == {}
+
+
+def test_after_a_burst_that_only_instances_can_answer_one_stays_for_a_while_and_not_all():
+    world = World()
+    world.want(200.0, functions_usd=0.0, stranded=200.0)
+    world.slots(20)
+    assert len(world.copies) == 3
+    world.demand.clear()
+    world.slots(60)
+    assert len(world.copies) == 1
+    world.slots(120)
+    assert world.copies == {}
+
+
+def test_an_instance_that_takes_minutes_to_start_stays_until_it_has_had_time_to_answer():
+    world = World(boot_s=180.0)
+    world.boot_slots = 180
+    world.want(0.2, functions_usd=0.0, stranded=0.2)
+    world.slots(5)
+    world.demand.clear()
+    world.slots(250)
+    assert (world.made, world.loaded()) == (1, ["fast"])
+
+
+def test_a_reason_has_the_networks_name_where_it_is_another_than_the_applications():
+    world = World(stays=1)
+    world.want(10.0)
+    world.slot()
+    assert world.plan.reasons[APP].startswith("net: ")
+    alone = variant("one", APP, place=Place.INSTANCE, kind="gpu")
+    seen = FleetObservation(
+        1.0, 1.0, (), {(APP, "one"): alone}, {APP: {(APP, ""): NetworkDemand(APP, rate=1.0, stranded=1.0)}}, {}
+    )
+    assert FleetScaler({"": PoolTerms(1, BOOT_S)}).observe(seen).reasons[APP].startswith("start 1 x one")
 
 
 def test_the_variants_of_what_queries_ask_for_are_loaded():

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 
 import botocore.session
 import httpx
@@ -37,6 +38,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
+_SEED = "TEST_SEED"  # of tests that draw other cases each day; the processes of one run share it
+os.environ.setdefault(_SEED, datetime.now(UTC).strftime("%Y%m%d"))
+
 _TIMES = "TEST_EXAMPLES"  # so many times the examples, from the seed of the command line (make weekly)
 
 
@@ -64,6 +68,10 @@ class _Unexpected(logging.Handler):
 @pytest.fixture(autouse=True, scope="session")
 def no_bug_of_the_planner_is_survived_in_silence():
     logging.getLogger("splitter.planning.optional").addHandler(_Unexpected(logging.ERROR))
+
+
+def pytest_report_header():
+    return f"{_SEED}={os.environ[_SEED]}"
 
 
 def pytest_collection_finish():

@@ -1,68 +1,127 @@
 """Whether windows that have the same shape are computed by the same graph, constants included.
 
 What an operator reads may shift with the image while what it computes of that does not: resizing with aligned corners
-has other weights at every row.
+has other weights at every row, a selection of rows may have an exception in one window alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serfer.core.plan import AxisWindows
-from splitter.network.graph import Graph
+from splitter.network.graph import Graph, Node
 from splitter.network.unsupported import refuse
 from splitter.plan_dir.emit import TileGraph, tile_graph
+from splitter.tiling.regions import Regions
 from splitter.windows.kinds import AxisSpans, regions_of
 
 _ROUNDING = 1e-3
 """By how much constants may differ: ONNX Runtime rounds coordinates, those of row 10,000 to a thousandth."""
+_ROW_ROUNDING = 2.0**-22
+"""The same for each row, where there are so many that it is more: four units in the last place of float32."""
+_BY_PLACE = frozenset({"Gather", "MatMul", "Resize"})
+"""Operators that may have a constant for each row or column."""
 
 
 def check_alike(graph: Graph, spans: AxisSpans, windows: AxisWindows, across: AxisSpans, *, rows: bool) -> None:
     """Compare the graphs of the first, second, middle and last window of each kind along an axis.
 
-    `across` has the windows along the other axis, of which one is taken. Raises ModelError that names the operator
-    whose constants differ.
+    `across` has the windows along the other axis, of which one is taken. What may have a constant for each row or
+    column is compared for all windows. Raises ModelError that names the operator whose constants differ.
     """
     by_kind: dict[int, list[int]] = {}
     for number, window in enumerate(windows.windows):
         by_kind.setdefault(window.kind, []).append(number)
+    by_place = [node for node in graph.nodes if node.kind in _BY_PLACE]
     for numbers in by_kind.values():
+        regions = {number: _regions(spans, number, across, rows=rows) for number in numbers}
+        for node in by_place:  # before the rest: what reads a part of a tensor is not blamed for the part
+            _compare_all(
+                [node], (tile_graph(graph, [node], each, [graph.input], {}) for each in regions.values()), spans
+            )
         some = sorted({numbers[place] for place in (0, min(1, len(numbers) - 1), len(numbers) // 2, -1)})
-        graphs = [_graph(graph, spans, number, across, rows=rows) for number in some]
-        for other in graphs[1:]:
-            _compare(graph, graphs[0], other)
+        whole = ((regions[number], {graph.output: regions[number][graph.output]}) for number in some)
+        tiles = (tile_graph(graph, graph.nodes, each, [graph.input], end) for each, end in whole)
+        _compare_all(graph.nodes, tiles, spans)
 
 
-def _graph(graph: Graph, spans: AxisSpans, number: int, across: AxisSpans, *, rows: bool) -> TileGraph:
+def _regions(spans: AxisSpans, number: int, across: AxisSpans, *, rows: bool) -> Regions:
     here, there = (spans, number), (across, 0)
-    regions = regions_of(here, there) if rows else regions_of(there, here)
-    return tile_graph(graph, graph.nodes, regions, [graph.input], {graph.output: regions[graph.output]})
+    return regions_of(here, there) if rows else regions_of(there, here)
 
 
-def _compare(graph: Graph, one: TileGraph, other: TileGraph) -> None:
-    if [node.SerializeToString() for node in one.nodes] != [node.SerializeToString() for node in other.nodes]:
-        pairs = zip(one.nodes, other.nodes, strict=False)
-        names = [node.output[0] for node, twin in pairs if node.SerializeToString() != twin.SerializeToString()]
-        _refuse(graph, names)
-    differing = [
-        name
-        for name, value in one.constants.items()
-        if value.shape != other.constants[name].shape
-        or not np.allclose(value, other.constants[name], rtol=0, atol=_ROUNDING)
-    ]
-    if differing:
-        _refuse(graph, differing)
+def _compare_all(nodes: Sequence[Node], tiles: Iterator[TileGraph], spans: AxisSpans) -> None:
+    """Refuse the operator in which a tile's graph differs from the first one's."""
+    first = next(tiles)
+    written = [node.SerializeToString() for node in first.nodes]
+    rounding = max(_ROUNDING, spans.size * _ROW_ROUNDING)
+    for tile in tiles:
+        if [node.SerializeToString() for node in tile.nodes] != written:
+            pairs = zip(first.nodes, tile.nodes, strict=False)
+            differing = [node.output[0] for node, twin in pairs if node.SerializeToString() != twin.SerializeToString()]
+            _refuse(nodes, differing)
+        differing = [
+            name for name, value in first.constants.items() if not _close(value, tile.constants[name], rounding)
+        ]
+        if differing:
+            _refuse(nodes, differing)
 
 
-def _refuse(graph: Graph, names: Sequence[str]) -> None:
+def _close(one: NDArray[Any], other: NDArray[Any], rounding: float) -> bool:
+    return one.shape == other.shape and np.allclose(one, other, rtol=0, atol=rounding)
+
+
+def _refuse(nodes: Sequence[Node], names: Sequence[str]) -> None:
     """Raise ModelError for the operator that made a tensor or constant of a tile's graph: its name begins with it."""
-    made = [node for node in graph.nodes if any(name.startswith(node.output) for name in names)]
-    node = made[0] if made else graph.nodes[-1]
-    why = (
-        "what it computes depends on where in the image it is; give sizes that are multiples of the network's stride, "
-        "or export it with a factor in place of a size, and without aligned corners"
-    )
+    made = [node for node in nodes if any(name.startswith(node.output) for name in names)]
+    node = max(made, key=lambda node: len(node.output), default=nodes[-1])
+    why = "what it computes depends on where in the image it is"
+    if node.kind == "Resize":
+        why += (
+            "; give sizes that are multiples of the network's stride, or export it with a factor in place of a size, "
+            "and without aligned corners"
+        )
     raise refuse(node.name, node.kind, why)
+
+
+def weights_by_size(graphs: Iterable[Graph]) -> frozenset[str]:
+    """Return the weights that the network's graphs have at several sizes, but not with the same values."""
+    known, differing = dict[str, NDArray[Any]](), set[str]()
+    for graph in graphs:
+        for name, value in graph.weights.items():
+            if not np.array_equal(value, known.setdefault(name, value)):
+                differing.update((name, f"{name}.inner"))  # as emit.py may call it
+    return frozenset(differing)
+
+
+def inlined(tile: TileGraph, names: Collection[str]) -> TileGraph:
+    """Return the graph with these weights as constants of its own, which share no file with those of other graphs."""
+    own = {name: value for name, value in tile.weights.items() if name in names}
+    shared = {name: value for name, value in tile.weights.items() if name not in names}
+    return replace(tile, weights=shared, constants=tile.constants | own, half=tile.half - own.keys())
+
+
+class GraphNumbers:
+    """Numbers graphs as they are seen: equal ones, constants included, have one number; equal weights have one name."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+
+    def of(self, tile: TileGraph) -> int:
+        """Return the number of a graph."""
+        parts = [node.SerializeToString() for node in tile.nodes]
+        parts += [value.SerializeToString() for value in (*tile.inputs, *tile.outputs)]
+        for name, value in tile.constants.items():
+            parts += [f"{name} {value.dtype} {value.shape}".encode(), np.ascontiguousarray(value).tobytes()]
+        parts += [name.encode() for name in sorted(tile.weights)]
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(len(part).to_bytes(8))
+            digest.update(part)
+        return self._known.setdefault(digest.digest(), len(self._known))

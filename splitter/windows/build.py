@@ -27,7 +27,15 @@ from splitter.plan_dir.output_directory import appearing_whole
 from splitter.planning.options import Budget
 from splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
 from splitter.windows.kinds import rounded_step
-from splitter.windows.map_plan import Network, WindowChoice, WindowTiles, choose_windows, window_tiles, write_map_plan
+from splitter.windows.map_plan import (
+    Network,
+    WindowChoice,
+    WindowTiles,
+    choose_windows,
+    naming,
+    window_tiles,
+    write_map_plan,
+)
 from splitter.windows.sample import measured, sample_of
 from splitter.windows.window_sessions import WindowSessions
 
@@ -62,7 +70,7 @@ def build_map_plan(
     """Write the map plan of a model for images of (height, width) `sizes` to `place`; see `splitter.map_plan`."""
     progress("reading the network")
     small = _small(sizes[0])
-    example = np.random.default_rng(0).standard_normal((1, channels, *small), dtype=np.float32)
+    example = _example(channels, small)
     source, example = _load(model, example, sizes[0])
     small = example.shape[2], example.shape[3]
     source = replace(
@@ -102,14 +110,17 @@ class _Making:
         """Return windows that make the network's result on the whole image."""
         network = self.network
         self.progress("finding what shifts with the image")
-        graph = network.checked(self.sizes[0])
-        known = network.strides(graph)
+        with naming(self.sizes[0], self.sizes):
+            graph = network.checked(self.sizes[0])
+            known = network.strides(graph)
         choice = choose_windows(graph, known, self.budget, window)
         self.progress("cutting windows")
         cut = window_tiles(network, self.sizes, choice.step)
         self.progress("checking windows against the whole network")
-        reference = network.checked(self.small)
-        _check(network, reference, self.example, rounded_step(_SMALL_WINDOW, *known, graph.output))
+        _check(network, self.example)
+        for small in dict.fromkeys(_small(size) for size in self.sizes):
+            if small != self.small:
+                _check_other(network, _example(self.example.shape[1], small))
         return cut, choice
 
     def overlapping(self, wanted: Wanted, overlap: int) -> tuple[WindowTiles, WindowChoice]:
@@ -149,6 +160,10 @@ def _small(size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
+def _example(channels: int, size: tuple[int, int]) -> Array:
+    return np.random.default_rng(0).standard_normal((1, channels, *size), dtype=np.float32)
+
+
 def _check_reading(network: Network, graph: Graph, example: Array) -> Answer:
     """Return the model's own answer; raises ModelError where the network as it was read gives another one."""
     expected = network.source.run(example)
@@ -158,18 +173,40 @@ def _check_reading(network: Network, graph: Graph, example: Array) -> Answer:
     return expected
 
 
-def _check(network: Network, graph: Graph, example: Array, step: int) -> None:
+def _check(network: Network, example: Array) -> None:
     """Compare small windows of a small image with the model on all of it; raises WrongAnswerError."""
-    expected = _check_reading(network, graph, example)
-    height, width = example.shape[2:]
+    cut = _small_windows(network, example)
+    expected = _check_reading(network, cut.tiles[0].graph, example)
     if of_one_class(expected):
         _warn_of_one_class("a random image, on which windows were checked,")
-    got = WindowSessions(window_tiles(network, [(height, width)], step)).run(example)
+    _compare(cut, example, expected)
+
+
+def _check_other(network: Network, example: Array) -> None:
+    """Do the same for a size that is not the first; one that the network does not take in small says nothing."""
+    try:
+        cut = _small_windows(network, example)
+        network.source.run(example)
+    except Exception:  # noqa: BLE001 - the user's own code may raise anything
+        return
+    _compare(cut, example, _check_reading(network, cut.tiles[0].graph, example))
+
+
+def _small_windows(network: Network, example: Array) -> WindowTiles:
+    height, width = example.shape[2:]
+    graph = network.checked((height, width))
+    step = rounded_step(_SMALL_WINDOW, *network.strides(graph), graph.output)
+    return window_tiles(network, [(height, width)], step)
+
+
+def _compare(cut: WindowTiles, example: Array, expected: Answer) -> None:
+    got = WindowSessions(cut).run(example)
     deviation = difference(got.reshape(np.shape(expected)), expected)
     if not deviation.exact:
+        height, width = example.shape[2:]
         raise WrongAnswerError(
-            f"windows differ from the network on the whole image by {deviation.error:.2g} of its range (at most "
-            f"{TOLERANCE:g} is allowed), or in their first class; nothing was written"
+            f"windows of {height} x {width} pixels differ from the network on the whole image by {deviation.error:.2g} "
+            f"of its range (at most {TOLERANCE:g} is allowed), or in their first class; nothing was written"
         )
 
 

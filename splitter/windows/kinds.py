@@ -6,11 +6,12 @@ of them. Most networks have three kinds: with padding before, without any, and w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from serfer.core.errors import UsageError
+from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import AxisWindow, AxisWindows
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
@@ -75,27 +76,47 @@ def middle_regions(graph: Graph, rows: Strides, cols: Strides, step: int) -> dic
     return {name: Rect(down[name], across[name]) for name in down}
 
 
-class Kinds:
-    """The kinds of windows along one axis of one or several images, numbered as they are seen."""
+@dataclass(frozen=True)
+class AxisKinds:
+    """The windows along an axis of an image by their kinds, and the first window of each kind."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[Shape, int] = {}
-        self.examples: list[tuple[AxisSpans, int]] = []
+    windows: AxisWindows
+    examples: tuple[int, ...]
 
-    def windows(self, spans: AxisSpans) -> AxisWindows:
-        """Return the windows of an image along the axis, by kind."""
-        listed = [
-            AxisWindow(self._kind(spans, window), spans.span(spans.source, window), spans.span(spans.output, window))
-            for window in range(len(spans))
-        ]
-        return AxisWindows(spans.size, listed[-1].written.stop, tuple(listed))
 
-    def _kind(self, spans: AxisSpans, window: int) -> int:
-        shape = spans.shapes[window]
-        if shape not in self._numbers:
-            self._numbers[shape] = len(self.examples)
-            self.examples.append((spans, window))
-        return self._numbers[shape]
+def axis_kinds(images: Sequence[AxisSpans]) -> AxisKinds:
+    """Return the kinds of windows along an axis, of images that have as many pixels along it and others across.
+
+    Raises ModelError where windows are not the same in all of them.
+    """
+    first = images[0]
+    for other in images[1:]:
+        ends = ((first.source, other.source), (first.output, other.output))
+        if not all(np.array_equal(first.rows[one], other.rows[twin]) for one, twin in ends):
+            raise ModelError(
+                f"what a result has along {first.size} pixels of an image depends on its other side: make a plan for "
+                "each size"
+            )
+    numbers: dict[tuple[Shape, ...], int] = {}
+    examples, listed = list[int](), list[AxisWindow]()
+    for window in range(len(first)):
+        shapes = tuple(each.shapes[window] for each in images)
+        if shapes not in numbers:
+            numbers[shapes] = len(examples)
+            examples.append(window)
+        spans = first.span(first.source, window), first.span(first.output, window)
+        listed.append(AxisWindow(numbers[shapes], *spans))
+    return AxisKinds(AxisWindows(first.size, listed[-1].written.stop, tuple(listed)), tuple(examples))
+
+
+def merged(tiles: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Return a new number of each kind of rows and of columns, the same for kinds whose tiles are all the same.
+
+    `tiles[r][c]` is the number of the tile of row kind r and column kind c.
+    """
+    rows, cols = dict[tuple[int, ...], int](), dict[tuple[int, ...], int]()
+    down = [rows.setdefault(tuple(each), len(rows)) for each in tiles]
+    return down, [cols.setdefault(each, len(cols)) for each in zip(*tiles, strict=True)]
 
 
 def regions_of(rows: tuple[AxisSpans, int], cols: tuple[AxisSpans, int]) -> dict[str, Rect]:

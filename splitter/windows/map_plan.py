@@ -6,13 +6,13 @@ network at the image's size ──▶ strides, or a refusal ──▶ windows by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import lcm
 from pathlib import Path
-
-import numpy as np
 
 from serfer.core.costs.cost_model import plan_load, stage_price
 from serfer.core.errors import ModelError, UsageError
@@ -23,8 +23,8 @@ from serfer.core.plan import (
     IMAGE,
     INLINE,
     MAX_ELEMENTS,
-    NO_TILE,
     ZIP,
+    AxisWindows,
     Cell,
     ImageWindows,
     Input,
@@ -51,8 +51,18 @@ from splitter.planning.ort_kernels import tile_works
 from splitter.tiling import operators
 from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.regions import Regions, tile_macs
-from splitter.windows.alike import check_alike
-from splitter.windows.kinds import Kinds, axis_spans, middle_regions, regions_of, rounded_step
+from splitter.windows.alike import GraphNumbers, check_alike, inlined, weights_by_size
+from splitter.windows.kinds import (
+    AxisKinds,
+    AxisSpans,
+    axis_kinds,
+    axis_spans,
+    check_step,
+    merged,
+    middle_regions,
+    regions_of,
+    rounded_step,
+)
 from splitter.windows.memory import window_mb
 from splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
 
@@ -113,16 +123,19 @@ class WindowTile:
     """One kind of windows: what it writes of the result, and the regions that this depends on.
 
     `graph` is that of an image which has such a window; of windows that are images of their own, that of the window.
+    Weights in `own` have other values in the graphs of other images.
     """
 
     graph: Graph
     regions: Regions
     written: Rect
+    own: frozenset[str] = frozenset()
 
     def write(self) -> TileGraph:
         """Return the tile's graph."""
         graph = self.graph
-        return tile_graph(graph, graph.nodes, self.regions, [graph.input], {graph.output: self.written})
+        tile = tile_graph(graph, graph.nodes, self.regions, [graph.input], {graph.output: self.written})
+        return inlined(tile, self.own)
 
 
 @dataclass(frozen=True)
@@ -186,34 +199,119 @@ def _compute(graph: Graph, regions: Regions, budget: Budget) -> tuple[float, flo
     return serial, parallel
 
 
+_Structure = tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class _Image:
+    """The network at an image's size, its strides along rows and columns, and the windows along both."""
+
+    graph: Graph
+    known: tuple[Strides, Strides]
+    rows: AxisSpans
+    cols: AxisSpans
+
+
 def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowTiles:
     """Return the windows of images of these sizes, and a tile for each pair of kinds that meet."""
     heights, widths = ([*dict.fromkeys(each)] for each in zip(*sizes, strict=True))
-    graphs = {size: network.checked(size) for size in product(heights, widths)}
-    first = graphs[heights[0], widths[0]]
-    down, across = network.strides(first)
-    rows, cols = Kinds(), Kinds()
-    high = [axis_spans(graphs[height, widths[0]], ROW_AXIS, down, step) for height in heights]
-    wide = [axis_spans(graphs[heights[0], width], COL_AXIS, across, step) for width in widths]
-    row_axes, col_axes = [rows.windows(each) for each in high], [cols.windows(each) for each in wide]
-    for height, spans, axis in zip(heights, high, row_axes, strict=True):
-        check_alike(graphs[height, widths[0]], spans, axis, wide[0], rows=True)
-    for width, spans, axis in zip(widths, wide, col_axes, strict=True):
-        check_alike(graphs[heights[0], width], spans, axis, high[0], rows=False)
-    tiles: list[WindowTile] = []
-    numbers = [[NO_TILE] * len(cols.examples) for _ in rows.examples]
-    for (row, vertical), (col, horizontal) in product(enumerate(rows.examples), enumerate(cols.examples)):
-        numbers[row][col] = len(tiles)
-        regions = regions_of(vertical, horizontal)
-        tiles.append(WindowTile(graphs[vertical[0].size, horizontal[0].size], regions, regions[first.output]))
+    images = _images(network, [*product(heights, widths)], step)
+    high = {height: axis_kinds([images[height, width].rows for width in widths]) for height in heights}
+    wide = {width: axis_kinds([images[height, width].cols for height in heights]) for width in widths}
+    _check_images(images, high, wide)
+    down = [(height, window) for height in heights for window in high[height].examples]
+    across = [(width, window) for width in widths for window in wide[width].examples]
+    own = weights_by_size(image.graph for image in images.values())
+    cells = [[_window_tile(images[height, width], row, col, own) for width, col in across] for height, row in down]
+    rows, cols = merged(_numbers(cells, one_image=len(images) == 1))
+    tiles = [[cells[rows.index(row)][cols.index(col)] for col in sorted({*cols})] for row in sorted({*rows})]
+    row_numbers, col_numbers = iter(rows), iter(cols)
+    first = images[heights[0], widths[0]]
     windows = Windows(
-        tuple(row_axes),
-        tuple(col_axes),
-        tuple(map(tuple, numbers)),
-        stride=int(np.lcm(down.stride, across.stride)),
-        stride_written=int(np.lcm(down.of(first.output), across.of(first.output))),
+        tuple(_renumbered(high[height], row_numbers) for height in heights),
+        tuple(_renumbered(wide[width], col_numbers) for width in widths),
+        tuple(tuple(range(row * len(tiles[0]), (row + 1) * len(tiles[0]))) for row in range(len(tiles))),
+        stride=lcm(*(each.stride for each in first.known)),
+        stride_written=lcm(*(each.of(first.graph.output) for each in first.known)),
     )
-    return WindowTiles(windows, tuple(tiles))
+    return WindowTiles(windows, tuple(tile for row in tiles for tile in row))
+
+
+@contextmanager
+def naming(size: _Size, sizes: Sequence[_Size]) -> Iterator[None]:
+    """Say of which of several sizes a ModelError is."""
+    try:
+        yield
+    except ModelError as error:
+        if len(sizes) == 1:
+            raise
+        raise ModelError(f"images of {size[0]} x {size[1]} pixels: {error}") from error
+
+
+def _images(network: Network, sizes: Sequence[_Size], step: int) -> dict[_Size, _Image]:
+    """Return the network and its windows at each size; raises UsageError, or ModelError, which names the size."""
+    known: dict[_Structure, tuple[Strides, Strides]] = {}
+    images = {}
+    for size in sizes:
+        with naming(size, sizes):
+            images[size] = _image(network, size, step, known)
+    scales = {tuple(each.rates[image.graph.output] for each in image.known) for image in images.values()}
+    if len(scales) > 1:
+        raise ModelError("results of images of these sizes differ in their scale: make a plan for each size")
+    return images
+
+
+def _image(network: Network, size: _Size, step: int, known: dict[_Structure, tuple[Strides, Strides]]) -> _Image:
+    graph = network.checked(size)
+    structure = _structure(graph)
+    if structure not in known:
+        known[structure] = network.strides(graph)
+    rows, cols = known[structure]
+    check_shifts(graph, ROW_AXIS, rows)
+    check_shifts(graph, COL_AXIS, cols)
+    check_step(step, rows, cols, graph.output)
+    spans = axis_spans(graph, ROW_AXIS, rows, step), axis_spans(graph, COL_AXIS, cols, step)
+    return _Image(graph, (rows, cols), *spans)
+
+
+def _structure(graph: Graph) -> _Structure:
+    """Return what graphs of two sizes have in common, unless what the network does depends on the size."""
+    return tuple((node.kind, node.output, str(node.attributes)) for node in graph.nodes)
+
+
+def _check_images(images: Mapping[_Size, _Image], high: Mapping[int, AxisKinds], wide: Mapping[int, AxisKinds]) -> None:
+    """Check that windows of a kind are alike, along each side of the images, for each structure that they have."""
+    seen = set[tuple[int, int, _Structure]]()
+    for (height, width), image in images.items():
+        structure = _structure(image.graph)
+        for axis, length in ((ROW_AXIS, height), (COL_AXIS, width)):
+            if (axis, length, structure) in seen:
+                continue
+            seen.add((axis, length, structure))
+            if axis == ROW_AXIS:
+                check_alike(image.graph, image.rows, high[height].windows, image.cols, rows=True)
+            else:
+                check_alike(image.graph, image.cols, wide[width].windows, image.rows, rows=False)
+
+
+def _window_tile(image: _Image, row: int, col: int, own: frozenset[str]) -> WindowTile:
+    regions = regions_of((image.rows, row), (image.cols, col))
+    return WindowTile(image.graph, regions, regions[image.graph.output], own)
+
+
+def _numbers(cells: Sequence[Sequence[WindowTile]], *, one_image: bool) -> list[list[int]]:
+    """Return a number of each tile, the same for equal graphs; those of one image are all different."""
+    if one_image:
+        return [[row * len(cells[0]) + col for col in range(len(cells[0]))] for row in range(len(cells))]
+    numbers = GraphNumbers()
+    return [[numbers.of(tile.write()) for tile in row] for row in cells]
+
+
+def _renumbered(kinds: AxisKinds, numbers: Iterator[int]) -> AxisWindows:
+    """Return the windows along an axis with the plan's numbers of their kinds, the next ones."""
+    own = [next(numbers) for _ in kinds.examples]
+    windows = tuple(replace(each, kind=own[each.kind]) for each in kinds.windows.windows)
+    return replace(kinds.windows, windows=windows)
 
 
 def write_map_plan(
@@ -225,7 +323,8 @@ def write_map_plan(
     result_area = graph.shape(graph.output).whole.area  # less than the image's where windows are images of their own
     written = write_functions(cut.graphs, [list(range(len(cut.tiles)))], directory / stage_directory(0))
     files = {f"{stage_directory(0)}/{file.name}": file for file in written.weights}
-    (directory / UNSPLIT).write_bytes(in_one_piece(reference).model(files).SerializeToString())
+    unsplit = inlined(in_one_piece(reference), weights_by_size([graph, reference]))
+    (directory / UNSPLIT).write_bytes(unsplit.model(files).SerializeToString())
     tiles = tuple(_tile(each, path, budget) for each, path in zip(cut.tiles, written.graphs, strict=True))
     image, result = (
         _largest(graph.shape(name), [rects[index] for rects in _rects(tiles)])

@@ -49,11 +49,13 @@ def check_local(graph: Graph) -> None:
 def strides(graph: Graph, larger: Graph, axis: int) -> Strides:
     """Return the strides along an axis: `larger` is the network at an image of LONGER more rows and columns.
 
-    Raises ModelError for an operator whose result does not grow with the image.
+    Raises ModelError for an operator whose result does not grow with the image, or that a larger one does not have.
     """
     rates = {}
     for node in graph.nodes:
         for name in (*graph.activations(node), node.output):
+            if name not in larger.shapes:
+                raise refuse(node.name, node.kind, "whether the network has it depends on the image's size")
             more = extent(larger, name, axis) - extent(graph, name, axis)
             rates[name] = Fraction(more, LONGER)
             if not more:

@@ -1,0 +1,340 @@
+"""Random networks that make maps, as ONNX files of free height and width, and random sizes and windows for them.
+
+A case is drawn from its seed and number alone. What a network does to the size of its map is known to nobody here: it
+is written into the graph, by Shape, where an operator needs it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 20
+_PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "half_pixel", "align_corners")
+_NEAREST = ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil")
+_SCALES = (2.0, 2.0, 3.0, 0.5, 0.5, 1.5, 0.25, 1 / 3, 0.75, 1.2)
+
+
+@dataclass
+class Case:
+    """A network as an ONNX model, the sizes of images that its plan is for, the side of windows, and words."""
+
+    seed: int
+    number: int
+    model: object
+    channels: int
+    sizes: list[tuple[int, int]]
+    window: int | str
+    reduce: str | None
+    story: list[str] = field(default_factory=list)
+
+    def image(self, height, width):
+        """Return an image (1, C, H, W)."""
+        rng = np.random.default_rng((self.seed, self.number, height, width))
+        return rng.standard_normal((1, self.channels, height, width), dtype=np.float32)
+
+    def __str__(self):
+        story = "; ".join(self.story)
+        return f"case {self.number} of seed {self.seed}: sizes {self.sizes}, window {self.window}: {story}"
+
+
+class Drawn:
+    """A network that grows operator by operator; `name` and `channels` are the current map's."""
+
+    def __init__(self, rng):
+        self.rng, self.values = rng, np.random.default_rng(rng.getrandbits(60))
+        self.nodes, self.initializers, self.story, self.count = [], [], [], 0
+        self.name, self.channels = "x", rng.choice([1, 2, 3])
+        self.first = self.channels
+        self.kept = [("x", self.channels)]
+
+    def op(self, kind, *inputs, **attributes):
+        self.count += 1
+        name = f"{kind.lower()}_{self.count}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def constant(self, value):
+        self.count += 1
+        self.initializers.append(numpy_helper.from_array(np.asarray(value), f"constant_{self.count}"))
+        return f"constant_{self.count}"
+
+    def ints(self, *values):
+        return self.constant(np.array(values, np.int64))
+
+    def floats(self, *shape, scale=1.0):
+        return self.constant((self.values.standard_normal(shape) * scale).astype(np.float32))
+
+    def then(self, kind, *inputs, **attributes):
+        self.name = self.op(kind, self.name, *inputs, **attributes)
+
+    def side(self, axis, of=None):
+        """Return the number of rows (2) or columns (3) of a map, an int64 tensor (1,)."""
+        return self.op("Gather", self.op("Shape", of or self.name), self.ints(axis), axis=0)
+
+    def conv(self, kernel, **attributes):
+        channels = self.rng.randint(1, 6)
+        weight = self.floats(channels, self.channels, *kernel, scale=(self.channels * kernel[0] * kernel[1]) ** -0.5)
+        self.then("Conv", weight, self.floats(channels, scale=0.1), **attributes)
+        self.channels = channels
+
+    def grow(self, most):
+        """Append operators, weighed by how usual they are, and a convolution at the end."""
+        steps = [name for name in dir(self) if name.startswith("step_")]
+        usual = {"step_conv": 6, "step_activation": 3, "step_pool": 3, "step_skip": 5, "step_resize": 3}
+        usual |= {
+            "step_scaled_by_size": 2,
+            "step_global": 0.1,
+            "step_placed": 0.2,
+            "step_flipped": 0.2,
+            "step_shuffled": 0.5,
+        }
+        weights = [usual.get(name, 1) for name in steps]
+        for name in self.rng.choices(steps, weights, k=self.rng.randint(1, most)):
+            before = self.name
+            getattr(self, name)()
+            self.story.append(name.removeprefix("step_") + getattr(self, "said", ""))
+            self.said = ""
+            if self.name != before:
+                self.kept.append((self.name, self.channels))
+        if self.rng.random() < 0.7:
+            self.conv((3, 3), pads=[1, 1, 1, 1])
+
+    def say(self, *words):
+        self.said = f"({', '.join(map(str, words))})"
+
+    def step_conv(self):
+        rng = self.rng
+        kernel = [rng.choice([1, 2, 3, 3, 3, 4, 5, 7]) for _ in "hw"]
+        strides = [rng.choice([1, 1, 1, 2, 2, 3])] * 2 if rng.random() < 0.8 else [rng.choice([1, 2, 3]) for _ in "hw"]
+        dilations = [rng.choice([1, 1, 1, 2, 3])] * 2
+        same = [dilation * (size - 1) // 2 for size, dilation in zip(kernel, dilations, strict=True)] * 2
+        pads = rng.choice([same, same, same, [0] * 4, [rng.randint(0, 3) for _ in "tlbr"]])
+        self.say(kernel, strides, dilations, pads)
+        self.conv(kernel, strides=strides, dilations=dilations, pads=pads)
+
+    def step_activation(self):
+        self.then(self.rng.choice(["Relu", "Sigmoid", "Tanh", "LeakyRelu", "HardSwish"]))
+
+    def step_pool(self):
+        rng = self.rng
+        kernel = [rng.choice([2, 2, 3])] * 2
+        stride, ceil = rng.choice([1, 2, 2, 2, 3]), rng.randint(0, 1)
+        pads = [rng.choice([0, 0, 1])] * 4
+        kind = rng.choice(["MaxPool", "AveragePool"])
+        self.say(kind, kernel, stride, pads, "ceil" * ceil)
+        more = {"count_include_pad": rng.randint(0, 1)} if kind == "AveragePool" else {}
+        self.then(kind, kernel_shape=kernel, strides=[stride] * 2, pads=pads, ceil_mode=ceil, **more)
+
+    def step_transposed(self):
+        rng = self.rng
+        kernel, stride = rng.choice([(2, 2), (3, 2), (4, 2), (3, 3), (3, 1), (5, 4)])
+        pad, more = rng.randint(0, (kernel - 1) // 2), rng.randint(0, stride - 1)
+        channels = rng.randint(1, 4)
+        self.say(kernel, stride, pad, more)
+        weight = self.floats(self.channels, channels, kernel, kernel, scale=(self.channels * kernel) ** -0.5)
+        self.then("ConvTranspose", weight, strides=[stride] * 2, pads=[pad] * 4, output_padding=[more] * 2)
+        self.channels = channels
+
+    def step_pad(self):
+        rng = self.rng
+        mode = rng.choice(["constant", "reflect", "edge"])
+        amounts = [rng.randint(0, 5) for _ in "tlbr"]
+        if mode == "constant" and rng.random() < 0.5:
+            amounts = [rng.randint(-7, 5) for _ in "tlbr"]
+        self.say(mode, amounts)
+        self.then("Pad", self.ints(0, 0, *amounts[:2], 0, 0, *amounts[2:]), mode=mode)
+
+    def step_crop(self):
+        top, left, bottom, right = (self.rng.randint(0, 12) for _ in "tlbr")
+        self.say(top, left, bottom, right)
+        self.then("Slice", self.ints(top, left), self.ints(-bottom or 2**62, -right or 2**62), self.ints(2, 3))
+
+    def step_every_other(self):
+        start, step = self.rng.randint(0, 2), self.rng.choice([2, 2, 3])
+        axis = self.rng.choice([2, 3])
+        self.say(start, step, axis)
+        self.then("Slice", self.ints(start), self.ints(2**62), self.ints(axis), self.ints(step))
+
+    def _mode(self):
+        mode = self.rng.choice(["nearest", "nearest", "linear", "linear", "cubic"])
+        attributes = {"mode": mode, "coordinate_transformation_mode": self.rng.choice(_PLACES)}
+        if mode == "nearest":
+            place = self.rng.choice([*_PLACES, "asymmetric", "asymmetric"])
+            attributes |= {"coordinate_transformation_mode": place, "nearest_mode": self.rng.choice(_NEAREST)}
+        self.say(*attributes.values())
+        return attributes
+
+    def step_resize(self):
+        scale = self.rng.choice(_SCALES)
+        scales = [scale, scale] if self.rng.random() < 0.8 else [scale, 1.0]
+        attributes = self._mode()
+        self.said += str([round(each, 2) for each in scales])
+        self.then("Resize", "", self.constant(np.array([1, 1, *scales], np.float32)), **attributes)
+
+    def step_resize_to_a_size(self):
+        rng = self.rng
+        if rng.random() < 0.2:
+            sizes = self.ints(1, self.channels, 64, 64)
+            self.then("Resize", "", "", sizes, **self._mode())
+            self.said += "fixed"
+            return
+        up, down, more = rng.choice([(2, 1, 0), (1, 2, 0), (3, 2, 0), (1, 1, 1), (1, 1, -7), (2, 1, -1), (1, 4, 0)])
+        attributes = self._mode()
+        self.said += f"x{up}/{down}+{more}"
+        sides = [
+            self.op(
+                "Add", self.op("Div", self.op("Mul", self.side(axis), self.ints(up)), self.ints(down)), self.ints(more)
+            )
+            for axis in (2, 3)
+        ]
+        self.then("Resize", "", "", self.op("Concat", self.ints(1, self.channels), *sides, axis=0), **attributes)
+
+    def step_skip(self):
+        """Resize the map to the size of an earlier one, or crop or pad it to that, and join the two."""
+        name, channels = self.rng.choice(self.kept)
+        how = self.rng.choice(["resize", "resize", "resize", "pad"])
+        attributes = self._mode()
+        self.said = f"({how}{self.said if how == 'resize' else ''} to {name})"
+        sides = [self.side(axis, name) for axis in (2, 3)]
+        if how == "resize":
+            self.then("Resize", "", "", self.op("Concat", self.ints(1, self.channels), *sides, axis=0), **attributes)
+        else:
+            more = [self.op("Sub", side, self.side(axis)) for axis, side in zip((2, 3), sides, strict=True)]
+            before = [self.op("Div", each, self.ints(2)) for each in more]
+            after = [self.op("Sub", each, half) for each, half in zip(more, before, strict=True)]
+            self.then("Pad", self.op("Concat", self.ints(0, 0), *before, self.ints(0, 0), *after, axis=0))
+        if channels == self.channels and self.rng.random() < 0.5:
+            self.then("Add", name)
+        else:
+            self.then("Concat", name, axis=1)
+            self.channels += channels
+
+    def step_scaled_by_size(self):
+        """Multiply by a number that depends on the height, the width, both, or the larger of them."""
+        how = self.rng.choice(["height", "width", "area", "larger", "per channel", "weights"])
+        self.say(how)
+        height, width = (self.op("Cast", self.side(axis, "x"), to=TensorProto.FLOAT) for axis in (2, 3))
+        number = {"width": width, "area": self.op("Mul", height, width), "larger": self.op("Max", height, width)}.get(
+            how, height
+        )
+        factor = self.op("Div", self.constant(np.array([100.0], np.float32)), number)
+        if how == "weights":
+            channels = self.rng.choice([4, 20])
+            weight = self.op("Mul", self.floats(channels, self.channels, 3, 3, scale=0.3), factor)
+            self.then("Conv", weight, pads=[1, 1, 1, 1])
+            self.channels = channels
+            return
+        if how == "per channel":
+            factor = self.op("Mul", self.floats(1, self.channels, 1, 1), factor)
+        self.then(self.rng.choice(["Mul", "Add"]), factor)
+
+    def step_padded_to_a_multiple(self):
+        """Pad rows and columns to a multiple, as networks of patches do."""
+        multiple = self.rng.choice([2, 7, 8, 16])
+        self.say(multiple)
+        more = [self.op("Mod", self.op("Neg", self.side(axis)), self.ints(multiple)) for axis in (2, 3)]
+        self.then("Pad", self.op("Concat", self.ints(0, 0, 0, 0, 0, 0), *more, axis=0))
+
+    def step_cut_to_a_multiple(self):
+        multiple = self.rng.choice([2, 4, 8])
+        self.say(multiple)
+        ends = [
+            self.op("Mul", self.op("Div", self.side(axis), self.ints(multiple)), self.ints(multiple)) for axis in (2, 3)
+        ]
+        self.then("Slice", self.ints(0, 0), self.op("Concat", *ends, axis=0), self.ints(2, 3))
+
+    def step_selected_rows(self):
+        """Select all rows or columns, a few of them replaced by others, as dead lines of a sensor are."""
+        axis, rng = self.rng.choice([2, 3]), self.rng
+        numbers = self.op(
+            "Range", self.constant(np.int64(0)), self.op("Squeeze", self.side(axis)), self.constant(np.int64(1))
+        )
+        dead = [rng.randint(1, 150) for _ in range(rng.choice([0, 1, 1, 2]))]
+        self.say(axis, dead)
+        for line in dead:
+            hit = self.op("Equal", numbers, self.ints(line))
+            numbers = self.op("Where", hit, self.ints(line - 1), numbers)
+        self.then("Gather", numbers, axis=axis)
+
+    def step_flipped(self):
+        axis = self.rng.choice([2, 3])
+        self.then("Slice", self.ints(-1), self.ints(-(2**62)), self.ints(axis), self.ints(-1))
+
+    def step_placed(self):
+        """Add the number of its row to each pixel, or to each pixel of even rows."""
+        numbers = self.op(
+            "Range",
+            self.constant(np.float32(0)),
+            self.op("Cast", self.op("Squeeze", self.side(2)), to=1),
+            self.constant(np.float32(1)),
+        )
+        if self.rng.random() < 0.5:
+            numbers = self.op("Mod", numbers, self.constant(np.float32(2)), fmod=1)
+        self.then("Add", self.op("Reshape", numbers, self.ints(1, 1, -1, 1)))
+
+    def step_shuffled(self):
+        if self.channels % 4 == 0:
+            self.then("DepthToSpace", blocksize=2)
+            self.channels //= 4
+        else:
+            self.then("SpaceToDepth", blocksize=2)
+            self.channels *= 4
+
+    def step_other_way_by_size(self):
+        """Take one of two convolutions, by the height of the image."""
+        limit, channels = self.rng.choice([100, 150, 200]), self.rng.randint(1, 4)
+        self.say(limit)
+        condition = self.op("Squeeze", self.op("Greater", self.side(2, "x"), self.ints(limit)))
+        weights = [self.floats(channels, self.channels, 3, 3, scale=0.4) for _ in "ab"]
+        strides = self.rng.choice([[1, 1], [1, 1], [1, 2]])
+        branches = []
+        for weight, stride in zip(weights, strides, strict=True):
+            self.count += 1
+            out = f"branch_{self.count}"
+            node = helper.make_node(
+                "Conv", [self.name, weight], [out], name=out, pads=[1, 1, 1, 1], strides=[stride] * 2
+            )
+            branches.append(helper.make_graph([node], out, [], [helper.make_tensor_value_info(out, 1, None)]))
+        self.name = self.op("If", condition, then_branch=branches[0], else_branch=branches[1])
+        self.channels = channels
+
+    def step_global(self):
+        self.then("Mul", self.op("GlobalAveragePool", self.name))
+
+    def model(self):
+        """Return the ONNX model."""
+        graph = helper.make_graph(
+            self.nodes,
+            "drawn",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", self.first, "H", "W"])],
+            [helper.make_tensor_value_info(self.name, TensorProto.FLOAT, ["N", None, None, None])],
+            self.initializers,
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+
+
+def drawn_sizes(rng):
+    """Return the sizes of one to three images: often multiples of strides, often past them, in any order."""
+
+    def side():
+        unit = rng.choice([1, 8, 16, 32])
+        return max(24, rng.randint(40, 230) // unit * unit + rng.choice([0, 0, 0, 0, 1, -1, 3, 7]))
+
+    sizes = [(side(), side()) for _ in range(rng.choice([1, 1, 2, 2, 3]))]
+    if rng.random() < 0.2:
+        sizes = [(height, height) for height, _ in sizes]
+    return [*dict.fromkeys(sizes)]
+
+
+def draw(seed, number):
+    """Return case `number` of a seed."""
+    rng = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
+    net = Drawn(rng)
+    net.grow(8)
+    window = rng.choice([16, 24, 32, 48, 48, 64, 96, "auto"])
+    reduce = rng.choice([None] * 5 + ["argmax"]) if net.channels > 1 else None
+    return Case(seed, number, net.model(), net.first, drawn_sizes(rng), window, reduce, net.story)

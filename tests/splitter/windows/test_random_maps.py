@@ -1,0 +1,150 @@
+"""Maps of random networks, sizes and windows: those of the network on the whole image, or refused by their reason.
+
+The oracle is ONNX Runtime (torch, of modules) on the whole image, which knows nothing of windows. A case is repeated by
+`TEST_SEED=SEED .venv/bin/python tests/splitter/windows/test_random_maps.py NUMBER ...`; the seed is the day's
+unless that variable is set, and pytest prints it.
+"""
+
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import serfer
+from serfer.core.errors import InputError, SerferError
+from serfer.core.exactness import TOLERANCE, relative_error
+from serfer.plan_directory import load_plan
+from tests.splitter.windows.random_maps import draw
+
+FEW, DAILY, WEEKLY = 12, 300, 3000
+FIXED_SEED = 34
+LANES = 10
+NOT_A_REASON = re.compile(
+    r"Traceback|\b\w*(Index|Key|Type|Value|Attribute|Assertion)Error\b|object has no|__\w+__|Symbolic"
+)
+FLIPS = 2e-3  # of classes, where the two best scores are as good as equal
+
+
+def seed():
+    return int(os.environ["TEST_SEED"])
+
+
+def by_windows(directory, batch):
+    """Return the map of an image (1, C, H, W) that the graphs of a plan make, window by window: no driver, no store."""
+    plan, result, sessions = load_plan(directory), None, {}
+    windows = plan.windows.of(*batch.shape[2:])
+    for window in windows:
+        graph = plan.stages[0].tiles[window.tile].graph
+        if graph not in sessions:
+            sessions[graph] = session(Path(directory) / graph)
+        part = np.ascontiguousarray(batch[:, :, *window.read.slices])
+        [values] = sessions[graph].run(None, {"input0": part})
+        if result is None:
+            result = np.full((*values.shape[:-2], windows.height, windows.width), np.nan, values.dtype)
+        result[..., *window.written.slices] = values
+    return result
+
+
+def session(model):
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    return ort.InferenceSession(model if isinstance(model, bytes) else str(model), options)
+
+
+def planned(case, file, directory):
+    """Make the plan of a case; windows that are no multiple of the stride become the next multiple."""
+    try:
+        options = {"channels": case.channels, "reduce": case.reduce}
+        serfer.map_plan(file, case.sizes, directory, window=case.window, **options)
+    except serfer.UsageError as error:
+        nearest = re.search(r"nearest ones are \d+ and (\d+)", str(error))
+        if not nearest:
+            raise
+        serfer.map_plan(file, case.sizes, directory, window=int(nearest[1]), **options)
+
+
+def outcome(case):
+    """Return "exact", "refused" or "infinite", the reason of the refusal, and what is wrong with it, if anything."""
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file, directory = Path(place, "net.onnx"), Path(place, "plan")
+        file.write_bytes(case.model.SerializeToString())
+        try:
+            planned(case, file, directory)
+        except SerferError as error:
+            return "refused", str(error), "a reason that is none" * bool(NOT_A_REASON.search(str(error)))
+        oracle = session(file)
+        heights, widths = zip(*case.sizes, strict=True)
+        for size in dict.fromkeys(product(heights, widths)):
+            image = case.image(*size)
+            [expected] = oracle.run(None, {"x": image})
+            if not np.isfinite(expected).all():
+                return "infinite", "", ""
+            if case.reduce:
+                expected = expected.argmax(1)
+            wrong = compared(by_windows(directory, image), expected)
+            if wrong:
+                return "exact", "", f"{size}: {wrong}"
+        return "exact", "", not_planned(case, directory)
+
+
+def compared(result, expected):
+    """Return in words how a map differs from the network's."""
+    result = result.reshape(expected.shape) if result.size == expected.size else result
+    if result.shape != expected.shape:
+        return f"its shape is {result.shape} and not {expected.shape}"
+    if expected.dtype.kind == "i":
+        share = (result != expected).mean()
+        return f"{share:.2%} of classes differ" if share > FLIPS else ""
+    error = relative_error(result, expected)
+    return "" if error <= TOLERANCE else f"differs by {error:.2g} of the range"
+
+
+def not_planned(case, directory):
+    """An image of a size that no plan was made for is refused."""
+    height, _ = case.sizes[0]
+    try:
+        by_windows(directory, case.image(height + 1, max(each for _, each in case.sizes) + 5))
+    except InputError as error:
+        return "" if "this plan is for" in str(error) else str(error)
+    return "an image of another size was mapped"
+
+
+def check(numbers, of_seed):
+    """Check the cases of these numbers; at least a fifth of the networks has to have a map."""
+    ends, wrong = Counter(), []
+    for number in numbers:
+        case = draw(of_seed, number)
+        end, reason, trouble = outcome(case)
+        ends[end] += 1
+        if trouble:
+            wrong.append(f"{case}: {trouble} {reason}")
+    print(dict(ends), f"seed {of_seed}")  # noqa: T201 - `make weekly` shows them
+    assert not wrong, "\n".join(wrong)
+    assert ends["exact"] >= len(numbers) // 5
+
+
+def test_a_few_random_networks_have_the_map_of_the_whole_image():
+    check(range(FEW), FIXED_SEED)
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+@pytest.mark.parametrize(
+    "count", [pytest.param(DAILY, marks=pytest.mark.slow), pytest.param(WEEKLY, marks=pytest.mark.weekly)]
+)
+def test_random_networks_have_the_map_of_the_whole_image_or_are_refused(lane, count):
+    check(range(lane, count, LANES), seed())
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        drawn = draw(seed(), int(each))
+        print(drawn, *outcome(drawn))  # noqa: T201 - what a script says

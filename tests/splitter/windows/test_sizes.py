@@ -1,0 +1,128 @@
+"""Plans for images of several sizes, and constants that depend on the size or the place: exact, or refused."""
+
+import random
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+import serfer
+from serfer.core.errors import ModelError
+from serfer.core.exactness import relative_error
+from serfer.plan_directory import load_plan
+from tests.splitter.windows.random_maps import Drawn
+from tests.splitter.windows.test_random_maps import by_windows, session
+
+EXACT = 1e-5
+
+
+def network():
+    """Return a network that grows: a convolution of the image."""
+    net = Drawn(random.Random(0))  # noqa: S311 - no secret
+    net.channels = net.first = 3
+    net.conv((3, 3), pads=[1, 1, 1, 1])
+    return net
+
+
+def pyramid(halvings=2, mode="linear"):
+    """Two halvings, rounded up, and back to the size of what was halved."""
+    net = network()
+    image, channels = net.name, net.channels
+    for _ in range(halvings):
+        net.conv((3, 3), pads=[1, 1, 1, 1], strides=[2, 2])
+    sides = [net.side(axis, image) for axis in (2, 3)]
+    net.then("Resize", "", "", net.op("Concat", net.ints(1, net.channels), *sides, axis=0), mode=mode)
+    net.then("Concat", image, axis=1)
+    net.channels += channels
+    net.conv((3, 3), pads=[1, 1, 1, 1])
+    return net
+
+
+def scaled(how):
+    """Multiply by 100 over the height, or over the larger side; or let a convolution's weights do so."""
+    net = network()
+    height, width = (net.op("Cast", net.side(axis, "x"), to=TensorProto.FLOAT) for axis in (2, 3))
+    number = net.op("Max", height, width) if how == "larger side" else height
+    factor = net.op("Div", net.constant(np.array([100.0], np.float32)), number)
+    if how == "large weights":
+        weight = net.op("Mul", net.floats(40, net.channels, 3, 3), factor)
+        net.then("Conv", weight, pads=[1, 1, 1, 1])
+    else:
+        net.then("Mul", factor)
+    return net
+
+
+def fitted():
+    """Halve, rounded up, double, and pad by a negative number of rows and columns: even sizes have no such operator."""
+    net = network()
+    sides = [net.side(axis) for axis in (2, 3)]
+    net.conv((3, 3), pads=[1, 1, 1, 1], strides=[2, 2])
+    net.then("ConvTranspose", net.floats(net.channels, 2, 2, 2), strides=[2, 2])
+    net.channels = 2
+    more = [net.op("Sub", side, net.side(axis)) for axis, side in zip((2, 3), sides, strict=True)]
+    net.then("Pad", net.op("Concat", net.ints(0, 0, 0, 0, 0, 0), *more, axis=0))
+    net.conv((3, 3), pads=[1, 1, 1, 1])
+    return net
+
+
+def dead_lines(*lines):
+    """Select all columns, some replaced by the ones before them."""
+    net = network()
+    ends = net.constant(np.int64(0)), net.op("Squeeze", net.side(3)), net.constant(np.int64(1))
+    numbers = net.op("Range", *ends)
+    for line in lines:
+        numbers = net.op("Where", net.op("Equal", numbers, net.ints(line)), net.ints(line - 1), numbers)
+    net.then("Gather", numbers, axis=3)
+    return net
+
+
+def planned(net, sizes, place, window=64):
+    file = place / "net.onnx"
+    file.write_bytes(net.model().SerializeToString())
+    return serfer.map_plan(file, sizes, place / "plan", window=window)
+
+
+def check(net, place):
+    """Compare the maps of all sizes that the plan in `place` is for with the network's."""
+    oracle, windows = session(place / "net.onnx"), load_plan(place / "plan").windows
+    for height, width in product([axis.size for axis in windows.heights], [axis.size for axis in windows.widths]):
+        image = np.random.default_rng(height + width).standard_normal((1, net.first, height, width), dtype=np.float32)
+        [expected] = oracle.run(None, {"x": image})
+        assert relative_error(by_windows(place / "plan", image), expected) <= EXACT
+
+
+@pytest.mark.parametrize("how", ["height", "larger side", "large weights"])
+def test_each_size_has_the_constants_of_its_own(how, tmp_path):
+    net = scaled(how)
+    planned(net, [(200, 90), (100, 250)], tmp_path)
+    check(net, tmp_path)
+
+
+@pytest.mark.parametrize("sizes", [*permutations([(320, 320), (310, 318)])])
+def test_a_size_that_is_refused_alone_is_refused_beside_others_by_its_numbers(sizes, tmp_path):
+    with pytest.raises(ModelError, match=r"images of 310 x 3\d\d pixels: operator 'resize_\d+' \(Resize\)"):
+        planned(pyramid(), sizes, tmp_path, window=128)
+    assert not (tmp_path / "plan").exists()
+
+
+def test_sizes_whose_graphs_are_equal_share_their_kinds(tmp_path):
+    net = pyramid()
+    plan = planned(net, [(256, 320), (384, 256), (512, 448)], tmp_path)
+    assert len(plan.stages[0].tiles) == 9
+    check(net, tmp_path)
+
+
+def test_sizes_for_which_the_network_has_other_operators_have_kinds_of_their_own(tmp_path):
+    net = fitted()
+    planned(net, [(160, 168), (157, 164)], tmp_path, window=32)
+    check(net, tmp_path)
+
+
+def test_a_selection_with_an_exception_in_one_window_is_refused(tmp_path):
+    net = dead_lines(997)  # in the last window, which is of a kind of its own
+    planned(net, [(64, 1000)], tmp_path)
+    check(net, tmp_path)
+    for line in (70, 300, 700):
+        with pytest.raises(ModelError, match=r"'gather_\d+' \(Gather\) .* depends on where in the image it is$"):
+            planned(dead_lines(line), [(64, 1000)], tmp_path)

@@ -68,8 +68,20 @@ def test_the_comparison_says_what_is_measured_and_what_predicted(opened, url, pi
     kinds = page.locator("#compare tbody th .note")
     assert set(kinds.all_inner_texts()) == {"predicted"}
     answered(ask(page, picture))
-    assert kinds.all_inner_texts()[:2] == ["measured", "predicted"]
+    measured, predicted = kinds.all_inner_texts()[:2]
+    assert measured.startswith("measured here")
+    assert predicted == "predicted"
+    row = page.locator("#compare tbody tr.measured")
+    assert "$" not in row.inner_text()  # times of this machine are not a price of Lambda's
     expect(page.locator("#compare tbody")).to_contain_text("Unsplit, one function of")
+
+
+def test_an_answer_goes_from_the_status_line_too_when_another_model_is_chosen(opened, url, picture):
+    page, _ = opened(url)
+    answered(ask(page, picture))
+    page.select_option("#model", "lean")
+    expect(page.get_by_role("status")).to_have_text("")
+    expect(page.locator("#after")).to_be_hidden()
 
 
 def test_every_stages_tiles_lie_over_the_part_that_the_network_sees(opened, url, picture):

@@ -153,7 +153,7 @@ def query_fields(record: RequestRecord) -> dict[str, Any]:
     report = result.report
     return {
         "model": record.model,
-        "query": result.answer.query,
+        "query": result.answer.query.strip("{}"),  # braces are a Redis cluster's, which keys of a query lie together by
         "target": report.target,
         **({"instance": result.served.instance, "batch": result.served.batch} if result.served else {}),
         "queue_ms": round(record.answered.queued_s * 1000, 3),

@@ -25,7 +25,7 @@ const ADVICE = {
   halo: "Tiles waited for one another: even grids, warm functions and a faster store would help.",
   read: "A store nearer to the functions, or fewer stages, would help.",
   write: "A store nearer to the functions, or fewer stages, would help.",
-  compute: "More memory gives a function more processor.",
+  compute: "On Lambda, more memory gives a function more processor.",
   again: "Some attempts had to be made again: the timeline shows which.",
 };
 

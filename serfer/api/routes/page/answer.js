@@ -58,28 +58,46 @@ function fact(name, value, note) {
 
 const NO_STAGES = { cache: "from an answer that was kept", gpu: "on an instance of the pool, decoding included" };
 
-/** The figures of a query. */
-export function facts(report) {
+/** What a query costs: an instance's price is its own, a function's is predicted, for times of another machine are no price of Lambda's. */
+function cost(report, model) {
+  if (report.target === "gpu") return fact("Cost", perMillion(report.cost_usd), "a million such queries, at the instance's full load");
+  if (report.target === "cache") return fact("Cost", perMillion(0), "nothing ran");
+  return fact("Cost", model ? perMillion(model.predicted_cost_usd) : "–", "a million such queries on Lambda, warm, as predicted");
+}
+
+/** The figures of a query; `model` is the plan that answered it, null where it is not known. */
+export function facts(report, model) {
   const sum = (field) => report.stages.reduce((total, stage) => total + stage[field], 0);
   const [tasks, cold, came, left] = ["tasks", "cold", "bytes_in", "bytes_out"].map(sum);
   const { puts, gets, exists } = report.store;
   const again = report.retries + report.hedges + report.restarts;
   return [
     fact("Latency", duration(report.latency_ms), NO_STAGES[report.target] ?? "measured, decoding included"),
-    fact("Cost", perMillion(report.cost_usd), report.target === "gpu" ? "a million such queries, at the instance's full load" : "a million such queries, at Lambda's prices"),
+    cost(report, model),
     fact("Tensors moved", bytes(came + left), `${bytes(came)} read, ${bytes(left)} written`),
     fact("Store requests", count(puts + gets + exists), `${plural(gets, "get")}, ${plural(puts, "put")}, ${count(exists)} other`),
     fact("Cold starts", count(cold), `of ${plural(tasks, "task")}`),
-    fact("Done again", count(again), `${count(report.retries)} retried, ${count(report.hedges)} hedged, ${count(report.restarts)} begun anew`),
+    fact("Done again", count(again), `${count(report.retries)} retried, ${count(report.hedges)} hedged, ${count(report.restarts)} restarted`),
   ];
+}
+
+/** Whether a plan is the whole network in one function: then there is nothing to compare it with. */
+export const isWhole = (model) => model.tasks === 1;
+
+/** How a query of this service was measured: not as a price, and not as Lambda would be when warm. */
+function asMeasured(report) {
+  const [cold, tasks] = ["cold", "tasks"].map((field) => report.stages.reduce((total, stage) => total + stage[field], 0));
+  const kind = cold ? `measured here, ${cold} of ${plural(tasks, "task")} cold` : "measured here";
+  return { name: "This query", kind, ms: report.latency_ms, usd: report.target === "gpu" ? report.cost_usd : null, measured: true };
 }
 
 /** A model's plan against the whole network in one function, as predicted, and the query as measured, if there is one. */
 export function comparison(model, report) {
+  const itself = (one) => one.predicted_ms === model.predicted_ms && one.predicted_cost_usd === model.predicted_cost_usd;
   const lines = [
-    ...(report ? [{ name: "This query", kind: "measured", ms: report.latency_ms, usd: report.cost_usd }] : []),
+    ...(report ? [asMeasured(report)] : []),
     { name: `This plan, ${plural(model.tasks, "task")}`, kind: "predicted", ms: model.predicted_ms, usd: model.predicted_cost_usd },
-    ...model.unsplit.map((one) => ({
+    ...model.unsplit.filter((one) => !isWhole(model) || !itself(one)).map((one) => ({
       name: `Unsplit, ${grouped(one.stages)}`,
       kind: one.verdict === "does not fit" ? "predicted; does not fit Lambda" : "predicted",
       ms: one.predicted_ms,
@@ -87,18 +105,18 @@ export function comparison(model, report) {
     })),
   ];
   const [slowest, dearest] = ["ms", "usd"].map((field) => Math.max(...lines.map((line) => line[field])) || 1);
-  const rows = lines.map(({ name, kind, ms, usd }) =>
+  const rows = lines.map(({ name, kind, ms, usd, measured }) =>
     html(
       "tr",
-      { class: kind === "measured" ? "measured" : "predicted" },
+      { class: measured ? "measured" : "predicted" },
       html("th", { scope: "row" }, name, html("span", { class: "note" }, kind)),
       html("td", {}, html("span", { class: "number" }, duration(ms)), bar(ms / slowest)),
-      html("td", {}, html("span", { class: "number" }, perMillion(usd)), bar(usd / dearest)),
+      html("td", {}, ...(usd === null ? ["–"] : [html("span", { class: "number" }, perMillion(usd)), bar(usd / dearest)])),
     ),
   );
   const heads = ["", "Latency", "A million queries"].map((head) => (head ? html("th", { scope: "col" }, head) : html("td")));
   const parts = [html("table", { class: "compare" }, html("thead", {}, html("tr", {}, ...heads)), html("tbody", {}, ...rows))];
-  const store = `What is predicted is the planner's reckoning for warm functions on AWS Lambda with a store like ${model.predicted_for}; what is measured is this service, where it runs.`;
+  const store = `What is predicted is the planner's estimate for warm functions on AWS Lambda with a store like ${model.predicted_for}; what is measured is this service, where it runs.`;
   parts.push(html("p", { class: "note" }, store));
   if (model.why) parts.push(html("details", {}, html("summary", {}, "Why this plan"), html("p", {}, model.why)));
   return parts;

@@ -1,7 +1,7 @@
 // The page: a picture, a model or an application, and a key come in; a query goes out, is followed, and is shown.
 
 import { statesAt, why } from "./account.js";
-import { comparison, facts, predictions, selection } from "./answer.js";
+import { comparison, facts, isWhole, predictions, selection } from "./answer.js";
 import { pause, Problem, Service } from "./api.js";
 import { ApplicationPanel, networksText } from "./application.js";
 import { byId, bytes, duration, html, percent, plural } from "./dom.js";
@@ -144,14 +144,21 @@ function choosePicture(chosen) {
 /** Take an answer that is on show away: it was another picture's, or another model's. */
 function forgetAnswer() {
   shown = null;
+  say("");
   tiles.show(null);
   byId("after").hidden = byId("replay").hidden = byId("raw-box").hidden = true;
   byId("progress").textContent = "";
   const { stages, predicted_ms: ms, tasks } = model ?? { stages: [], tasks: 0 };
   const plan = model ? `${plural(tasks, "task")} in ${plural(stages.length, "stage")}, ${duration(ms)} predicted when warm.` : "";
   byId("answer").replaceChildren(html("h3", {}, "What it shows"), html("p", { class: "note" }, file ? "Press Classify to ask." : "Choose a picture to begin."), html("p", { class: "note" }, plan));
-  byId("compare-box").hidden = !model?.unsplit.length;
-  if (model) byId("compare").replaceChildren(...comparison(model, null));
+  showComparison(null);
+}
+
+function showComparison(report) {
+  byId("compare-box").hidden = !model?.unsplit.length && !(model && report);
+  if (!model) return;
+  byId("compare-title").textContent = isWhole(model) ? "Measured and predicted" : "Against one function";
+  byId("compare").replaceChildren(...comparison(model, report));
 }
 
 // ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,10 +292,9 @@ function showAnswer(report) {
   say(`Done in ${duration(report.latency_ms)}${by}: ${best.label}${best.score >= 0 && best.score <= 1 ? `, ${percent(best.score)}` : ""}.`);
   byId("progress").textContent = "";
   byId("answer").replaceChildren(...predictions(report), ...(report.selected ? selection(report.selected, Boolean(application?.canary)) : []));
-  byId("facts").replaceChildren(...facts(report));
+  byId("facts").replaceChildren(...facts(report, model));
   byId("after").hidden = false;
-  byId("compare-box").hidden = !model;
-  if (model) byId("compare").replaceChildren(...comparison(model, report));
+  showComparison(report);
   byId("raw-box").hidden = false;
   byId("raw").textContent = JSON.stringify(report, null, 2);
   if (report.timeline) showTimeline(report);

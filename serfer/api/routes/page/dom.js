@@ -48,7 +48,7 @@ export function bytes(value) {
 }
 
 /** Dollars of a million queries that cost `usd` each. */
-export const perMillion = (usd) => `$${(usd * 1e6).toFixed(2)}`;
+export const perMillion = (usd) => `$${usd > 0 && usd < 1e-8 ? (usd * 1e6).toPrecision(2) : (usd * 1e6).toFixed(2)}`;
 
 export const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)}%`;
 

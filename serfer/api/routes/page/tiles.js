@@ -2,7 +2,7 @@
 
 import { bytes, count, gridText, html, percent, plural, svg, table, titled } from "./dom.js";
 
-const PATHS = { inline: "inside answers and payloads", cache: "through the store", objects: "through the object store" };
+const PATHS = { inline: "with responses and requests", cache: "through the store", objects: "through the object store" };
 const GROUPS_HEIGHT = 0.12; // of the picture: the band that stands for a vector's groups
 
 /** The part of a picture that the network sees, in the picture's pixels, as the server cuts it (serfer/images.py). */
@@ -205,7 +205,7 @@ function noted(stage, number) {
   const { count: many, first, last } = stage.operators;
   const weights = stage.weights_bytes ? ` ${bytes(stage.weights_bytes)} of weights;` : ""; // small ones stand in the graph
   const what = `${plural(many, "operator")}, ${first.kind} to ${last.kind};${weights} ${count(stage.memory_mb)} MB of memory. `;
-  const way = `Its output travels ${PATHS[stage.output]}.`;
+  const way = `Its output is passed on ${PATHS[stage.output]}.`;
   const head = html("strong", {}, `${titled(stage.name)}: `);
   if (stage.spread === "none") return [head, what, "One task does all of it. ", way];
   if (stage.spread === "columns") return [head, what, "Every task reads the whole input and computes its group of the output's values. ", way];

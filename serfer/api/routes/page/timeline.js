@@ -114,7 +114,7 @@ export class Timeline {
     this.#scale = scale;
     this.mark(this.moment);
     walkable(drawn);
-    this.box.replaceChildren(legend(), chart);
+    this.box.replaceChildren(legend(this.timeline), chart);
     this.detail.textContent = "Point at a line, or go from line to line with the arrow keys, to see its numbers.";
   }
 
@@ -160,9 +160,12 @@ function axis(end, scale, most, height) {
   });
 }
 
-function legend() {
+/** The colours of the parts that some attempt has, and of the request's own. */
+function legend(timeline) {
+  const parts = timeline.tasks.flatMap((task) => Object.entries(split(task)).flatMap(([part, ms]) => (ms > 0 ? [part] : [])));
+  const used = new Set(["queue", "decode", ...parts]);
   const names = { ...PARTS, network: "network and service", read: "reading", write: "writing", queue: "waiting for its turn", decode: "decoding" };
-  const items = LEGEND.map((part) => html("li", {}, html("span", { class: `key p-${part}` }), names[part]));
+  const items = LEGEND.filter((part) => used.has(part)).map((part) => html("li", {}, html("span", { class: `key p-${part}` }), names[part]));
   return html("ul", { class: "legend", "aria-label": "Colours of the timeline" }, ...items);
 }
 

@@ -19,7 +19,8 @@ from urllib.parse import quote
 import aiohttp
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
+from botocore.credentials import Credentials, ReadOnlyCredentials, RefreshableCredentials
+from botocore.exceptions import BotoCoreError
 from yarl import URL
 
 from drivers.invoker import to_failure
@@ -91,6 +92,8 @@ class LambdaInvoker:
         self.at_once = _sockets_allowed()
         self.throttled = 0
         self._endpoint = endpoint.rstrip("/")
+        self._credentials = credentials
+        self._renewing = asyncio.Lock()
         self._signer = _Signer(credentials, region)
         self._headers = {"Host": URL(self._endpoint).authority}
         self._names = names or {}
@@ -147,6 +150,10 @@ class LambdaInvoker:
             url = self._urls[function] = URL(f"{self._endpoint}{path}", encoded=True)
         headers = {**self._headers, "X-Amz-Invocation-Type": kind}
         request = AWSRequest("POST", str(url), headers=headers, data=body)
+        try:
+            self._signer.credentials = await self._keys()
+        except BotoCoreError as error:
+            return Failure(FailureKind.UNREACHABLE, type(error).__name__, f"no AWS credentials: {error}")
         self._signer.add_auth(request)
         data = body if len(body) <= _AT_ONCE else io.BytesIO(body)
         try:
@@ -162,6 +169,18 @@ class LambdaInvoker:
         except aiohttp.ClientError as error:
             reason = str(error) or type(error).__name__
             return Failure(FailureKind.UNREACHABLE, type(error).__name__, f"{self._endpoint} does not answer: {reason}")
+
+    async def _keys(self) -> ReadOnlyCredentials:
+        """Return the credentials as they are now; asking for new ones takes a thread, and holds up nobody's loop."""
+        if self._ends_soon():
+            async with self._renewing:
+                if self._ends_soon():
+                    return await asyncio.to_thread(self._credentials.get_frozen_credentials)
+        return self._credentials.get_frozen_credentials()
+
+    def _ends_soon(self) -> bool:
+        """Return whether botocore would ask for other credentials now, if they are of the kind that ends."""
+        return isinstance(self._credentials, RefreshableCredentials) and self._credentials.refresh_needed()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -194,7 +213,7 @@ def _result(
         try:
             return decode(answer)
         except InputError as error:
-            return Failure(FailureKind.FAILED_IN_CODE, "InputError", f"{function}: {error}")
+            return Failure(FailureKind.FAILED_IN_CODE, "", f"{function}: {error}")  # of the answer, not of the task
     fields = answer if isinstance(answer, dict) else {}
     if status == _OK:
         name = str(fields.get("errorType", "Unhandled"))

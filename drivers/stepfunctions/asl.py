@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
+from serfer.core.errors import InputError, NotFiniteError, PlanError, StoreUnavailableError, UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan, Stage
 from serfer.core.run_machine import LOST, Retry
@@ -240,7 +240,7 @@ def _retriers(retry: Retry) -> list[State]:
         "JitterStrategy": "FULL",
     }
     return [
-        {"ErrorEquals": [kind.__name__ for kind in LOST], "MaxAttempts": 0},
+        {"ErrorEquals": [kind.__name__ for kind in (*LOST, NotFiniteError, InputError, PlanError)], "MaxAttempts": 0},
         {
             "ErrorEquals": [THROTTLED, StoreUnavailableError.__name__],
             "MaxAttempts": retry.unavailable_attempts - 1,

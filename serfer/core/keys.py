@@ -7,6 +7,8 @@
     serfer:result:OWNER:ID:TILE      what a tile of the last stage wrote for its owner to keep: its outputs' cells
     serfer:result:OWNER:ID:manifest  written last, it makes a result whole: without it there is none
 
+Others have prefixes of their own: `serfer:cached:` answers that are given again, `serfer:later:` asynchronous ones.
+
 A query's id in braces is a hash tag: a Redis Cluster keeps all keys of such a query on one slot, so that what a task
 reads is one round trip. The keys of a large query are better spread. Who reads a result names an owner and an id,
 never a key: the id of another owner's result leads nowhere.

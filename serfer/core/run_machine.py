@@ -47,6 +47,7 @@ from serfer.core.errors import (
     BrokenPlanError,
     DeadlineError,
     GangStalledError,
+    InputError,
     LambdaThrottledError,
     LambdaUnavailableError,
     MissingKeyError,
@@ -65,6 +66,8 @@ LOST = (MissingKeyError, AlteredPieceError)
 _BACKOFF = Backoff(base=0.05, longest=2.0)  # s
 _EARLY_S = 0.1  # by which a timer may fire too early
 _LOST = {kind.__name__: kind for kind in LOST}  # a function's error arrives by its type's name
+_DETERMINISTIC = {kind.__name__ for kind in (NotFiniteError, InputError, PlanError)}
+"""Failures that the same task has again: it is a pure function of its plan, query, stage and tile."""
 _AS_THEY_ARE: dict[str, type[SerferError]] = _LOST | {
     kind.__name__: kind for kind in (StoreUnavailableError, NotFiniteError)
 }
@@ -513,11 +516,10 @@ class Run:
             run.unavailable += 1
         else:
             run.failures += 1
-        lost = failure.error_type in _LOST
-        if run.state is TileState.HEDGED and not lost:
+        hopeless = failure.error_type in _LOST or failure.error_type in _DETERMINISTIC
+        if run.state is TileState.HEDGED and not hopeless:
             run.move(Change.ONE_FAILED)
             return []
-        hopeless = lost or failure.error_type == NotFiniteError.__name__
         if hopeless or self._retries_used_up(run):
             run.move(Change.GAVE_UP)
             return self._finish(query_error(failure, f"stage {stage}, tile {tile}: "))

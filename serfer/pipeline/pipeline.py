@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -72,6 +73,7 @@ class Pipeline:
         self.plan = plan
         self.warmth = warmth
         self._last: Result | None = None
+        self._asked = threading.local()  # by a thread that waited for its query: `result`
         self._plans = OnePlan(plan, driver) if driver and not plans else plans
         self._target = target
         self._loop = loop
@@ -97,14 +99,19 @@ class Pipeline:
 
     @property
     def last(self) -> Result:
-        """The newest query's result; raises UsageError before the first one."""
-        if self._last is None:
+        """The result of this thread's newest query (`run`, `classify`), whatever other threads have asked meanwhile.
+
+        A thread whose newest query was only submitted, and one that has asked none, gets the pipeline's newest result.
+        Raises UsageError before the first one.
+        """
+        result: Result | None = getattr(self._asked, "result", None) or self._last
+        if result is None:
             raise UsageError("the pipeline has answered no query yet")
-        return self._last
+        return result
 
     @property
     def last_report(self) -> QueryReport:
-        """The newest query's report; raises UsageError before the first one."""
+        """The report of this thread's newest query, as `last`; raises UsageError before the first one."""
         return self.last.report
 
     def run(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Answer:  # noqa: ANN401 - an array or tensor
@@ -116,7 +123,7 @@ class Pipeline:
         the workers preprocess. Raises InputError for any other array and for values that are not finite, NotFiniteError
         where the network's output has NaN or infinity.
         """
-        return as_answer(result_of(self.submit(batch, deadline_s=deadline_s)).outputs)
+        return as_answer(self._waited(self.submit(batch, deadline_s=deadline_s)).outputs)
 
     def run_to_result(
         self,
@@ -134,7 +141,7 @@ class Pipeline:
         there; a query that fails leaves nothing.
         """
         place = self.new_result(ttl_s=ttl_s)
-        result = result_of(self.submit(batch, deadline_s=deadline_s, context=RequestContext(result=place)))
+        result = self._waited(self.submit(batch, deadline_s=deadline_s, context=RequestContext(result=place)))
         if result.kept is None:
             raise UsageError("the query's outputs were not kept")
         return StoredResult(self.results, result.kept)
@@ -169,7 +176,7 @@ class Pipeline:
         array, PlanError for a map plan without a window; a query that fails ends its future with the error. Cancelling
         the future cancels the query: stages that have not begun never do.
         """
-        started = _now()
+        started, self._asked.result = _now(), None
         array = np.asarray(batch)
         plan = query_plan(self.plan, context.window)
         check_batch(plan, array)
@@ -229,7 +236,7 @@ class Pipeline:
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
         """
         future = self.submit_images(images, names=names, top_k=top_k, deadline_s=deadline_s)
-        return list(result_of(future).report.images)
+        return list(self._waited(future).report.images)
 
     def submit_images(
         self,
@@ -294,6 +301,7 @@ class Pipeline:
 
         `decoded_s` is how long that took, for the report; `key` is what `cache_key` returned.
         """
+        self._asked.result = None
         self._check(deadline_s)
         if context.result:
             raise UsageError("scores are not kept as results: use submit, which answers with the network's outputs")
@@ -309,6 +317,11 @@ class Pipeline:
     def health(self, *, start: bool = False) -> Future[Health]:
         """Check the store and the functions; with `start`, every function has to start an environment."""
         return self._loop.submit(self._probe.look(start=start))
+
+    def _waited(self, future: Future[Result]) -> Result:
+        """Wait for a result of this thread's."""
+        result = self._asked.result = result_of(future)
+        return result
 
     def _cached(
         self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float, plan: Plan

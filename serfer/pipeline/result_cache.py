@@ -36,7 +36,7 @@ class ResultCache:
             view = memoryview(part).cast("B")
             digest.update(len(view).to_bytes(8, "big"))
             digest.update(view)
-        return f"serfer:result:{digest.hexdigest()}"
+        return f"serfer:cached:{digest.hexdigest()}"
 
     def find(self, key: str, batch: int, plan: Plan | None = None) -> Outputs | None:
         """Return the outputs of `batch` images that are kept, or None; of a window, in the form of its `plan`."""

@@ -14,16 +14,16 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from storage.s3.errors import no_s3, refusal
-from storage.s3.http import Request, S3Http
+from storage.s3.http import Request, S3Http, body_hash
 
 _AHEAD_S = 60.0  # a session is renewed so long before its end
 _OK = 200
 _NO_CACHE: Any = None  # botocore's signer keeps it and never looks at it
 
 
-class _UnsignedBody(S3ExpressAuth):
-    def payload(self, _request: AWSRequest) -> str:
-        return "UNSIGNED-PAYLOAD"
+class _Signature(S3ExpressAuth):
+    def payload(self, request: AWSRequest) -> str:
+        return body_hash(request)
 
 
 class SessionSigner:
@@ -43,7 +43,7 @@ class SessionSigner:
                 self._credentials, self._renew_at = self._session()
             credentials = self._credentials
         where = self._plain.address
-        _UnsignedBody(credentials, where.service, where.region, identity_cache=_NO_CACHE).add_auth(request)
+        _Signature(credentials, where.service, where.region, identity_cache=_NO_CACHE).add_auth(request)
 
     def _session(self) -> tuple[ReadOnlyCredentials, float]:
         """CreateSession: return its credentials and when to renew them."""

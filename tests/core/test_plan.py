@@ -317,6 +317,7 @@ def with_tile(number, **changes):
 
 
 MAP, ANSWER = Shape(3, 4, 4, flat=False), Shape.vector(10)
+TOP = Rect(Span(0, 2), Span(0, 4))
 OUTSIDE = Rect(Span(0, 5), Span(0, 4))
 WIDE = Rect(Span(0, 1), Span(0, 11))
 NONE = Padding(0, 0, 0, 0)
@@ -366,6 +367,14 @@ NONE = Padding(0, 0, 0, 0)
         (with_tile(1, outputs=(WIDE,)), "outside its map"),
         (with_tile(0, cells=(Cell(1, MAP.whole),)), "outside its map"),
         (with_tile(0, cells=(Cell(-1, MAP.whole),)), "outside its map"),
+        (with_tile(0, cells=(Cell(0, MAP.whole),)), "outside its map"),
+        (with_tile(0, cells=(Cell(0, Rect(Span(1, 0), Span(0, 4))),)), "outside its map"),
+        *(
+            (with_tile(1, pieces=(Piece(0, 0, (Range(*given, (Cell(0, TOP),)),)),)), "piece of no tile")
+            for given in ((4, 24, 0), (-4, 24, 0), (0, 20, 0), (0, 28, 0), (0, 24, 1), (0, 24, -1))
+        ),
+        (with_tile(1, pieces=(Piece(0, 1, (Range(0, 24, 0, (Cell(0, TOP),)),)),)), "piece of no tile"),
+        (with_tile(1, pieces=(Piece(0, 0, (Range(0, 0, 0, ()),)),)), "piece of no tile"),
         (with_tile(0, pieces=(Piece(IMAGE, 0, ()),)), "piece of no tile"),
         (with_tile(0, pieces=(Piece(0, 0, ()),)), "piece of no tile"),
         (with_tile(1, pieces=(Piece(0, 7, ()),)), "piece of no tile"),

@@ -16,6 +16,7 @@ from serfer.core.errors import (
     LambdaThrottledError,
     LambdaUnavailableError,
     MissingKeyError,
+    NotFiniteError,
     PlanError,
     QueryError,
     StoreUnavailableError,
@@ -413,11 +414,24 @@ def test_throttling_has_its_own_bound_and_error():
     assert type(finish.error) is LambdaThrottledError
 
 
+@pytest.mark.parametrize(
+    ("error_type", "error"),
+    [("PlanError", BrokenPlanError), ("InputError", TaskFailedError), ("NotFiniteError", NotFiniteError)],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_task_would_fail_with_again_is_not_retried_or_waited_for(error_type, error, late):
+    run = hedged(tiles=(1,)) if late else started(tiles=(1,))[0]
+    if late:
+        run.handle(TaskStarted(0, 0, 0), 0.0)
+        run.handle(TimePassed(), 1.0)
+        assert len(run.stages[0].tiles[0].attempts) == 2
+    (finish,) = finishes(run.handle(failed(0, 0, error_type=error_type), 1.0))
+    assert type(finish.error) is error
+
+
 def test_a_plan_that_no_function_can_run_ends_with_broken_plan_error():
     run, _ = started(tiles=(1,), attempts=2)
-    (wake,) = wakes(run.handle(failed(0, 0, error_type="PlanError"), 1.0))
-    run.handle(TimePassed(), wake)
-    (finish,) = finishes(run.handle(failed(0, 0, error_type="PlanError", attempt=1), wake))
+    (finish,) = finishes(run.handle(failed(0, 0, error_type="PlanError"), 1.0))
     assert isinstance(finish.error, BrokenPlanError)
     assert isinstance(finish.error, TaskFailedError)
     assert finish.error.exit_code == PlanError.exit_code

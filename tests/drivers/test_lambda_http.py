@@ -3,8 +3,10 @@
 import asyncio
 import json
 import socket
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
+from botocore.credentials import Credentials, RefreshableCredentials
+from botocore.exceptions import CredentialRetrievalError
 
 from drivers import lambda_http
 from drivers.lambda_http import LambdaInvoker
@@ -158,6 +161,73 @@ def test_as_many_invocations_are_in_flight_as_the_caller_sends():
                 await calling.close()
 
     assert run(main()) == [REPORT] * many
+
+
+def test_credentials_that_end_are_renewed_once_and_hold_nobody_up():
+    """Asking for other ones may take a second, for which all queries of the process stood still."""
+    asked, ends = threading.Event(), datetime.now(UTC) + timedelta(hours=1)
+    other = {"access_key": "OTHER", "secret_key": SECRET, "token": "t", "expiry_time": ends.isoformat()}
+    calls, loop, renewing = [], [], asyncio.Event()
+
+    def renew():
+        calls.append(1)
+        loop[0].call_soon_threadsafe(renewing.set)
+        assert asked.wait(PATIENCE)
+        return other
+
+    credentials = RefreshableCredentials("AKID", SECRET, "t", datetime.now(UTC) + timedelta(seconds=30), renew, "test")
+
+    async def main():
+        loop.append(asyncio.get_running_loop())
+        async with service_that_answers(REPORT) as (where, seen):
+            calling = LambdaInvoker(where, "us-east-1", credentials)
+            try:
+                invoked = [asyncio.ensure_future(calling.invoke("answer", TASK, PATIENCE)) for _ in range(3)]
+                await renewing.wait()  # the loop runs while they are renewed
+                asked.set()
+                return await asyncio.gather(*invoked), [request.headers["Authorization"] for request in seen]
+            finally:
+                await calling.close()
+
+    results, signed = run(main())
+    assert results == [REPORT] * 3
+    assert len(calls) == 1
+    assert all("OTHER/" in each for each in signed)
+
+
+def test_credentials_that_cannot_be_renewed_are_a_failure():
+    def refuse():
+        raise CredentialRetrievalError(provider="test", error_msg="no network")
+
+    credentials = RefreshableCredentials("AKID", SECRET, "t", datetime.now(UTC), refuse, "test")
+
+    async def main():
+        calling = LambdaInvoker("http://127.0.0.1:1", "us-east-1", credentials)
+        try:
+            return await calling.invoke("answer", TASK, PATIENCE)
+        finally:
+            await calling.close()
+
+    failure = run(main())
+    assert failure.kind is FailureKind.UNREACHABLE
+    assert "no AWS credentials" in failure.message
+    assert "no network" in failure.message
+
+
+@asynccontextmanager
+async def service_that_answers(report):
+    """Answer every invocation with a report; yields the URL and the requests."""
+    seen = []
+
+    async def answer(request):
+        seen.append(request)
+        await request.read()
+        return web.json_response(encode_report(report))
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", answer)
+    async with TestServer(application) as server:
+        yield str(server.make_url("/")), seen
 
 
 def test_a_closed_port_is_unreachable():

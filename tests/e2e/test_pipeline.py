@@ -316,3 +316,20 @@ class TestLibraryUse:
             answers = list(threads.map(lambda seed: pipeline.run(batch(seed=seed)), range(12)))
         for seed, logits in enumerate(answers):
             assert difference(logits, whole(batch(seed=seed))).exact
+
+
+def test_a_thread_has_the_report_of_its_own_newest_query(plan, settings):
+    """Two threads that asked one pipeline were told of each other's query."""
+    asked = threading.Barrier(2)
+
+    def ask(images):
+        pipeline.run(batch(images))
+        asked.wait(60)
+        return len(pipeline.last.logits), pipeline.last_report is pipeline.last.report
+
+    with serfer.open(plan, settings=settings) as pipeline:
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(ask, (1, 3))) == [(1, True), (3, True)]
+        assert len(pipeline.last.logits) in (1, 3)  # this thread has asked nothing
+        submitted = pipeline.submit(batch(2)).result()
+        assert pipeline.last is submitted

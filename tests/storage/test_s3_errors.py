@@ -1,3 +1,4 @@
+import hashlib
 import socket
 
 import pytest
@@ -235,3 +236,15 @@ def test_a_value_that_shrank_is_missing():
 def test_a_lifecycle_rule_for_a_whole_bucket_is_refused():
     with S3Store("s3://bucket?endpoint=http://127.0.0.1:1") as store, pytest.raises(UsageError, match="prefix"):
         store.ensure_lifecycle()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])  # noqa: S104 - nothing listens there
+def test_a_body_is_signed_where_somebody_between_could_change_it(host):
+    """Without TLS and beyond this machine: 0.0.0.0 is no address of its own, though it leads here."""
+    with (
+        stub(lambda _: (200, ALIVE, b"")) as (where, seen),
+        opened(where.replace("127.0.0.1", host)) as store,
+    ):
+        store.put("key", b"x" * 100, 60)
+    said = seen[-1].headers["x-amz-content-sha256"]
+    assert said == (hashlib.sha256(seen[-1].body).hexdigest() if host == "0.0.0.0" else "UNSIGNED-PAYLOAD")  # noqa: S104

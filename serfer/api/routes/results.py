@@ -57,7 +57,7 @@ class Job:
     @property
     def key(self) -> str:
         """The key of its state, which depends on the owner."""
-        return f"serfer:result:{hashlib.sha256(f'{len(self.owner)}:{self.owner}:{self.id}'.encode()).hexdigest()}"
+        return f"serfer:later:{hashlib.sha256(f'{len(self.owner)}:{self.owner}:{self.id}'.encode()).hexdigest()}"
 
 
 def new_job(owner: str, model: str, idempotency_key: IdempotencyKey | None, deadline: float) -> Job:

@@ -6,6 +6,7 @@ The JSON itself, its keys and types, is checked by codec.py before.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from math import prod
 
 from serfer.core.errors import PlanError
@@ -20,7 +21,9 @@ from serfer.core.plan.model import (
     Input,
     Piece,
     Plan,
+    Range,
     Stage,
+    Tile,
 )
 
 MAX_RANK = 8
@@ -121,9 +124,17 @@ def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:
         inside = all(source.shape.whole.contains(rect) for source, rect in rects) and all(
             shape.whole.contains(rect) for shape, rect in zip(stage.outputs, tile.outputs, strict=True)
         )
-        written = all(0 <= cell.output < len(stage.outputs) for cell in tile.cells)
+        written = all(_is_part(cell, tile) for cell in tile.cells)
         if not inside or not written or not all(_readable(plan, number, piece) for piece in tile.pieces):
             raise PlanError(f"plan.json's stage {number} has a tile outside its map, or a piece of no tile")
+
+
+def _is_part(cell: Cell, tile: Tile) -> bool:
+    """Return whether a cell is a part of what a tile computes."""
+    if not 0 <= cell.output < len(tile.outputs):
+        return False
+    rows, cols = cell.rect.rows.size, cell.rect.cols.size
+    return min(rows, cols) > 0 and tile.outputs[cell.output].contains(cell.rect)
 
 
 def _exists(plan: Plan, number: int, source: Input) -> bool:
@@ -137,7 +148,23 @@ def _readable(plan: Plan, number: int, piece: Piece) -> bool:
     if not (0 <= piece.stage < number and 0 <= piece.tile < len(plan.stages[piece.stage].tiles)):
         return False
     known = {(source.stage, source.output) for source in plan.stages[number].inputs}
-    return all((piece.stage, cell.output) in known for part in piece.ranges for cell in part.cells)
+    if not all((piece.stage, cell.output) in known for part in piece.ranges for cell in part.cells):
+        return False
+    stage = plan.stages[piece.stage]
+    cells = stage.tiles[piece.tile].cells
+    sizes = [stage.outputs[cell.output].channels * cell.rect.area for cell in cells]
+    return all(_lies_there(part, cells, sizes) for part in piece.ranges)
+
+
+def _lies_there(part: Range, cells: Sequence[Cell], sizes: Sequence[int]) -> bool:
+    """Return whether a range is a run of the cells that a tile writes, of these sizes, and lies where they do."""
+    stop = part.first + len(part.cells)
+    return (
+        0 <= part.first < stop <= len(cells)
+        and cells[part.first : stop] == part.cells
+        and part.offset == sum(sizes[: part.first])
+        and part.elements == sum(sizes[part.first : stop])
+    )
 
 
 def _check_gangs(plan: Plan) -> None:

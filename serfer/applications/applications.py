@@ -370,8 +370,13 @@ class Applications:
     def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._working.add(task)
-        task.add_done_callback(self._working.discard)
+        task.add_done_callback(self._worked)
         return task
+
+    def _worked(self, task: asyncio.Task[Any]) -> None:
+        self._working.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # nobody waits for it
+            log_event(logging.ERROR, "applications", error, message=repr(error)[:300])
 
     async def _compare(self, served: ServedApplication, asked: Asked, answered: T, run: Run[T]) -> None:
         try:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from serfer.core.errors import SerferError
+
 _log = logging.getLogger("serfer.fleet")
 CHANGED_S: Final = 30.0
 """Seconds after which a line is logged that differs from the last one."""
@@ -17,9 +19,16 @@ SAME_S: Final = 300.0
 """Seconds after which the same line is logged again."""
 
 
-def log_event(level: int, event: str, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
-    """Log an event with its fields."""
-    _log.log(level, event, extra={"serfer": fields})
+def log_event(
+    level: int,
+    event: str,
+    error: BaseException | None = None,
+    /,
+    **fields: Any,  # noqa: ANN401 - any JSON value
+) -> None:
+    """Log an event with its fields, and with the traceback of an `error` that is a bug and not what can happen."""
+    bug = None if isinstance(error, SerferError | OSError) else error
+    _log.log(level, event, exc_info=bug, extra={"serfer": fields})
 
 
 @dataclass(frozen=True)
@@ -39,12 +48,19 @@ class TroubleLog:
     clock: Callable[[], float] = time.monotonic
     _last: dict[Hashable, _Logged] = field(default_factory=dict)
 
-    def note(self, key: Hashable, message: str, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
+    def note(
+        self,
+        key: Hashable,
+        message: str,
+        error: BaseException | None = None,
+        /,
+        **fields: Any,  # noqa: ANN401 - any JSON value
+    ) -> None:
         """Log what is wrong with `key`, unless that was done lately."""
         now, last = self.clock(), self._last.get(key)
         if last is None or now - last.at >= (SAME_S if message == last.message else CHANGED_S):
             self._last[key] = _Logged(message, now)
-            log_event(logging.WARNING, self.event, **fields, message=message)
+            log_event(logging.WARNING, self.event, error, **fields, message=message)
 
     def over(self, key: Hashable, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
         """Log that nothing is wrong with `key` any more, if something was."""
@@ -70,6 +86,6 @@ class Troubles(Counter[str]):
             yield
         except Exception as error:  # noqa: BLE001 - any error: the loop goes on
             self[part] += 1
-            self._log.note(part, f"{type(error).__name__}: {error}".partition("\n")[0], of=part)
+            self._log.note(part, f"{type(error).__name__}: {error}".partition("\n")[0], error, of=part)
         else:
             self._log.over(part, of=part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from threading import Condition, Event, Thread
 from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad, Thresholds
 from serfer.core.errors import SerferError
 from serfer.offline.load_source import LoadSource
+
+_LOG = logging.getLogger("serfer.offline")
 
 
 class OfflineGate:
@@ -137,4 +140,7 @@ def _read(source: LoadSource) -> OnlineLoad | None:
     try:
         return source.read()
     except SerferError:
+        return None
+    except Exception:  # noqa: BLE001 - the thread must go on looking: the job would stand still, or take no notice of the load
+        _LOG.exception("online load")
         return None

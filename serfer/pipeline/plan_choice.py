@@ -156,6 +156,9 @@ class TwoPlans:
         """Send a request; the query that has caused it does not wait for it, and may have ended before."""
         try:
             sent.result = await self.warmer.warm(name, sent.function.request)
+        except Exception as bug:  # the policy would wait for it
+            self._policy.refused(repr(bug), self._clock.time())
+            raise
         finally:
             sent.ended = self._clock.time()
             self._slots.release()

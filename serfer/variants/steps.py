@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -30,6 +31,7 @@ from serfer.registry.registration_record import (
     RegistrationStep,
 )
 
+_LOG = logging.getLogger("serfer.variants")
 T = TypeVar("T")
 Progress = Callable[[str], None]
 _POLL_S: Final = 0.5
@@ -133,8 +135,12 @@ def heartbeats(registrations: Registrations, registration: str) -> Iterator[None
 
     def beat() -> None:
         while not over.wait(HEARTBEAT_S):
-            with suppress(UnavailableError, RegistrationLostError):  # the next step says so, where it lasts
+            try:
                 registrations.heartbeat(registration)
+            except (UnavailableError, RegistrationLostError):  # the next step says so, where it lasts
+                continue
+            except Exception:  # noqa: BLE001 - a worker elsewhere would take it for dead
+                _LOG.exception("heartbeat of a registration")
 
     thread = threading.Thread(target=beat, name="serfer-heartbeats", daemon=True)
     thread.start()

@@ -10,6 +10,7 @@ import pytest
 
 from serfer.api.observability.background_writer import BackgroundHandler, BackgroundWriter
 from serfer.api.observability.logs import JsonFormatter
+from tests import bugs
 from tests.api.conftest import PATIENCE
 
 LINE = "x" * 1000
@@ -48,6 +49,15 @@ def test_lines_that_are_not_read_keep_no_caller_waiting_and_are_counted(pipe):
     assert kept == [*range(len(kept))]
     assert len(kept) + int(lines[-1].split()[1]) == MANY
     assert len(kept) < MANY
+
+
+def test_a_bug_in_telling_what_was_lost_loses_no_more(pipe):
+    writer = BackgroundWriter(pipe[1], bugs.buggy, most=50)
+    assert within_patience(lambda: [writer.write(f"{number} {LINE}") for number in range(MANY)])
+    lines = lines_of(pipe[0], lambda lines: lines and "dropped" in lines[-1])
+    assert "log lines dropped (ZeroDivisionError('a bug'))" in lines[-1]
+    writer.write("the next")
+    assert lines_of(pipe[0], bool) == ["the next"]
 
 
 def test_lines_are_whole_and_in_order_again_after_a_loss(pipe):

@@ -22,6 +22,7 @@ from serfer.api.service import Service
 from serfer.control.offline.throttle import OnlineLoad
 from serfer.settings import Settings
 from storage import open_store
+from tests import bugs
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.variants.test_unpacking import zipped
 
@@ -134,6 +135,29 @@ def test_a_driver_that_ends_interrupts_its_jobs_and_says_so(driver, archive, loa
         location = post(first, archive).headers["location"]
     found = http.get(location).json()
     assert (found["state"], "stopped" in found["detail"]) == ("interrupted", True)
+
+
+def test_a_bug_is_told_as_one_and_logged_with_its_traceback(http, archive, monkeypatch, caplog):
+    monkeypatch.setattr(jobs.OfflineThrottle, "observe", bugs.buggy)
+    location = post(http, archive).headers["location"]
+    found = until(http, location, lambda found: found["state"] not in ("queued", "running"))
+    assert (found["state"], found["detail"]) == ("failed", "a bug of the service's; its log says more")
+    assert bugs.logged(caplog.records) == 1
+
+
+def test_a_bug_in_writing_how_far_it_is_ends_no_heartbeats(http, archive, load, monkeypatch, caplog):
+    load[0] = BUSY
+    location = post(http, archive).headers["location"]
+    before = until(http, location, lambda found: found["paused"])
+    with monkeypatch.context() as broken:
+        broken.setattr(OfflineRecords, "write", bugs.buggy)
+        end = time.monotonic() + PATIENCE
+        while bugs.logged(caplog.records) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    load[0] = QUIET
+    found = until(http, location, lambda found: found["state"] == "done")
+    assert (before["state"], found["answered"]) == ("running", 3)
 
 
 def test_more_jobs_than_there_is_room_for_are_refused(http, archive, load):

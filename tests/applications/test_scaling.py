@@ -12,6 +12,7 @@ from serfer.applications.scaling.spec import parse_instances
 from serfer.applications.served import FunctionsPlace, ServedApplication
 from serfer.applications.tables import table_of
 from serfer.cli.shared.service_options import applications_of
+from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.served import EngineSignals, ModelState
@@ -23,6 +24,7 @@ from serfer.fleet.registry import PoolRegistry
 from serfer.registry import open_registry
 from serfer.settings import Settings
 from storage.memory import MemoryStore
+from tests import bugs
 from tests.applications.worlds import plan_variant, register, variant, version
 from tests.fleet.fakes import Clock, FakeProvisioner, Net
 from tests.fleet.test_controller import FailingCoordination
@@ -286,6 +288,22 @@ def test_no_more_instances_are_started_than_the_bounds_allow(bounds, expected):
         assert drivers.starts == expected
 
     run(scene)
+
+
+def test_a_bug_in_what_decides_leaves_the_loop_running_and_its_traceback_is_logged(caplog, monkeypatch):
+    async def scene():
+        drivers = Drivers()
+        one = drivers.add("a")
+        with monkeypatch.context() as broken:
+            broken.setattr(FleetScaler, "observe", bugs.buggy)
+            await drivers.step(5, rate=8)
+        assert one.troubles["controller"] >= 1
+        assert drivers.starts == 0
+        await drivers.step(10, rate=8)
+        assert drivers.starts == 1
+
+    run(scene)
+    assert bugs.logged(caplog.records) >= 1
 
 
 def test_a_provisioner_that_fails_is_asked_again():

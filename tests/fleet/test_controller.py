@@ -22,6 +22,7 @@ from serfer.fleet.pool import Pool
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry, PoolView
 from storage.coordination import InterceptedCoordination
 from storage.memory import MemoryStore
+from tests import bugs
 from tests.fleet.fakes import GPU, Clock, FakeProvisioner, Net, scenario
 
 ONE = np.zeros((1, 4, 4, 3), np.uint8)
@@ -471,11 +472,11 @@ def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
     run(scene)
 
 
-def test_the_loop_survives_unexpected_errors():
+def test_the_loop_survives_bugs_which_are_logged_with_their_traceback(caplog):
     class Mad(Steps):
         def observe(self, seen):
             super().observe(seen)
-            raise ZeroDivisionError
+            bugs.buggy()
 
     async def scene():
         made = Drivers()
@@ -496,6 +497,7 @@ def test_the_loop_survives_unexpected_errors():
             await one.close()
 
     run(scene)
+    assert bugs.logged(caplog.records) >= 1
 
 
 def test_a_real_policy_starts_an_instance_for_a_load_that_lasts_and_stops_it_after():

@@ -2,7 +2,10 @@ import logging
 
 import pytest
 
+from serfer.core.errors import UnavailableError
 from serfer.fleet.log_events import CHANGED_S, SAME_S, TroubleLog, Troubles
+from tests.bugs import buggy
+from tests.bugs import logged as bugs_in
 
 
 class Clock:
@@ -66,3 +69,16 @@ def test_what_a_loop_survives_is_counted_each_time_and_logged_in_one_line(clock,
         pass
     assert troubles == {"store": 3}
     assert logged() == [("loop trouble", "OSError: away"), ("loop trouble is over", None)]
+
+
+@pytest.mark.parametrize(("error", "frames"), [(None, 1), (UnavailableError("away"), 0), (TimeoutError(), 0)])
+def test_a_bug_that_a_loop_survives_is_logged_with_its_traceback_and_what_can_happen_is_not(
+    clock, caplog, error, frames
+):
+    troubles = Troubles("loop trouble", clock)
+    with troubles.survived("store"):
+        if error is not None:
+            raise error
+        buggy()
+    assert troubles == {"store": 1}
+    assert (bugs_in(caplog.records), len(caplog.records)) == (frames, 1)

@@ -9,6 +9,7 @@ import pytest
 from serfer.api.entrypoints import instance
 from serfer.api.entrypoints.instance import Idle
 from serfer.api.http.idle import IdleWatch
+from tests import bugs
 
 
 class Time:
@@ -85,8 +86,8 @@ def test_other_asgi_messages_pass_through():
     assert (seen, watch.left_s) == (["lifespan"], 3.0)
 
 
-def test_it_exits_as_on_sigterm_unless_it_may_not_leave_its_group(monkeypatch):
-    raised, answers = [], [False, False, True]
+def test_it_exits_as_on_sigterm_unless_it_may_not_leave_its_group_or_a_bug_keeps_it(monkeypatch, caplog):
+    raised, answers = [], [lambda: False, bugs.buggy, lambda: True]
     monkeypatch.setattr(instance.signal, "raise_signal", raised.append)
     clock = Time()
 
@@ -94,6 +95,7 @@ def test_it_exits_as_on_sigterm_unless_it_may_not_leave_its_group(monkeypatch):
         async def passed(self, sleep=clock.sleep):
             await super().passed(sleep)
 
-    idle = Idle(10.0, lambda: answers.pop(0))
+    idle = Idle(10.0, lambda: answers.pop(0)() is True)
     asyncio.run(instance._end_when_idle(Watch(app, 10.0, clock), idle))
     assert (raised, answers, clock.now) == ([signal.SIGTERM], [], 130.0)
+    assert bugs.logged(caplog.records) == 1

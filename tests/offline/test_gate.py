@@ -7,6 +7,7 @@ import pytest
 from serfer.control.offline.throttle import PERIOD_S, OnlineLoad
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.offline.gate import OfflineGate
+from tests import bugs
 
 QUIET, BUSY = OnlineLoad("a", 0.0), OnlineLoad("a", 0.9)
 
@@ -133,3 +134,15 @@ def test_the_thread_observes_and_ends_with_its_block(monkeypatch):
             pass
         assert gate.pauses >= 1
     assert "serfer-offline" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_bug_in_a_source_is_logged_and_it_is_asked_again(caplog, monkeypatch):
+    monkeypatch.setattr("serfer.offline.gate.PERIOD_S", 0.001)
+    source, asked = Source(), threading.Event()
+    gate = OfflineGate([source])
+    with gate.watching():
+        source.read = bugs.buggy
+        while bugs.logged(caplog.records) < 2:
+            gate.wait(0.01)
+        source.read = lambda: asked.set() or QUIET
+        assert asked.wait(60)

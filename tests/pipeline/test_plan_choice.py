@@ -15,6 +15,7 @@ from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, Warmed, WarmUp
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
+from tests import bugs
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import wide_plan
 
@@ -114,6 +115,15 @@ def test_a_warm_up_that_fails_is_not_billed_and_later_reasons_say_why(monkeypatc
     assert [answer.overheads.warm_ups for _, answer in results] == [(), ()]
     assert f"{kind.value}: on purpose" in results[1][0].reason
     assert [chosen.plan for chosen, _ in results] == [PARTS, PARTS]
+
+
+def test_a_bug_in_a_warm_up_is_a_reason_for_queries_that_come_later(monkeypatch, caplog):
+    monkeypatch.setattr("tests.pipeline.test_plan_choice.QUERY_S", START_S + 1)
+    testbed = Testbed()
+    monkeypatch.setattr(type(testbed.functions), "warm", bugs.buggy)
+    results = testbed.run(0.0)
+    assert "ZeroDivisionError('a bug')" in results[1][0].reason
+    assert bugs.logged(caplog.records) >= 1
 
 
 def test_warm_ups_use_slots_that_are_free_and_give_them_back():

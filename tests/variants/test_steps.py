@@ -7,7 +7,8 @@ import pytest
 
 from serfer.core.errors import InputError, RegistrationLostError
 from serfer.registry import TAKEOVER_S, RegistrationRequest, Registrations, RegistrationState, open_registry
-from serfer.variants.steps import Steps, alone, claimed, owner_name
+from serfer.variants.steps import Steps, alone, claimed, heartbeats, owner_name
+from tests import bugs
 from tests.registry.records import DIGEST, variant
 
 REQUEST = RegistrationRequest("faces", "net", DIGEST, DIGEST, "{}")
@@ -118,3 +119,18 @@ def test_processes_of_a_machine_share_a_name_and_work_one_at_a_time(tmp_path):
     thread.join()
     assert order == ["first", "second"]
     assert said[0] == "another process registers this network: waiting for it"
+
+
+def test_a_bug_in_a_heartbeat_is_logged_and_the_next_one_is_sent(worker, monkeypatch, caplog):
+    monkeypatch.setattr("serfer.variants.steps.HEARTBEAT_S", 0.001)
+    registrations, sent = worker("machine"), threading.Event()
+    found = registrations.claim(REQUEST, "ann")
+    beats = iter([bugs.buggy, lambda _: sent.set()])
+
+    def heartbeat(registration):
+        next(beats, lambda _: None)(registration)
+
+    registrations.heartbeat = heartbeat
+    with heartbeats(registrations, found.id):
+        assert sent.wait(60)
+    assert bugs.logged(caplog.records) == 1

@@ -19,7 +19,7 @@ from serfer.api.entrypoints.serving import Address, decode_limits
 from serfer.api.http.idle import IdleWatch
 from serfer.api.http.server import serve
 from serfer.api.observability.instance_metrics import InstanceMetrics
-from serfer.api.observability.logs import write
+from serfer.api.observability.logs import reason, write
 from serfer.api.observability.telemetry import open_telemetry
 from serfer.api.repository import InstanceRepository
 from serfer.api.service import Service
@@ -97,7 +97,12 @@ async def _end_when_idle(watch: IdleWatch, idle: Idle) -> None:
     """
     while True:
         await watch.passed()
-        if await asyncio.to_thread(idle.release):
+        released = False
+        try:
+            released = await asyncio.to_thread(idle.release)
+        except Exception as error:  # noqa: BLE001 - even a bug leaves it to be tried again
+            write(logging.ERROR, "idle", {"message": repr(error)[:300], **reason(error)})
+        if released:
             write(logging.INFO, "idle", {"seconds": idle.seconds})
             signal.raise_signal(signal.SIGTERM)
             return

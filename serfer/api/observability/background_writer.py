@@ -55,10 +55,17 @@ class BackgroundWriter:
             with self._count:
                 self._waiting -= 1
                 if self._lost and not self._waiting:  # what was lost would come next
-                    self._lines.put(self._dropped(self._lost))
+                    self._lines.put(self._told())
                     self._lost, self._waiting = 0, 1
                 elif not self._waiting:
                     self._count.notify_all()
+
+    def _told(self) -> str:
+        """Return the line for what was lost; a bug in making it would end the thread, and all lines with it."""
+        try:
+            return self._dropped(self._lost)
+        except Exception as error:  # noqa: BLE001 - whom could it be told but here
+            return f"{self._lost} log lines dropped ({error!r})"
 
     def _put(self, line: str) -> None:
         """Write a line, not by the stream: its lock would be held, and the interpreter needs it to end."""

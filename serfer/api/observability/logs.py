@@ -94,7 +94,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields = {"time": f"{when}.{int(record.msecs):03}Z", "level": record.levelname.lower()}
     ours = record.__dict__.get("serfer")
     if ours is not None:
-        return {**fields, "event": record.msg, **ours}
+        bug = record.exc_info[1] if record.exc_info else None
+        return {**fields, "event": record.msg, **ours, **({"traceback": _frames(bug)} if bug else {})}
     message = record.getMessage().partition("\n")[0]
     fields |= {"event": "log", "logger": record.name, "message": message}
     if record.exc_info and record.exc_info[1]:

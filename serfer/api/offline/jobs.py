@@ -15,7 +15,7 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -134,13 +134,18 @@ class OfflineJobs:
             ended, detail = OfflineState.DONE, ""
         except SerferError as error:
             ended, detail = OfflineState.FAILED, problem_of(error).detail
+        except Exception as error:  # noqa: BLE001 - this task is not awaited
+            ended, detail = OfflineState.FAILED, "a bug of the service's; its log says more"
+            log_event(logging.ERROR, "offline job", error, message=repr(error)[:300])
         finally:
             beating.cancel()
             await asyncio.wait([beating])
             self._folders.discard(work.handed.folder)
             await asyncio.to_thread(shutil.rmtree, work.handed.folder, ignore_errors=True)
-            with suppress(SerferError):
+            try:
                 await work.end(ended, detail)
+            except Exception as error:  # noqa: BLE001 - same
+                log_event(logging.ERROR, "offline job", error, part="end", message=repr(error)[:300])
 
 
 class _Work:
@@ -222,8 +227,8 @@ class _Work:
         record = replace(self._record, updated=self._unix())
         try:
             version = self._records.write(self.handed.owner, record, self._version)
-        except SerferError as error:
-            log_event(logging.WARNING, "offline job", part="store", message=str(error)[:300])
+        except Exception as error:  # noqa: BLE001 - even a bug ends no heartbeats: others would take it for stopped
+            log_event(logging.WARNING, "offline job", error, part="store", message=str(error)[:300])
             return
         self._lost = version is None
         self._version = version or self._version

@@ -169,10 +169,10 @@ class Registrar:
             ended = {"state": SubmissionState.DONE, "version": done.version, "live": done.live}
         except SerferError as error:
             ended = {"state": SubmissionState.FAILED, "detail": str(error)}
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - this task is not awaited
             ended = {"state": SubmissionState.FAILED, "detail": "a bug of the service's; its log says more"}
-            log_event(logging.ERROR, "registration", application=handed.job.application, message=repr(error)[:300])
-            raise
+            words = {"application": handed.job.application, "message": repr(error)[:300]}
+            log_event(logging.ERROR, "registration", error, **words)
         finally:
             beating.cancel()
             await asyncio.wait([beating])
@@ -231,8 +231,8 @@ class _Record:
         changed = replace(self._now, updated=self._unix())
         try:
             held = submission.write(self._registry.store, changed, self._held.version)
-        except SerferError as error:
-            log_event(logging.WARNING, "registration", part="registry", message=str(error)[:300])
+        except Exception as error:  # noqa: BLE001 - even a bug ends no heartbeats: others would take it for stopped
+            log_event(logging.WARNING, "registration", error, part="registry", message=str(error)[:300])
             return
         if held is None:
             self._lost = True

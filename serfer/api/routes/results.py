@@ -191,6 +191,10 @@ class Results:
                     return
             ended = _ended(kept.state, doing, progress(stages[-1]) if stages else kept.state.stages)
             await self._replace(key, kept, ended)
+        except Exception as bug:  # what is asked for would be "running" until its deadline
+            problem = problem_of(bug).as_dict("")
+            await self._replace(key, kept, replace(kept.state, status="failed", problem=problem))
+            raise
         finally:
             doing.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):

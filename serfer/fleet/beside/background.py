@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
+
+from serfer.fleet.log_events import log_event
 
 
 class Background:
@@ -19,7 +22,7 @@ class Background:
         self._thread.start()
 
     def put(self, work: Callable[[], None]) -> bool:
-        """Have something done, which should raise nothing; returns whether there was room for it."""
+        """Have something done, an error of which is logged; returns whether there was room for it."""
         with self._changed:
             if self._closed or len(self._waiting) >= self._bound:
                 return False
@@ -42,4 +45,7 @@ class Background:
                 if not self._waiting:
                     return
                 work = self._waiting.popleft()
-            work()
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - what comes next is done all the same
+                log_event(logging.ERROR, "background", error, of=self._thread.name, message=repr(error)[:300])

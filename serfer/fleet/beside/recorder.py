@@ -82,6 +82,9 @@ class Recorder:
                 self._stop("the disk is full")
         except (OSError, ValueError) as error:  # ValueError: a number that is not finite
             self._stop(str(error))
+        except Exception:
+            self._stop("a bug of ours; the log says more")
+            raise
 
     def _stop(self, why: str) -> None:
         if not self._stopped:

@@ -13,6 +13,7 @@ from serfer.control.saved.recording import Decided, read_recording
 from serfer.core.errors import InputError
 from serfer.fleet.beside import recorder as recorder_module
 from serfer.fleet.beside.recorder import Recorder
+from tests import bugs
 from tests.control.worlds import scenario, seen
 
 WORLD = scenario()
@@ -102,6 +103,20 @@ def test_a_disk_that_hangs_delays_nothing(tmp_path, monkeypatch, caplog):
     ]
     hangs.set()
     recorder.close(60)
+
+
+def test_a_bug_ends_the_recording_and_not_the_thread_and_is_logged_with_its_traceback(tmp_path, monkeypatch, caplog):
+    recorder = recording(tmp_path / "r.jsonl")
+    with monkeypatch.context() as broken:
+        broken.setattr(recorder_module, "event_fields", bugs.buggy)
+        recorder.decided(seen(1.0, 2.0), PLAN)
+        recorder.decided(seen(1.0, 3.0), PLAN)
+        recorder.close(60)
+    assert bugs.logged(caplog.records) == 1
+    said = [record.serfer["message"] for record in caplog.records]
+    assert "the recording stops: a bug of ours; the log says more" in said
+    header, events = read_recording(tmp_path / "r.jsonl")
+    assert (header.policy, [*events]) == ("break-even", [])
 
 
 def test_a_disk_that_is_full_ends_the_recording(tmp_path, monkeypatch, caplog):

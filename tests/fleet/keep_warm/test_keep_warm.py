@@ -17,6 +17,7 @@ from serfer.fleet.keep_warm.keep_warm import KeepWarm, PingLimits
 from serfer.fleet.registry import PoolRegistry
 from storage.coordination import InterceptedCoordination
 from storage.memory import MemoryStore
+from tests import bugs
 from tests.fleet.fakes import Clock
 
 LIMITS = PingLimits(concurrency=10, keep_alive_s=240.0)
@@ -230,14 +231,11 @@ def test_no_more_environments_are_pinged_than_the_concurrency_has():
     asyncio.run(scene())
 
 
-def test_windows_that_fail_leave_the_loop_running():
+def test_windows_with_a_bug_leave_the_loop_running_and_their_traceback_is_logged(caplog):
     class Broken:
         name = "broken"
 
-        def observe(self, _now_s, _idle_s):
-            raise RuntimeError("no")
-
-        windows = observe
+        observe = windows = bugs.buggy
 
     async def scene():
         made = Drivers()
@@ -250,6 +248,7 @@ def test_windows_that_fail_leave_the_loop_running():
         await one.close()
 
     asyncio.run(scene())
+    assert bugs.logged(caplog.records) >= 1
 
 
 class Waiting:

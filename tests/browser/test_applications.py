@@ -19,6 +19,7 @@ from tests.browser.conftest import PATIENCE_MS
 from tests.browser.test_page import SIZES, answered, faults
 
 pytestmark = pytest.mark.browser
+DESKTOP = 1280
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -298,6 +299,9 @@ def test_an_application_fits_the_window_and_keeps_nobody_out(opened, faces_url, 
     expect(page.locator("#latency-wrong")).to_be_visible()
     page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if width >= DESKTOP:
+        table = page.locator("#variants-table")
+        assert table.evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0  # no column is out of sight
     if size == "desktop":  # where the form stands beside its result, and scrolls by itself
         expect(page.get_by_role("button", name="Classify")).to_be_in_viewport(ratio=1)
     assert faults(page) == []

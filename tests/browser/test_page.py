@@ -80,7 +80,7 @@ def test_an_answer_goes_from_the_status_line_too_when_another_model_is_chosen(op
     page, _ = opened(url)
     answered(ask(page, picture))
     page.select_option("#model", "lean")
-    expect(page.get_by_role("status")).to_have_text("")
+    expect(page.locator("#status")).to_have_text("")
     expect(page.locator("#after")).to_be_hidden()
 
 

@@ -118,18 +118,15 @@ function rowText(row, last) {
 }
 
 function variantsTable(rows, last) {
-  const heads = ["Variant", "State", "Accuracy (95% interval)", "Latency", "A million queries", "Release", "Network", "Tasks", "Precision", "Place", "Loading", "Memory", "Throughput", "In this driver"];
+  const heads = ["Variant", "State", "Accuracy (95% interval)", "Latency", "A million queries", "Network", "Runs", "Loading", "Memory", "Throughput", "In this driver"];
   const cells = rows.map((row) => [
     html("span", {}, `${row.number} ${row.name}`, row.name === last ? html("span", { class: "strong" }, " · answered last") : null),
     html("span", {}, stateText(row.state), row.places ? ` (${row.places})` : null),
     row.accuracy ? interval(row.accuracy) : "not measured",
     sourced(duration, row.latency_ms),
     sourced(perMillion, row.cost_usd),
-    row.release,
-    `${row.network}@${row.version}`,
-    row.tasks,
-    row.precision,
-    row.place,
+    row.release ? `${row.network}@${row.version}, ${row.release}` : `${row.network}@${row.version}`,
+    `${row.precision} on ${row.place}, ${plural(row.tasks, "task")}`,
     sourced(duration, row.load_ms),
     sourced((mb) => `${count(mb)} MB`, row.peak_mb),
     sourced((qps) => `${qps < 10 ? qps.toFixed(1) : count(qps)} queries/s`, row.qps),

@@ -143,8 +143,9 @@ class Engine:
 
     def _compute(self, number: int, window: ImageWindow, usd: float) -> None:
         task = self._task
+        looked_at = window.read if task.no_data is None else task.form.covered(window, task.source.size)
         try:
-            pixels = task.source.read(window.read)
+            pixels = task.source.read(looked_at)
         except (ImageError, UnavailableError) as error:
             task.spending.release(usd)
             self._failed(number, window, error)
@@ -153,12 +154,16 @@ class Engine:
             task.spending.release(usd)
             raise
         missing = missing_pixels(pixels, task.no_data)
-        if missing is not None and task.form.empty(missing, window.read, window.written).all():
+        empty = None if missing is None else task.form.empty(missing, looked_at, window.written)
+        if empty is not None and empty.all():
             task.spending.release(usd)
             task.parts.put(number, task.form.empty_part(window.written))
             self._done(None)
             return
-        batch = task.input.batch(pixels, missing)
+        seen = window.read.within(looked_at).slices
+        batch = task.input.batch(
+            pixels[:, *seen], None if missing is None or not missing[seen].any() else missing[seen]
+        )
         del pixels
         try:
             result = self._query(batch, window.tile, usd)
@@ -172,7 +177,7 @@ class Engine:
             return
         del batch
         [values] = result.outputs.values()
-        task.parts.put(number, task.form.part(values, window.read, window.written, missing))
+        task.parts.put(number, task.form.part(values, window.written, empty))
         self._done(result.report.latency_ms)
 
     def _query(self, batch: Any, tile: int, usd: float) -> Result:  # noqa: ANN401 - an array

@@ -13,12 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
-from serfer.core.errors import IncompleteMapError, PlanError, UsageError
+from serfer.core.errors import IncompleteMapError, InputError, PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.engine import Engine, MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
+from serfer.mapping.no_data import NO_PLACE
 from serfer.mapping.options import MapOptions
 from serfer.mapping.output import ResultForm
 from serfer.mapping.report import MapProgress, MapReport, percentiles
@@ -214,6 +215,11 @@ class Mapper:
             else (float(options.no_data))
         )
         form = ResultForm.of(self.plan, windows, no_data=no_data is not None, options=options)
+        if no_data is not None and form.place is None:
+            raise InputError(
+                f"{source.name} names a value for pixels without data, and {NO_PLACE}: it cannot be said which pixels "
+                "of the result have none; map all pixels as they are with --no-data none"
+            )
         directory = parts_directory(out, options.parts)
         exists = directory.exists() and not options.restart and _is_file(out)
         written = form.options(self.plan, options)
@@ -257,8 +263,11 @@ class _Job:
     @property
     def notes(self) -> tuple[str, ...]:
         """What of the image is not used or not kept."""
-        lost = self.source.georeference.not_kept
+        georeference = self.source.georeference
+        lost = georeference.not_kept
         kept = (f"not kept in the result: {', '.join(lost)}",) if lost else ()
+        if self.form.place is None and (georeference.transform or georeference.crs):
+            kept = (*kept, f"the result has no georeference: {NO_PLACE}")
         return (*self.source.notes, *kept)
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:

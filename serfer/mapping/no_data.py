@@ -10,6 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect, Span
+from serfer.core.plan.windows import AxisWindows, ImageWindow, ImageWindows
+
+NO_PLACE = (
+    "where the result lies on its image has no single answer, for branches of the network are off from one another (or "
+    "the plan is of an earlier version, which did not say: make it again)"
+)
+_NEARLY = 1e-6  # of a pixel: what a step such as 1/3 adds up to is not exact
 
 
 @dataclass(frozen=True)
@@ -20,18 +27,46 @@ class Sampling:
     step: float
 
     @classmethod
-    def of(cls, size: int, result: int, step: float) -> Sampling:
-        """Return the sampling of an axis of `size` pixels: from its start, or centred where a network reads borders."""
-        left = size - result * step
-        return cls(left / 2 if left >= max(step, 1.0) else 0.0, step)
+    def of(cls, axis: AxisWindows, step: float) -> Sampling | None:
+        """Return the sampling of an axis, None where the plan says that its result has no one place.
+
+        A plan of before says neither that nor its step: then `step` is given, and what covers the image lies on it.
+        """
+        if axis.step is not None:
+            return None if axis.start is None else cls(axis.start, axis.step)
+        return cls(0.0, step) if -step < axis.size - axis.result * step <= 0 else None
 
     def covered(self, written: Span, read: Span) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the first pixel that each written one covers, counted within `read`, and the one after its last."""
         at = np.arange(written.start, written.stop)
-        first = np.floor(self.start + at * self.step).astype(np.intp) - read.start
-        last = np.ceil(self.start + (at + 1) * self.step).astype(np.intp) - read.start
+        first = np.floor(self.start + at * self.step + _NEARLY).astype(np.intp) - read.start
+        last = np.ceil(self.start + (at + 1) * self.step - _NEARLY).astype(np.intp) - read.start
         first = first.clip(0, read.size - 1)
         return first, last.clip(first + 1, read.size)
+
+    def hull(self, written: Span, read: Span, size: int) -> Span:
+        """Return, of an axis of `size` pixels, those that are read or covered."""
+        first, last = self.covered(written, Span(0, size))
+        return Span(min(read.start, int(first[0])), max(read.stop, int(last[-1])))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where on its image the rows and columns of a result lie."""
+
+    rows: Sampling
+    cols: Sampling
+
+    @classmethod
+    def of(cls, windows: ImageWindows, step: float) -> Place | None:
+        """Return the place of the result of an image with such windows; `step` is as in Sampling."""
+        rows, cols = Sampling.of(windows.rows, step), Sampling.of(windows.cols, step)
+        return None if rows is None or cols is None else cls(rows, cols)
+
+    def covered(self, window: ImageWindow, size: tuple[int, int]) -> Rect:
+        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
+        (height, width), read, written = size, window.read, window.written
+        return Rect(self.rows.hull(written.rows, read.rows, height), self.cols.hull(written.cols, read.cols, width))
 
 
 def missing_pixels(pixels: NDArray[Any], no_data: float | None) -> NDArray[np.bool_] | None:
@@ -43,14 +78,12 @@ def missing_pixels(pixels: NDArray[Any], no_data: float | None) -> NDArray[np.bo
     return missing if missing.any() else None
 
 
-def missing_written(
-    missing: NDArray[np.bool_], read: Rect, written: Rect, rows: Sampling, cols: Sampling
-) -> NDArray[np.bool_]:
+def missing_written(missing: NDArray[np.bool_], read: Rect, written: Rect, place: Place) -> NDArray[np.bool_]:
     """Return which of a window's written pixels have none: those that cover missing pixels alone."""
     counts = np.zeros((missing.shape[0] + 1, missing.shape[1] + 1), np.int64)
     counts[1:, 1:] = missing.cumsum(0).cumsum(1)
-    top, bottom = rows.covered(written.rows, read.rows)
-    left, right = cols.covered(written.cols, read.cols)
+    top, bottom = place.rows.covered(written.rows, read.rows)
+    left, right = place.cols.covered(written.cols, read.cols)
     inside = counts[np.ix_(bottom, right)] - counts[np.ix_(top, right)]
     inside -= counts[np.ix_(bottom, left)] - counts[np.ix_(top, left)]
     empty: NDArray[np.bool_] = inside == np.outer(bottom - top, right - left)

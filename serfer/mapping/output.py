@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Rect
 from serfer.core.plan import Plan
-from serfer.core.plan.windows import ImageWindows
-from serfer.mapping.no_data import Sampling, missing_written
+from serfer.core.plan.windows import ImageWindow, ImageWindows
+from serfer.mapping.no_data import Place, missing_written
 from serfer.mapping.options import MapOptions
 from serfer.raster import Georeference, RasterSource, ResultLayout, ResultOptions
 
@@ -25,15 +25,15 @@ class ResultForm:
     """The form of an image's result.
 
     `no_data` is the result's own value for it, None where the image names none. Classes that the plan has labels for
-    are uint8 with a palette (`mask`).
+    are uint8 with a palette (`mask`). `place` says where on the image the result lies, None where no place is the
+    middle of what the network reads.
     """
 
     layout: ResultLayout
     dtype: str
     mask: bool
     no_data: float | None
-    rows: Sampling
-    cols: Sampling
+    place: Place | None
 
     @classmethod
     def of(cls, plan: Plan, windows: ImageWindows, *, no_data: bool, options: MapOptions) -> ResultForm:
@@ -50,23 +50,33 @@ class ResultForm:
             dtype=dtype,
             mask=mask,
             no_data=_no_data(dtype) if no_data else None,
-            rows=Sampling.of(windows.rows.size, windows.height, step),
-            cols=Sampling.of(windows.cols.size, windows.width, step),
+            place=Place.of(windows, step),
         )
 
-    def part(self, values: NDArray[Any], read: Rect, written: Rect, missing: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """Return a window's part (channels, rows, cols) from its output; raises InputError for what does not fit."""
+    def part(self, values: NDArray[Any], written: Rect, empty: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """Return a window's part (channels, rows, cols) from its output, of which `empty` pixels have no data.
+
+        Raises InputError for what does not fit.
+        """
         flat = values.reshape(self.layout.channels, written.rows.size, written.cols.size)
         part = np.ascontiguousarray(_cast(flat, self.dtype))
-        empty = None if missing is None else self.empty(missing, read, written)
         if empty is not None and empty.any():
             part = part if part.flags.writeable and part.base is None else part.copy()
             part[:, empty] = self.no_data
         return part
 
     def empty(self, missing: NDArray[np.bool_], read: Rect, written: Rect) -> NDArray[np.bool_]:
-        """Return which of a window's pixels have no data, where `missing` ones of what it reads have none."""
-        return missing_written(missing, read, written, self.rows, self.cols)
+        """Return which of a window's pixels have no data, where `missing` ones of `read`, all they cover, have none."""
+        return missing_written(missing, read, written, self._known_place)
+
+    def covered(self, window: ImageWindow, size: tuple[int, int]) -> Rect:
+        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
+        return self._known_place.covered(window, size)
+
+    @property
+    def _known_place(self) -> Place:
+        assert self.place is not None  # noqa: S101 - without one, an image without data is refused
+        return self.place
 
     def empty_part(self, written: Rect) -> NDArray[Any]:
         """Return the part of a window all of whose pixels have no data."""
@@ -74,8 +84,11 @@ class ResultForm:
         return np.full(shape, self.no_data, self.dtype)
 
     def georeference(self, source: RasterSource) -> Georeference:
-        """Return where the result's pixels lie, the image's being where they are."""
-        return source.georeference.scaled(self.rows.step, self.cols.step, self.rows.start, self.cols.start)
+        """Return where the result's pixels lie, the image's being where they are; nowhere if that is not known."""
+        if self.place is None:
+            return Georeference()
+        rows, cols = self.place.rows, self.place.cols
+        return source.georeference.scaled(rows.step, cols.step, rows.start, cols.start)
 
     def options(self, plan: Plan, options: MapOptions) -> ResultOptions:
         """Return how the result is written."""

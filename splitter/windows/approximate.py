@@ -26,6 +26,7 @@ from splitter.tiling.regions import infer_regions
 from splitter.tiling.rule import extent
 from splitter.windows.map_plan import STEPS, Network, WindowChoice, WindowTile, WindowTiles, window_usd
 from splitter.windows.memory import window_mb
+from splitter.windows.position import Place, place_of, placed
 
 _LONGER = 4_032
 """Pixels by which an image is larger along one axis, to measure strides: 2^6 x 3^2 x 7, patches of 14 included."""
@@ -36,10 +37,14 @@ _Kind = tuple[int, Span]
 
 @dataclass(frozen=True)
 class Step:
-    """Along one axis, `pixels` of an image make `written` of the result; windows start at multiples of it."""
+    """Along one axis, `pixels` of an image make `written` of the result; windows start at multiples of it.
+
+    `place` is that of the result on images which are as far past a multiple as the one that showed it.
+    """
 
     pixels: int
     written: int
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def _step(graph: Graph, larger: Graph, axis: int) -> Step:
         last = graph.nodes[-1]
         raise refuse(last.name, last.kind, "its result does not grow with the image, so no window makes a part of it")
     pixels = lcm(*(rate.denominator for rate in rates.values() if rate > 0))
-    return Step(pixels, int(rates[graph.output] * pixels))
+    return Step(pixels, int(rates[graph.output] * pixels), place_of(larger, axis, rates))
 
 
 def choose_overlapping(
@@ -177,8 +182,8 @@ def overlapping_tiles(network: Network, sizes: Sequence[_Size], cut: FixedOverla
     numbers = tuple(tuple(range(row * len(cols), (row + 1) * len(cols))) for row in range(len(rows)))
     reads = [tile.regions[tile.graph.input] for tile in tiles]
     windows = Windows(
-        tuple(_windows(axis, rows, [reads[each[0]].rows for each in numbers]) for axis in high),
-        tuple(_windows(axis, cols, [reads[each].cols for each in numbers[0]]) for axis in wide),
+        tuple(_windows(axis, rows, [reads[each[0]].rows for each in numbers], cut.rows, heights[0]) for axis in high),
+        tuple(_windows(axis, cols, [reads[each].cols for each in numbers[0]], cut.cols, widths[0]) for axis in wide),
         numbers,
         stride=lcm(cut.rows.pixels, cut.cols.pixels),
         stride_written=lcm(cut.rows.written, cut.cols.written),
@@ -222,14 +227,18 @@ def _axis(network: Network, size: int, image: _Size, axis: int, cut: FixedOverla
     return _Axis(size, result, tuple(windows))
 
 
-def _windows(axis: _Axis, kinds: Sequence[_Kind], reads: Sequence[Span]) -> AxisWindows:
-    """Return the windows of an axis; `reads` are the pixels that each kind needs of those that it has."""
+def _windows(axis: _Axis, kinds: Sequence[_Kind], reads: Sequence[Span], step: Step, first: int) -> AxisWindows:
+    """Return the windows of an axis; `reads` are the pixels that each kind needs of those that it has.
+
+    `first` is the size on which, or on a small one for which, `step` was measured.
+    """
     windows = []
     for kind, (pixel, shift) in axis.windows:
         number = kinds.index(kind)
         _, written = kind
         windows.append(AxisWindow(number, _moved(reads[number], pixel), _moved(written, shift)))
-    return AxisWindows(axis.size, axis.result, tuple(windows))
+    place = None if (axis.size - first) % step.pixels else step.place
+    return placed(AxisWindows(axis.size, axis.result, tuple(windows)), place, Fraction(step.pixels, step.written))
 
 
 def _moved(span: Span, by: int) -> Span:

@@ -64,6 +64,7 @@ from splitter.windows.kinds import (
     rounded_step,
 )
 from splitter.windows.memory import window_mb
+from splitter.windows.position import place_of, placed
 from splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
 
 STEPS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -99,10 +100,15 @@ class Network:
             )
         return graph
 
+    def larger(self, size: _Size) -> Graph:
+        """Return the graph of an image of LONGER more rows and columns, which goes the way of one of this size."""
+        height, width = size
+        return self.at(height + LONGER, width + LONGER, size)
+
     def strides(self, graph: Graph) -> tuple[Strides, Strides]:
         """Return the strides of rows and columns; raises ModelError for an operator that does not shift by them."""
         shape = graph.shape(graph.input)
-        larger = self.at(shape.height + LONGER, shape.width + LONGER, (shape.height, shape.width))
+        larger = self.larger((shape.height, shape.width))
         known = strides(graph, larger, ROW_AXIS), strides(graph, larger, COL_AXIS)
         for axis, each in zip((ROW_AXIS, COL_AXIS), known, strict=True):
             check_shifts(graph, axis, each)
@@ -228,13 +234,26 @@ def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowT
     row_numbers, col_numbers = iter(rows), iter(cols)
     first = images[heights[0], widths[0]]
     windows = Windows(
-        tuple(_renumbered(high[height], row_numbers) for height in heights),
-        tuple(_renumbered(wide[width], col_numbers) for width in widths),
+        tuple(
+            _placed(network, _renumbered(high[height], row_numbers), images[height, widths[0]], ROW_AXIS)
+            for height in heights
+        ),
+        tuple(
+            _placed(network, _renumbered(wide[width], col_numbers), images[heights[0], width], COL_AXIS)
+            for width in widths
+        ),
         tuple(tuple(range(row * len(tiles[0]), (row + 1) * len(tiles[0]))) for row in range(len(tiles))),
         stride=lcm(*(each.stride for each in first.known)),
         stride_written=lcm(*(each.of(first.graph.output) for each in first.known)),
     )
     return WindowTiles(windows, tuple(tile for row in tiles for tile in row))
+
+
+def _placed(network: Network, windows: AxisWindows, image: _Image, axis: int) -> AxisWindows:
+    """Return windows with the place of their result, which a larger image shows: at its middle no end is read."""
+    shape, rates = image.graph.shape(image.graph.input), image.known[axis - ROW_AXIS].rates
+    larger = network.larger((shape.height, shape.width))
+    return placed(windows, place_of(larger, axis, rates), 1 / rates[larger.output])
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.geometry import Rect, Span
-from serfer.mapping.no_data import Sampling, missing_pixels, missing_written
+from serfer.core.plan.windows import AxisWindow, AxisWindows
+from serfer.mapping.no_data import Place, Sampling, missing_pixels, missing_written
 from serfer.mapping.spending import Spending
 
 
@@ -57,8 +58,8 @@ def test_a_written_pixel_is_missing_where_all_that_it_covers_is(data):
     height, width = (int(np.ceil(each * step)) for each in result)
     missing = np.array(data.draw(st.lists(st.booleans(), min_size=height * width, max_size=height * width)))
     missing = missing.reshape(height, width)
-    rows, cols = (Sampling.of(size, each, step) for size, each in zip((height, width), result, strict=True))
-    whole = missing_written(missing, Rect.whole(height, width), Rect.whole(*result), rows, cols)
+    place = Place(Sampling(0.0, step), Sampling(0.0, step))
+    whole = missing_written(missing, Rect.whole(height, width), Rect.whole(*result), place)
     for row in range(result[0]):
         for col in range(result[1]):
             top, left = int(row * step), int(col * step)
@@ -67,13 +68,15 @@ def test_a_written_pixel_is_missing_where_all_that_it_covers_is(data):
     half = result[0] // 2
     lower = Rect(Span(half, result[0]), Span(0, result[1]))
     read = Rect(Span(int(half * step), height), Span(0, width))
-    np.testing.assert_array_equal(missing_written(missing[read.rows.start :], read, lower, rows, cols), whole[half:])
+    np.testing.assert_array_equal(missing_written(missing[read.rows.start :], read, lower, place), whole[half:])
 
 
-def test_a_result_that_is_smaller_than_its_image_lies_in_its_middle():
-    assert Sampling.of(100, 96, 1.0) == Sampling(2.0, 1.0)
-    assert Sampling.of(101, 51, 2.0) == Sampling(0.0, 2.0)
-    assert Sampling.of(101, 50, 2.0) == Sampling(0.0, 2.0)
+def test_a_result_lies_where_the_plan_says_and_on_its_image_in_a_plan_of_before_if_it_covers_it():
+    windows = (AxisWindow(0, Span(0, 101), Span(0, 51)),)
+    assert Sampling.of(AxisWindows(101, 51, windows, start=-0.5, step=2.0), 1.0) == Sampling(-0.5, 2.0)
+    assert Sampling.of(AxisWindows(101, 51, windows, step=2.0), 2.0) is None
+    assert Sampling.of(AxisWindows(101, 51, windows), 2.0) == Sampling(0.0, 2.0)
+    assert Sampling.of(AxisWindows(101, 50, windows), 2.0) is None
 
 
 @pytest.mark.parametrize("no_data", [0.0, float("nan")])

@@ -42,14 +42,24 @@ def _plain(plan: Plan) -> dict[str, Any]:
         del plain["quantised"]
     if number < _NOT_QUANTISED:
         del plain["windows"]
-    elif plan.windows and plan.windows.exact and plan.windows.difference is None:
-        del plain["windows"]["difference"]
+    elif plan.windows:
+        _drop_unsaid(plain["windows"])
     if number < _WITHOUT_WINDOWS:
         del plain["outputs"]
     if number < _OF_SCORES:
         for stage in plain["stages"]:
             del stage["weights_in"]
     return plain
+
+
+def _drop_unsaid(windows: dict[str, Any]) -> None:
+    """Leave out what windows do not say, as plans did that were written before it could be said."""
+    if not windows["overlap"] and windows["difference"] is None:
+        del windows["difference"]
+    for axis in (*windows["heights"], *windows["widths"]):
+        for name in ("start", "step"):
+            if axis[name] is None:
+                del axis[name]
 
 
 def _format(plan: Plan) -> int:

@@ -33,11 +33,17 @@ class AxisWindow:
 
 @dataclass(frozen=True, slots=True)
 class AxisWindows:
-    """The windows, in order, along an axis of `size` pixels of an image, of whose result there are `result`."""
+    """The windows, in order, along an axis of `size` pixels of an image, of whose result there are `result`.
+
+    Pixel r of the result lies on the `step` pixels of the image from `start` + r `step` on. `start` is None where no
+    place is the middle of what the network reads, as its branches disagree; both are None in plans of before.
+    """
 
     size: int
     result: int
     windows: tuple[AxisWindow, ...]
+    start: float | None = None
+    step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

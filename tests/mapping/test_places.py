@@ -1,0 +1,159 @@
+"""Where a result lies on its image, and which of its pixels hold no data: by what the network's pixels read."""
+
+import warnings
+
+import numpy as np
+import pytest
+import rasterio
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+
+import serfer
+from serfer.core.errors import InputError, SerferError
+from tests.mapping.networks import Network, rows_read, run
+from tests.raster.files import UTM, WHERE, write
+
+
+def cropped(top, left, bottom=0, right=0):
+    net = Network(channels=2)
+    net.crop(net.conv("image", channels=2), top, left, bottom, right)
+    return net
+
+
+def valid(kernel, stride, pad=0):
+    net = Network(channels=2)
+    net.conv("image", (kernel, kernel), (stride, stride), (pad,) * 4, channels=2)
+    return net
+
+
+def lopsided():
+    """Strides and crops of rows that are not those of columns."""
+    net = Network(channels=2)
+    net.crop(net.conv("image", (3, 1), (2, 1), channels=2), 3, 5)
+    return net
+
+
+def disagreeing(crop=8):
+    """A stem of stride 2 that pads both ends, enlarged again, beside a skip: their middles are half a pixel apart."""
+    net = Network(channels=2)
+    stem = net.enlarge(net.conv("image", (3, 3), (2, 2), (1, 1, 1, 1), channels=2), 2)
+    both = net.add(net.conv("image", channels=2), stem)
+    if crop:
+        net.crop(both, crop, crop)
+    return net
+
+
+def mapped(net, size, folder, values, window=None, **profile):
+    """Map an image and return the report and the open result."""
+    path = net.save(folder / "net.onnx")
+    serfer.map_plan(path, [size], folder / "plan", window=window or "auto", channels=net.channels)
+    image = write(folder / "image.tif", values, **{"crs": UTM, "transform": WHERE, **profile})
+    report = serfer.map(image, folder / "plan", folder / "out.tif", workers="inprocess", overwrite=True, restart=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        with rasterio.open(folder / "out.tif") as result:
+            return report, result.read(), result.transform, result.crs
+
+
+@pytest.mark.parametrize(
+    ("net", "size", "start", "step"),
+    [
+        (cropped(40, 60), (200, 200), (40, 60), (1, 1)),
+        (cropped(0, 0, 50, 0), (200, 200), (0, 0), (1, 1)),
+        (valid(96, 32), (411, 411), (32, 32), (32, 32)),
+        (valid(64, 8), (207, 206), (28, 28), (8, 8)),
+        (valid(16, 16), (175, 175), (0, 0), (16, 16)),
+        (valid(3, 2), (201, 200), (0.5, 0.5), (2, 2)),
+        (valid(3, 2, pad=1), (201, 200), (0, 0), (2, 2)),
+        (lopsided(), (200, 200), (6.5, 5), (2, 1)),
+        (disagreeing(crop=0), (200, 200), (0, 0), (1, 1)),
+    ],
+    ids=["crop", "crop after", "k96 s32", "k64 s8", "patches", "k3 s2", "k3 s2 p1", "lopsided", "stem and skip"],
+)
+def test_a_result_lies_in_the_middle_of_what_it_reads(net, size, start, step, tmp_path):
+    values = np.random.default_rng(0).uniform(1, 2, (2, *size)).astype(np.float32)
+    _, _, transform, _ = mapped(net, size, tmp_path, values, nodata=-1)
+    expected = WHERE @ rasterio.Affine.translation(start[1], start[0]) @ rasterio.Affine.scale(step[1], step[0])
+    assert transform.almost_equals(expected)
+
+
+def test_branches_that_are_off_from_one_another_leave_a_cropped_result_without_a_georeference(tmp_path):
+    values = np.random.default_rng(0).uniform(1, 2, (2, 200, 200)).astype(np.float32)
+    report, result, transform, crs = mapped(disagreeing(), (200, 200), tmp_path, values)
+    assert (transform, crs) == (rasterio.Affine.identity(), None)
+    assert "no georeference: where the result lies on its image has no single answer" in " ".join(report.notes)
+    np.testing.assert_allclose(result, run(tmp_path / "net.onnx", values[None])[0], rtol=1e-5)
+    with pytest.raises(InputError, match="--no-data none"):
+        mapped(disagreeing(), (200, 200), tmp_path, values, nodata=-1)
+
+
+def expected_missing(missing, start, step, result):
+    """Which pixels of a result have no data: all that they cover, by the definition in docs/how-to/map.md."""
+    empty = np.zeros(result, bool)
+    for row, col in np.ndindex(result):
+        spans = zip(start, step, (row, col), missing.shape, strict=True)
+        (top, bottom), (left, right) = (
+            (np.clip(np.floor(first + at * each), 0, size - 1), np.ceil(first + (at + 1) * each))
+            for first, each, at, size in spans
+        )
+        empty[row, col] = missing[int(top) : int(max(top + 1, bottom)), int(left) : int(max(left + 1, right))].all()
+    return empty
+
+
+@st.composite
+def chains(draw):
+    """Networks of one branch: convolutions, pools, crops and enlargements, each with other rows than columns."""
+    net, source = Network(), "image"
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["conv", "pool", "crop", "enlarge"]))
+        pair = lambda low, high: (draw(st.integers(low, high)), draw(st.integers(low, high)))  # noqa: E731 - short
+        if kind == "conv":
+            source = net.conv(source, kernel := pair(1, 6), pair(1, 3), (*(k // 2 for k in kernel), 0, 0))
+        elif kind == "pool":
+            source = net.pool(source, pair(1, 3), pair(1, 2))
+        elif kind == "crop":
+            source = net.crop(source, *pair(0, 9), *pair(0, 9))
+        else:
+            source = net.enlarge(source, 2, draw(st.sampled_from(["nearest", "linear"])))
+    return net
+
+
+def check_against_probes(net, size, window, folder, rng):
+    """Map an image with holes; compare its place and its pixels without data with what images of one row show."""
+    path = net.save(folder / "net.onnx")
+    missing = rng.random((max(1, size[0] // 12), max(1, size[1] // 12))) < 0.5
+    missing = np.kron(missing, np.ones((12, 12), bool))
+    missing = np.pad(missing, [(0, each - have) for each, have in zip(size, missing.shape, strict=True)])
+    values = rng.uniform(1, 2, (1, *size)).astype(np.float32)
+    values[:, missing] = -9
+    try:
+        _, result, transform, _ = mapped(net, size, folder, values, window, nodata=-9)
+    except SerferError as refused:
+        return str(refused)
+    whole = run(path, np.where(missing, 0, values)[None])[0]
+    assert result.shape == whole.shape
+    place = ~WHERE @ transform
+    start, step = (place.f, place.c), (place.e, place.a)
+    for axis in (0, 1):
+        read = rows_read(path, *size, axis=axis)
+        inner = [row for row, (first, stop) in enumerate(read) if first > 0 and stop < size[axis]]
+        middles = {round(sum(read[row]) / 2 - (row + 0.5) * step[axis], 6) for row in inner}
+        covers = abs(size[axis] - len(read) * step[axis]) < step[axis]
+        if len(middles) == 1 and not covers:
+            assert start[axis] == pytest.approx(middles.pop())
+    empty = np.isnan(result[0])
+    np.testing.assert_array_equal(empty, expected_missing(missing, start, step, empty.shape))
+    np.testing.assert_allclose(result[0][~empty], whole[0][~empty], rtol=1e-4)
+    return ""
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@given(net=chains(), data=st.data())
+def test_places_and_missing_pixels_of_random_networks_are_those_of_their_receptive_fields(net, data, tmp_path_factory):
+    size = data.draw(st.integers(60, 110)), data.draw(st.integers(60, 110))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
+    window = data.draw(st.sampled_from([None, 12, 24]))
+    refused = check_against_probes(net, size, window, tmp_path_factory.mktemp("net"), rng)
+    event(f"refused: {refused[:60]}" if refused else "exact")
+    assert not refused or "multiple of the network's stride" in refused

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from drivers.driver import RequestContext
 from serfer.core.errors import (
     ImageError,
@@ -19,10 +22,11 @@ from serfer.core.errors import (
     UnavailableError,
     UsageError,
 )
+from serfer.core.geometry import Rect
 from serfer.core.plan.windows import ImageWindow, ImageWindows
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.input import WindowInput
-from serfer.mapping.no_data import missing_pixels
+from serfer.mapping.no_data import Gaps
 from serfer.mapping.output import ResultForm
 from serfer.mapping.report import WindowFailure
 from serfer.mapping.spending import Spending
@@ -46,7 +50,7 @@ class MapTask:
     windows: ImageWindows
     input: WindowInput
     form: ResultForm
-    no_data: float | None
+    gaps: Gaps
     parts: ResultParts
     prices: WindowPrices
     spending: Spending
@@ -60,6 +64,8 @@ class Outcome:
 
     computed: int = 0
     empty: int = 0
+    missing: int = 0
+    partly_missing: int = 0
     failures: list[WindowFailure] = field(default_factory=list)
     latencies_ms: list[float] = field(default_factory=list)
     over_ceiling: bool = False
@@ -143,9 +149,9 @@ class Engine:
 
     def _compute(self, number: int, window: ImageWindow, usd: float) -> None:
         task = self._task
-        looked_at = window.read if task.no_data is None else task.form.covered(window, task.source.size)
+        looked_at = task.form.covered(window, task.source.size) if task.gaps.possible else window.read
         try:
-            pixels = task.source.read(looked_at)
+            pixels, masked = task.source.read_masked(looked_at)
         except (ImageError, UnavailableError) as error:
             task.spending.release(usd)
             self._failed(number, window, error)
@@ -153,7 +159,7 @@ class Engine:
         except BaseException:
             task.spending.release(usd)
             raise
-        missing = missing_pixels(pixels, task.no_data)
+        missing = self._missing(number, pixels, masked, looked_at) if task.gaps.possible else None
         empty = None if missing is None else task.form.empty(missing, looked_at, window.written)
         if empty is not None and empty.all():
             task.spending.release(usd)
@@ -161,9 +167,8 @@ class Engine:
             self._done(None)
             return
         seen = window.read.within(looked_at).slices
-        batch = task.input.batch(
-            pixels[:, *seen], None if missing is None or not missing[seen].any() else missing[seen]
-        )
+        hidden = None if missing is None or not missing[seen].any() else missing[seen]
+        batch = task.input.batch(pixels[:, *seen], hidden)
         del pixels
         try:
             result = self._query(batch, window.tile, usd)
@@ -179,6 +184,18 @@ class Engine:
         [values] = result.outputs.values()
         task.parts.put(number, task.form.part(values, window.written, empty))
         self._done(result.report.latency_ms)
+
+    def _missing(
+        self, number: int, pixels: NDArray[Any], masked: NDArray[np.bool_] | None, looked_at: Rect
+    ) -> NDArray[np.bool_] | None:
+        """Return which pixels hold no data, None for none, and count those that are the window's own."""
+        missing, partly = self._task.gaps.missing(pixels, masked)
+        own = self._task.windows.own(number).within(looked_at).slices
+        counts = [0 if each is None else int(each[own].sum()) for each in (missing, partly)]
+        with self._guard:
+            self.outcome.missing += counts[0]
+            self.outcome.partly_missing += counts[1]
+        return missing if missing.any() else None
 
     def _query(self, batch: Any, tile: int, usd: float) -> Result:  # noqa: ANN401 - an array
         """Run one window's query, and count its dollars however it ends: none where Lambda had no room for it."""

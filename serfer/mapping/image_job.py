@@ -19,7 +19,7 @@ from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.engine import Engine, MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
-from serfer.mapping.no_data import NO_PLACE
+from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.output import ResultForm
 from serfer.mapping.report import MapProgress, MapReport, percentiles
@@ -83,6 +83,8 @@ class Mapper:
         """
         with ExitStack() as stack:
             job = self._job(image, out, stack, check=not folder)
+            for note in job.notes:
+                self.watcher.note(f"{image}: {note}")
             missing = [*range(len(job.windows))]
             if job.directory.exists() and not self.options.restart:
                 with ResultParts.create_or_resume(job.directory, job.identity, len(job.windows)) as parts:
@@ -122,6 +124,8 @@ class Mapper:
             parts.written = False
             check_result(out, job.form.layout, job.form.dtype, job.form.options(self.plan, self.options))
             report = self._run(job, parts, done, out, started)
+            for note in report.notes[len(job.notes) :]:
+                self.watcher.note(f"{image}: {note}")
             finished(report)
             parts.written = True
             parts.remove()
@@ -178,7 +182,7 @@ class Mapper:
             windows=job.windows,
             input=job.input,
             form=job.form,
-            no_data=job.no_data,
+            gaps=job.gaps,
             parts=parts,
             prices=self.prices,
             spending=self.spending,
@@ -209,23 +213,19 @@ class Mapper:
         source = stack.enter_context(open_raster(image))
         windows = windows_of_plan.of(*source.size, source.name)
         options = self.options
-        no_data = (
-            {"auto": source.nodata, "none": None}[options.no_data]
-            if isinstance(options.no_data, str)
-            else (float(options.no_data))
-        )
-        form = ResultForm.of(self.plan, windows, no_data=no_data is not None, options=options)
-        if no_data is not None and form.place is None:
+        window_input = WindowInput.of(self.plan, source, options)
+        gaps = Gaps.of(source, window_input.bands, options)
+        form = ResultForm.of(self.plan, windows, no_data=gaps.possible, options=options)
+        if gaps.possible and form.place is None:
             raise InputError(
-                f"{source.name} names a value for pixels without data, and {NO_PLACE}: it cannot be said which pixels "
-                "of the result have none; map all pixels as they are with --no-data none"
+                f"{source.name} says which pixels hold no data, and {NO_PLACE}: it cannot be said which pixels of the "
+                "result have none; map all pixels as they are with --no-data none"
             )
         directory = parts_directory(out, options.parts)
         exists = directory.exists() and not options.restart and _is_file(out)
         written = form.options(self.plan, options)
         if check:
             check_result(out, form.layout, form.dtype, replace(written, overwrite=written.overwrite or exists))
-        window_input = WindowInput.of(self.plan, source.name, source.bands, source.dtype, options)
         return _Job(
             mapper=self,
             source=source,
@@ -233,7 +233,7 @@ class Mapper:
             windows=windows,
             form=form,
             input=window_input,
-            no_data=no_data,
+            gaps=gaps,
             directory=directory,
             exists=exists and not options.overwrite,
             concurrency=self.concurrency(_window_bytes(self.plan, source, window_input)),
@@ -250,7 +250,7 @@ class _Job:
     windows: ImageWindows
     form: ResultForm
     input: WindowInput
-    no_data: float | None
+    gaps: Gaps
     directory: Path
     exists: bool
     concurrency: int
@@ -268,7 +268,7 @@ class _Job:
         kept = (f"not kept in the result: {', '.join(lost)}",) if lost else ()
         if self.form.place is None and (georeference.transform or georeference.crs):
             kept = (*kept, f"the result has no georeference: {NO_PLACE}")
-        return (*self.source.notes, *kept)
+        return (*self.source.notes, *self.gaps.notes(self.source), *kept)
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
         """Return what has been done."""
@@ -296,8 +296,20 @@ class _Job:
             cost_usd=usd,
             window_ms=percentiles(outcome.latencies_ms),
             estimate=estimate,
-            notes=self.notes,
+            no_data_pixels=outcome.missing,
+            notes=(*self.notes, *_partly(outcome, self.mapper.options)),
         )
+
+
+def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
+    """Say how many pixels have the value for no data in some bands alone, which reached the network."""
+    if not outcome.partly_missing or options.no_data_bands == "any":
+        return ()
+    note = (
+        f"{outcome.partly_missing:,} pixels have the value for no data in some of the bands alone: it reached the "
+        "network as any other; --no-data-bands any takes them as without data"
+    )
+    return (note,)
 
 
 def parts_directory(out: str | Path, chosen: str | None = None) -> Path:

@@ -12,6 +12,7 @@ from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.pixels import full_scale, normalise, scaled_to
 from serfer.mapping.options import MapOptions
+from serfer.raster import RasterSource
 
 _FULL = 255.0  # of a picture of 8 bits
 
@@ -30,16 +31,16 @@ class WindowInput:
     bytes_as_they_are: bool
 
     @classmethod
-    def of(cls, plan: Plan, name: str, bands: int, dtype: str, options: MapOptions) -> WindowInput:
+    def of(cls, plan: Plan, source: RasterSource, options: MapOptions) -> WindowInput:
         """Return what fits a plan and an image; raises InputError for another number of bands, UsageError."""
-        chosen = _bands(plan, name, bands, options.bands)
+        dtype, chosen = source.dtype, _bands(plan, source, options.bands)
         if plan.preprocess is None:
             if options.full_scale is not None:
                 raise UsageError(
                     "the plan has no preprocessing, so values reach the network as they are: leave --full-scale out"
                 )
             return cls(chosen, None, bytes_as_they_are=False)
-        full = options.full_scale or full_scale(dtype)
+        full = options.full_scale or source.full or full_scale(dtype)
         return cls(chosen, scaled_to(plan.preprocess, full), bytes_as_they_are=dtype == "uint8" and full == _FULL)
 
     @property
@@ -66,14 +67,20 @@ class WindowInput:
         return values
 
 
-def _bands(plan: Plan, name: str, bands: int, given: tuple[int, ...]) -> tuple[int, ...]:
-    channels = plan.input.channels
+def _bands(plan: Plan, source: RasterSource, given: tuple[int, ...]) -> tuple[int, ...]:
+    channels, name, bands = plan.input.channels, source.name, source.bands
     if given:
         if max(given) > bands:
             raise InputError(f"{name} has {_bands_in_words(bands)}, and --bands names band {max(given)}")
         if len(given) != channels:
             raise InputError(f"--bands names {len(given)} bands, and the network takes {channels} channels")
         return tuple(band - 1 for band in given)
+    if bands < channels and source.pages > 1:
+        raise InputError(
+            f"{name} has {source.pages} pages, of which the first is read: it has {_bands_in_words(bands)}, and the "
+            f"network takes {channels} channels; if each page is a channel, store the pages as bands of one image, or "
+            "name bands of the first with --bands"
+        )
     if bands != channels:
         raise InputError(
             f"{name} has {_bands_in_words(bands)}, and the network takes {channels} channels: choose them with "

@@ -53,6 +53,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
     bands: tuple[int, ...] = (),
     full_scale: float | None = None,
     no_data: NoData = "auto",
+    no_data_bands: Literal["all", "any"] = "all",
     dtype: str | None = None,
     compression: Literal["deflate", "zstd", "none"] = "deflate",
     concurrency: int | None = None,
@@ -83,6 +84,8 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         full_scale: the value that counts as 255 does in a picture of 8 bits; by default the largest of the image's
             type, and 1.0 for floating point.
         no_data: the image's value for pixels that hold none: its own ("auto"), a number, or "none" if all count.
+        no_data_bands: "all" if a pixel holds no data where all the network's bands have that value, "any" if one is
+            enough.
         dtype: the result's type, where the network's output is of whole numbers.
         compression: of a TIFF: "deflate", "zstd" or "none".
         concurrency: windows in flight.
@@ -111,6 +114,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         bands=tuple(bands),
         full_scale=full_scale,
         no_data=no_data,
+        no_data_bands=no_data_bands,
         dtype=dtype,
         compression=compression,
         concurrency=concurrency,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.windows import AxisWindows, ImageWindow, ImageWindows
+from serfer.mapping.options import MapOptions
+from serfer.raster import RasterSource
 
 NO_PLACE = (
     "where the result lies on its image has no single answer, for branches of the network are off from one another (or "
@@ -69,13 +72,77 @@ class Place:
         return Rect(self.rows.hull(written.rows, read.rows, height), self.cols.hull(written.cols, read.cols, width))
 
 
-def missing_pixels(pixels: NDArray[Any], no_data: float | None) -> NDArray[np.bool_] | None:
-    """Return which pixels (rows, cols) of (bands, rows, cols) hold no data in any band; None where all hold some."""
+@dataclass(frozen=True)
+class Gaps:
+    """What says of an image's pixels that they hold no data, as GDAL has it: a value, a mask, and an alpha of 0.
+
+    `no_data` has a value or None for each of `bands`, those that the network takes; a pixel holds none where all of
+    them have it, or with `any_band` one. An alpha band which the network takes is a channel as any other.
+    """
+
+    bands: tuple[int, ...]
+    no_data: tuple[float | None, ...]
+    any_band: bool = False
+    mask: bool = False
+    alpha: int | None = None
+
+    @classmethod
+    def of(cls, source: RasterSource, bands: tuple[int, ...], options: MapOptions) -> Gaps:
+        """Return what an image says and the options make of it."""
+        if options.no_data == "none":
+            return cls(bands, (None,) * len(bands))
+        if options.no_data == "auto":
+            values = tuple(source.nodatas[band] if source.nodatas else None for band in bands)
+        else:
+            values = (source.value(float(options.no_data)),) * len(bands)
+        alpha = source.alpha if source.alpha not in bands else None
+        return cls(bands, values, options.no_data_bands == "any", source.masked, alpha)
+
+    @property
+    def possible(self) -> bool:
+        """Whether a pixel may hold no data."""
+        return self.mask or self.alpha is not None or any(each is not None for each in self.no_data)
+
+    def missing(
+        self, pixels: NDArray[Any], masked: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+        """Return which pixels (rows, cols) of (bands, rows, cols) hold no data, and which have it in some bands alone.
+
+        `masked` are those of a mask. The second is None where there are no such pixels.
+        """
+        missing = np.zeros(pixels.shape[1:], bool)
+        if self.mask and masked is not None:
+            missing |= masked
+        if self.alpha is not None:
+            missing |= pixels[self.alpha] == 0
+        if all(each is None for each in self.no_data):
+            return missing, None
+        empty = [_is(pixels[band], value) for band, value in dict(zip(self.bands, self.no_data, strict=True)).items()]
+        some, every = np.logical_or.reduce(empty), np.logical_and.reduce(empty)
+        missing |= some if self.any_band else every
+        partly = some & ~missing
+        return missing, partly if partly.any() else None
+
+    def notes(self, source: RasterSource) -> Iterator[str]:
+        """Yield what is made of an image's mask and alpha."""
+        if source.masked:
+            which = "count as without data" if self.mask else "are taken as they are"
+            yield f"pixels that its mask or palette hides {which}"
+        if source.alpha is not None:
+            band = f"its band {source.alpha + 1} is alpha"
+            if source.alpha in self.bands:
+                yield f"{band}, which the network takes as a channel: no pixel counts as without data for it"
+            elif self.alpha is None:
+                yield f"{band}, which counts for nothing"
+            else:
+                yield f"{band}: pixels of alpha 0 count as without data, colours of the others are as they are stored"
+
+
+def _is(values: NDArray[Any], no_data: float | None) -> NDArray[np.bool_]:
     if no_data is None:
-        return None
-    empty = np.isnan(pixels) if math.isnan(no_data) else pixels == no_data
-    missing: NDArray[np.bool_] = empty.all(axis=0)
-    return missing if missing.any() else None
+        return np.zeros(values.shape, bool)
+    equal: NDArray[np.bool_] = np.isnan(values) if math.isnan(no_data) else values == no_data
+    return equal
 
 
 def missing_written(missing: NDArray[np.bool_], read: Rect, written: Rect, place: Place) -> NDArray[np.bool_]:

@@ -21,6 +21,8 @@ class MapOptions:
         full_scale: the value that counts as 255 does in a picture of 8 bits, for the plan's preprocessing. By default
             the largest of the image's type, 65,535 for uint16; 1.0 for floating point.
         no_data: the image's value for pixels that hold none: its own ("auto"), a number, or "none" if all count.
+        no_data_bands: "all" if a pixel holds no data where all the network's bands have that value, "any" if one is
+            enough.
         dtype: the result's type, where the network's output is of whole numbers.
         compression: of a TIFF: "deflate", "zstd" or "none".
         concurrency: windows in flight; by default as many as the workers are for.
@@ -37,6 +39,7 @@ class MapOptions:
     bands: tuple[int, ...] = ()
     full_scale: float | None = None
     no_data: NoData = "auto"
+    no_data_bands: Literal["all", "any"] = "all"
     dtype: str | None = None
     compression: Literal["deflate", "zstd", "none"] = "deflate"
     concurrency: int | None = None
@@ -65,7 +68,8 @@ class MapOptions:
     def values(self) -> dict[str, Any]:
         """Return, of JSON's types, the options that change the result's values."""
         no_data = self.no_data if isinstance(self.no_data, str) else str(float(self.no_data))
-        return {
+        any_band = {} if self.no_data_bands == "all" else {"no_data_bands": self.no_data_bands}
+        return any_band | {
             "bands": [*self.bands],
             "full_scale": self.full_scale,
             "no_data": no_data,

@@ -92,8 +92,13 @@ class Bucket:
 
     def first_bytes(self, count: int) -> bytes:
         """Return the first bytes of an object that is not empty."""
+        return self.bytes_at(0, count)
+
+    def bytes_at(self, start: int, count: int) -> bytes:
+        """Return bytes of an object from a position within it on."""
         with _s3_errors(self.place, "read"):
-            said = self._client.get_object(Bucket=self.place.bucket, Key=self.place.key, Range=f"bytes=0-{count - 1}")
+            part = f"bytes={start}-{start + count - 1}"
+            said = self._client.get_object(Bucket=self.place.bucket, Key=self.place.key, Range=part)
             return bytes(said["Body"].read(count))
 
     def gdal_options(self) -> dict[str, str]:

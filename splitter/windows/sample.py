@@ -111,7 +111,7 @@ def _middle_of(source: RasterSource, height: int, width: int, preprocess: Prepro
     if preprocess is None:
         return np.ascontiguousarray(pixels, np.float32)[None]
     ordered = pixels[::-1] if preprocess.channels == "BGR" else pixels
-    return normalise(ordered.transpose(1, 2, 0)[None], scaled_to(preprocess, full_scale(source.dtype)))
+    return normalise(ordered.transpose(1, 2, 0)[None], scaled_to(preprocess, source.full or full_scale(source.dtype)))
 
 
 def measured(network: Network, cut: FixedOverlap, sample: Sample) -> SampleDifference:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.windows import AxisWindow, AxisWindows
-from serfer.mapping.no_data import Place, Sampling, missing_pixels, missing_written
+from serfer.mapping.no_data import Gaps, Place, Sampling, missing_written
 from serfer.mapping.spending import Spending
 
 
@@ -80,10 +80,14 @@ def test_a_result_lies_where_the_plan_says_and_on_its_image_in_a_plan_of_before_
 
 
 @pytest.mark.parametrize("no_data", [0.0, float("nan")])
-def test_pixels_are_missing_where_no_band_holds_data(no_data):
-    pixels = np.full((2, 2, 2), 5.0, np.float32)
-    assert missing_pixels(pixels, no_data) is None
-    pixels[:, 0, 1] = no_data
+def test_pixels_are_missing_where_none_of_the_networks_bands_holds_data_or_one_does_not(no_data):
+    pixels = np.full((3, 2, 2), 5.0, np.float32)
+    pixels[:2, 0, 1] = no_data
     pixels[0, 1, 1] = no_data
-    assert missing_pixels(pixels, no_data).tolist() == [[False, True], [False, False]]
-    assert missing_pixels(pixels, None) is None
+    missing, partly = Gaps((0, 1), (no_data, no_data)).missing(pixels, None)
+    assert missing.tolist() == [[False, True], [False, False]]
+    assert partly.tolist() == [[False, False], [False, True]]
+    missing, partly = Gaps((0, 1), (no_data, no_data), any_band=True).missing(pixels, None)
+    assert (missing.tolist(), partly) == ([[False, True], [False, True]], None)
+    assert not Gaps((0, 1, 2), (no_data,) * 3).missing(pixels, None)[0].any()
+    assert not Gaps((0, 1), (None, None)).possible

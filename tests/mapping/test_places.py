@@ -43,11 +43,14 @@ def disagreeing(crop=8):
     return net
 
 
-def mapped(net, size, folder, values, window=None, **profile):
+def mapped(net, size, folder, values, window=None, mask=None, **profile):
     """Map an image and return the report and the open result."""
     path = net.save(folder / "net.onnx")
     serfer.map_plan(path, [size], folder / "plan", window=window or "auto", channels=net.channels)
     image = write(folder / "image.tif", values, **{"crs": UTM, "transform": WHERE, **profile})
+    if mask is not None:
+        with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), rasterio.open(image, "r+") as dataset:
+            dataset.write_mask((~mask * 255).astype("uint8"))
     report = serfer.map(image, folder / "plan", folder / "out.tif", workers="inprocess", overwrite=True, restart=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
@@ -118,16 +121,17 @@ def chains(draw):
     return net
 
 
-def check_against_probes(net, size, window, folder, rng):
+def check_against_probes(net, size, window, folder, rng, *, masked):
     """Map an image with holes; compare its place and its pixels without data with what images of one row show."""
     path = net.save(folder / "net.onnx")
     missing = rng.random((max(1, size[0] // 12), max(1, size[1] // 12))) < 0.5
     missing = np.kron(missing, np.ones((12, 12), bool))
     missing = np.pad(missing, [(0, each - have) for each, have in zip(size, missing.shape, strict=True)])
     values = rng.uniform(1, 2, (1, *size)).astype(np.float32)
-    values[:, missing] = -9
+    values[:, missing] = 1 if masked else -9
+    said = {"mask": missing} if masked else {"nodata": -9}
     try:
-        _, result, transform, _ = mapped(net, size, folder, values, window, nodata=-9)
+        _, result, transform, _ = mapped(net, size, folder, values, window, **said)
     except SerferError as refused:
         return str(refused)
     whole = run(path, np.where(missing, 0, values)[None])[0]
@@ -154,6 +158,7 @@ def test_places_and_missing_pixels_of_random_networks_are_those_of_their_recepti
     size = data.draw(st.integers(60, 110)), data.draw(st.integers(60, 110))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
     window = data.draw(st.sampled_from([None, 12, 24]))
-    refused = check_against_probes(net, size, window, tmp_path_factory.mktemp("net"), rng)
+    masked = data.draw(st.booleans())
+    refused = check_against_probes(net, size, window, tmp_path_factory.mktemp("net"), rng, masked=masked)
     event(f"refused: {refused[:60]}" if refused else "exact")
     assert not refused or "multiple of the network's stride" in refused

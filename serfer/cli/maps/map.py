@@ -86,6 +86,13 @@ def map_images(
             help="Pixels with this value in all bands hold no data: a number, auto (what the image says) or none.",
         ),
     ] = "auto",
+    no_data_bands: Annotated[
+        str,
+        typer.Option(
+            metavar="all|any",
+            help="Whether all of the bands that the network takes have that value in a pixel without data, or any.",
+        ),
+    ] = "all",
     dtype: Annotated[
         str | None, typer.Option(help="The result's type, where the network's output is of whole numbers: uint8, ...")
     ] = None,
@@ -133,6 +140,7 @@ def map_images(
     options = _options(
         bands, full_scale, no_data, dtype, compression, concurrency, max_cost_usd, force, overwrite, restart, parts
     )
+    options = replace(options, no_data_bands=_no_data_bands(no_data_bands))
     if not dry_run:
         options = replace(
             options, yield_to=tuple(yield_to or ()), yield_utilisation=yield_utilisation, yield_latency=yield_latency
@@ -292,6 +300,12 @@ def _no_data(value: str) -> NoData:
         return float(value)
     except ValueError:
         raise UsageError(f"--no-data is a number, auto or none, not {value!r}") from None
+
+
+def _no_data_bands(value: str) -> Literal["all", "any"]:
+    if value not in ("all", "any"):
+        raise UsageError(f"--no-data-bands is all or any, not {value!r}")
+    return "any" if value == "any" else "all"
 
 
 def _compression(name: str) -> Literal["deflate", "zstd", "none"]:

@@ -135,6 +135,10 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         f"${report.cost_usd:.6f} on Lambda, predicted ${report.estimate.usd:.6f}"
         + (f"; paused for {duration(report.paused_s)} beside online load" if report.paused_s else "")
     )
+    if report.no_data_pixels:
+        share = report.no_data_pixels / report.estimate.height / report.estimate.width
+        seen = " that these windows read" if report.resumed else ""
+        out.print(f"{report.no_data_pixels:,} pixels of the image{seen} ({share:.2%}) count as without data")
     if report.window_ms:
         table = columns("a window's ms", *report.window_ms)
         table.add_row("", *(f"{value:,.0f}" for value in report.window_ms.values()))

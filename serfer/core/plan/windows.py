@@ -166,6 +166,18 @@ class ImageWindows:
         tile = self.tiles[down.kind][across.kind]
         return ImageWindow(tile, Rect(down.read, across.read), Rect(down.written, across.written))
 
+    def own(self, number: int) -> Rect:
+        """Return the pixels that a window reads and none after it along either axis: each pixel read is one's own."""
+        row, col = divmod(number, len(self.cols.windows))
+        return Rect(_own(self.rows.windows, row), _own(self.cols.windows, col))
+
     def __iter__(self) -> Iterator[ImageWindow]:
         """Yield the windows in order."""
         return (self[number] for number in range(len(self)))
+
+
+def _own(windows: tuple[AxisWindow, ...], number: int) -> Span:
+    read = windows[number].read
+    if number + 1 == len(windows):
+        return read
+    return Span(read.start, max(read.start, min(read.stop, windows[number + 1].read.start)))

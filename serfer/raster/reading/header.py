@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ImageError, ImageTooLargeError
-from serfer.core.geometry import Rect
+from serfer.core.geometry import Rect, Span
 from serfer.raster.georeference import Georeference
 from serfer.raster.limits import RasterLimits
+from serfer.raster.reading.directory import ORIENTATION, ReadAt, directories
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64")
 _COMPRESSIONS = {
@@ -21,6 +22,13 @@ _COMPRESSIONS = {
     *("LERC", "LERC_DEFLATE", "LERC_ZSTD", "CCITTRLE", "CCITTFAX3", "CCITTFAX4"),
 }
 _IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+_TURNS = (0, 1, 3, 2, 0, 1, 3, 2)
+ORIENTATIONS = {
+    each + 1: (each >= 4, bool(_TURNS[each] & 2), bool(_TURNS[each] & 1))  # noqa: PLR2004 - from the fifth on
+    for each in range(8)
+}
+"""By EXIF's number, whether rows and columns are exchanged, and which of the two are turned round then."""
+TURNED = (5, 6, 7, 8)
 _COLOURS = 256
 _RGB = 3
 _HEADER_SLACK = 64 * 1024  # an encoded block may be larger than its pixels by what its format adds
@@ -30,8 +38,13 @@ _HEADER_SLACK = 64 * 1024  # an encoded block may be larger than its pixels by w
 class Header:
     """What an image says of itself; `size` is (height, width), `block` a block's, `bands` those of the pixels read.
 
-    `palette` has 256 colours (256, 3) where the samples are indices of them; `scale` is what samples of fewer than 8
-    bits are multiplied by; `one_strip`: all rows lie in one strip, from which GDAL decodes them one by one.
+    `palette` has 256 colours (256, 3) where the samples are indices of them, and `no_colour` says which of these hold
+    no data; `scale` is what samples of fewer than 8 bits are multiplied by; `one_strip`: all rows lie in one strip,
+    from which GDAL decodes them one by one. `full` is the value of white where the samples have fewer bits than their
+    type. `inverted`: the least value is stored for white. `nodatas` are each band's, of pixels as they are read;
+    `alpha` is the band that says how far pixels are opaque, from 0; `masked`: there is a mask beside the bands.
+    `orientation` is how stored rows and columns lie, as EXIF counts, `orientation_stored` what the file says even where
+    that is not applied. `pages`: images in the file.
     """
 
     name: str
@@ -45,23 +58,75 @@ class Header:
     separate: bool
     stored_bands: int
     palette: NDArray[np.uint8] | None = None
+    no_colour: NDArray[np.bool_] | None = None
     scale: int = 1
     one_strip: bool = False
+    full: float | None = None
+    inverted: bool = False
+    nodatas: tuple[float | int | None, ...] = ()
+    alpha: int | None = None
+    masked: bool = False
+    orientation: int = 1
+    orientation_stored: int = 1
+    pages: int = 1
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Height and width of the image as it is looked at."""
+        return self.size[::-1] if self.orientation in TURNED else self.size
+
+    def stored(self, rect: Rect) -> Rect:
+        """Return where a rectangle of the upright image is stored."""
+        transposed, down, across = ORIENTATIONS[self.orientation]
+        height, width = self.upright_size
+        rows, cols = _flipped(rect.rows, height, flip=down), _flipped(rect.cols, width, flip=across)
+        return Rect(cols, rows) if transposed else Rect(rows, cols)
+
+    def upright(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Return stored pixels (..., rows, cols) as they are looked at."""
+        transposed, down, across = ORIENTATIONS[self.orientation]
+        turned = pixels.swapaxes(-1, -2) if transposed else pixels
+        return turned[..., :: -1 if down else 1, :: -1 if across else 1]
+
+    def value(self, stored: float) -> float:
+        """Return the value as which a stored one is read."""
+        return self._white - stored if self.inverted else stored
+
+    @property
+    def _white(self) -> int:
+        return int(self.full or np.iinfo(self.dtype).max)
 
     def expanded(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Return stored samples as the pixels that they mean: an index as its colour, few bits as eight."""
         if self.palette is not None:
             return np.ascontiguousarray(self.palette[pixels[0]].transpose(2, 0, 1))
+        if self.inverted:
+            turned: NDArray[Any] = np.asarray(self._white, self.dtype) - pixels
+            return turned
         return pixels if self.scale == 1 else pixels * np.uint8(self.scale)
 
+    def holes(self, pixels: NDArray[Any]) -> NDArray[np.bool_] | None:
+        """Return which stored samples (1, rows, cols) are indices that hold no data."""
+        return None if self.no_colour is None else self.no_colour[pixels[0]]
 
-def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits) -> Header:  # noqa: ANN401 - rasterio's
-    """Return what a dataset says of itself; raises ImageError for what is not accepted, ImageTooLargeError."""
+
+def _flipped(span: Span, size: int, *, flip: bool) -> Span:
+    return Span(size - span.stop, size - span.start) if flip else span
+
+
+def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read_at: ReadAt) -> Header:  # noqa: ANN401
+    """Return what a dataset says of itself; raises ImageError for what is not accepted, ImageTooLargeError.
+
+    `read_at` reads the file itself, for what GDAL does not say.
+    """
     dtype = _dtype(dataset, name)
     stored = _bounded_bands(dataset, name, limits)
     palette = _palette(dataset)
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
-    bits = int(dataset.tags(1, ns="IMAGE_STRUCTURE").get("NBITS", 8)) if driver == "PNG" and palette is None else 8
+    given = _bits(dataset, dtype) if palette is None else None
+    bits = given if driver == "PNG" and given else 8
+    full = None if driver == "PNG" or given is None else float(2**given - 1)
+    inverted = structure.get("MINISWHITE") == "YES" and palette is None and np.dtype(dtype).kind == "u"
     header = Header(
         name=name,
         size=(dataset.height, dataset.width),
@@ -69,20 +134,30 @@ def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits) -> H
         dtype=dtype,
         nodata=_nodata(dataset, dtype) if palette is None else None,
         georeference=_georeference(dataset),
-        notes=_notes(dataset),
+        notes=(),
         block=tuple(dataset.block_shapes[0]),
         separate=structure.get("INTERLEAVE") == "BAND",
         stored_bands=stored,
         palette=palette,
+        no_colour=None if palette is None else _no_colour(dataset),
+        full=full,
+        inverted=inverted,
+        alpha=_alpha(dataset),
+        masked=_masked(dataset),
+        pages=_pages(dataset),
         scale=255 // (2**bits - 1) if bits in {1, 2, 4} else 1,
         one_strip=driver == "GTiff" and _one_strip(dataset),
     )
     if driver == "GTiff":
         _check_compression(structure.get("COMPRESSION", "NONE"), name)
         _check_tiff(header, limits)
+        header = _with_directory(dataset, header, limits, read_at)
     else:
         check_whole(header, limits)
-    return header
+    if palette is None and header.nodata is not None:
+        nodatas = tuple(None if each is None else header.value(each) for each in dataset.nodatavals)
+        header = replace(header, nodata=header.value(header.nodata), nodatas=nodatas)
+    return replace(header, notes=_notes(dataset, header))
 
 
 def check_blocks(dataset: Any, header: Header, rect: Rect, limits: RasterLimits) -> None:  # noqa: ANN401 - rasterio's
@@ -174,11 +249,85 @@ def _georeference(dataset: Any) -> Georeference:  # noqa: ANN401 - rasterio's
     return Georeference(crs or None, None if transform == _IDENTITY else transform, point, tuple(lost))
 
 
-def _notes(dataset: Any) -> tuple[str, ...]:  # noqa: ANN401 - rasterio's
-    pages = 0
+def _pages(dataset: Any) -> int:  # noqa: ANN401 - rasterio's
     with suppress(Exception):  # rasterio expects what a hostile file need not have
-        pages = len(dataset.subdatasets)
-    return (f"it has {pages} pages: the first is read",) if pages > 1 else ()
+        return max(1, len(dataset.subdatasets))
+    return 1
+
+
+def _notes(dataset: Any, header: Header) -> tuple[str, ...]:  # noqa: ANN401 - rasterio's
+    """Say what of the image is left out, or read otherwise than it is stored."""
+    notes = [f"it has {header.pages} pages: the first is read"] if header.pages > 1 else []
+    stored = header.orientation_stored
+    if stored != header.orientation:
+        notes.append(f"its orientation {stored} is not applied, for its georeference is that of the rows as stored")
+    elif stored != 1:
+        notes.append(f"it is read upright, by its orientation {stored}")
+    if header.inverted:
+        notes.append("its least value is white (MINISWHITE): values are inverted, so that the largest is")
+    if header.full is not None:
+        notes.append(
+            f"its samples have fewer bits than their type: {header.full:,.0f} counts as full, not the type's largest"
+        )
+    scales, offsets = dataset.scales, dataset.offsets
+    if any(each != 1 for each in scales) or any(offsets):
+        said = ", ".join(
+            f"{scale:g} x + {offset:g}" for scale, offset in dict.fromkeys(zip(scales, offsets, strict=True))
+        )
+        notes.append(f"scale and offset of its bands ({said:.80}) are not applied: values are the stored ones")
+    return tuple(notes)
+
+
+def _bits(dataset: Any, dtype: str) -> int | None:  # noqa: ANN401 - rasterio's
+    """Return the bits of a sample where they are fewer than its unsigned type has."""
+    said = str(dataset.tags(1, ns="IMAGE_STRUCTURE").get("NBITS", ""))
+    kind = np.dtype(dtype)
+    fewer = said.isdecimal() and kind.kind == "u" and 0 < int(said) < 8 * kind.itemsize
+    return int(said) if fewer else None
+
+
+def _alpha(dataset: Any) -> int | None:  # noqa: ANN401 - rasterio's
+    return next(
+        (band for band, each in enumerate(dataset.colorinterp) if each.name == "alpha" and dataset.count > 1), None
+    )
+
+
+def _masked(dataset: Any) -> bool:  # noqa: ANN401 - rasterio's
+    """Whether a mask lies beside the bands, which is neither a band nor a value of them."""
+    return {each.name for each in dataset.mask_flag_enums[0]} == {"per_dataset"}
+
+
+def _no_colour(dataset: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - rasterio's
+    """Return which of a palette's 256 indices hold no data: the nodata value, and colours that cannot be seen."""
+    none = np.zeros(_COLOURS, bool)
+    for index, colour in dataset.colormap(1).items():
+        if 0 <= index < _COLOURS:
+            none[index] = len(colour) > _RGB and colour[_RGB] == 0
+    value = dataset.nodata
+    if value is not None and float(value).is_integer() and 0 <= value < _COLOURS:
+        none[int(value)] = True
+    return none if none.any() else None
+
+
+def _with_directory(dataset: Any, header: Header, limits: RasterLimits, read_at: ReadAt) -> Header:  # noqa: ANN401
+    """Return a TIFF's header with its orientation; raises ImageTooLargeError for a mask in tiles that are too large."""
+    offset = str(dataset.get_tag_item("IFD_OFFSET", "TIFF", bidx=1) or "")
+    if not offset.isdecimal():
+        return header
+    listed = directories(read_at, int(offset), header.name)
+    stored = next(listed).numbers.get(ORIENTATION, 1)
+    stored = stored if stored in ORIENTATIONS else 1
+    georeference = header.georeference
+    placed = georeference.transform or georeference.crs or georeference.not_kept
+    if header.masked:
+        mask = next((each for each in listed if each.is_mask), None)
+        rows, cols = mask.block if mask else header.size
+        if rows * cols > limits.max_block_bytes:
+            raise ImageTooLargeError(
+                f"{header.name} has a mask in tiles or strips of {rows:,} x {cols:,} pixels, more than the "
+                f"{limits.max_block_bytes:,} accepted: store it in smaller tiles"
+            )
+    return replace(header, orientation=1 if placed else stored, orientation_stored=stored)
 
 
 def _check_compression(compression: str, name: str) -> None:

@@ -49,6 +49,13 @@ class _Origin:
             return BytesIO(self.bucket.first_bytes(int(self.version["bytes"])))
         return Path(self.path).open("rb")
 
+    def read_at(self, start: int, count: int) -> bytes:
+        """Return the file's bytes from `start` on, as many as there are."""
+        if self.bucket:
+            size = int(self.version["bytes"])
+            return self.bucket.bytes_at(start, min(count, size - start)) if start < size else b""
+        return b"" if self.fd is None else os.pread(self.fd, count, start)
+
     def version_now(self) -> Mapping[str, int | str] | None:
         """Return the version of what has the name now; raises InputError, UnavailableError where S3 does not say."""
         if self.bucket:
@@ -68,6 +75,11 @@ class RasterSource:
         bands: of what `read` returns: a palette's indices have become red, green and blue.
         dtype: numpy's name of the samples' type: (u)int8, 16, 32, float32 or float64.
         nodata: the value of pixels that hold none, or None.
+        nodatas: the same for each band, empty where there is none.
+        alpha: the band, from 0, that says how far pixels are opaque; None for none.
+        masked: pixels are said to hold no data by a mask or a palette; `read_masked` returns which.
+        full: the value of white, where samples have fewer bits than their type.
+        pages: images in the file, of which the first is read.
         georeference: where the pixels lie; its fields are None for a plain picture.
         notes: what of the file is left out, for whoever asked for it: further pages, for example.
         identity: what a resumed job compares, of JSON's types: size, bands, dtype, and the file's length and time of
@@ -77,11 +89,21 @@ class RasterSource:
     def __init__(self, origin: _Origin, limits: RasterLimits) -> None:
         self.name, self._origin, self._limits = origin.name, origin, limits
         self._pixels: NDArray[Any] | None = None
+        self._holes: NDArray[np.bool_] | None = None
         self._free: LifoQueue[Any] = LifoQueue()
         self._header = header = self._jpeg() if origin.driver == "JPEG" else self._start()
-        self.size, self.bands, self.dtype = header.size, header.bands, header.dtype
+        self.size, self.bands, self.dtype = header.upright_size, header.bands, header.dtype
         self.nodata, self.georeference, self.notes = header.nodata, header.georeference, header.notes
-        self.identity = {"size": [*header.size], "bands": header.bands, "dtype": header.dtype, **origin.version}
+        self.nodatas, self.alpha, self.full, self.pages = header.nodatas, header.alpha, header.full, header.pages
+        self.masked = header.masked or header.no_colour is not None
+        self.identity: dict[str, Any] = {
+            "size": [*self.size],
+            "bands": header.bands,
+            "dtype": header.dtype,
+            **origin.version,
+        }
+        if said := [*header.notes, *["its mask"] * self.masked, *["alpha"] * (header.alpha is not None)]:
+            self.identity["said"] = said  # what an earlier version read otherwise
 
     def _jpeg(self) -> Header:
         with image_errors(self.name, self._origin.path, "read"), self._origin.file() as file:
@@ -94,9 +116,9 @@ class RasterSource:
         dataset = self._open()
         try:
             with self._gdal("read"):
-                header = read_header(dataset, self.name, self._origin.driver, self._limits)
+                header = read_header(dataset, self.name, self._origin.driver, self._limits, self._origin.read_at)
                 if self._origin.driver == "PNG":
-                    self._pixels = decode_png(dataset, header)
+                    self._pixels, self._holes = decode_png(dataset, header)
         except BaseException:
             dataset.close()
             raise
@@ -105,17 +127,29 @@ class RasterSource:
         return header
 
     def read(self, rect: Rect) -> NDArray[Any]:
-        """Return the pixels of a rectangle within the image, as (bands, rows, cols) of `dtype`.
+        """Return the pixels of a rectangle within the image, upright, as (bands, rows, cols) of `dtype`.
 
         Raises:
             UsageError: the rectangle is empty, not within the image, or larger than `max_read_bytes`.
             ImageError: the file is broken there, or was changed since it was opened.
             UnavailableError: S3 does not answer.
         """
+        return self.read_masked(rect)[0]
+
+    def value(self, stored: float) -> float:
+        """Return the value as which one that is stored is read."""
+        return self._header.value(stored)
+
+    def read_masked(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """Return what `read` does, and which of the pixels (rows, cols) hold no data by the image's mask or palette.
+
+        That is None where there is neither; the value for no data and the alpha band count for nothing here. Raises
+        as `read` does.
+        """
         self._check(rect)
         if self._pixels is not None:
             rows, cols = rect.slices
-            return self._pixels[:, rows, cols].copy()
+            return self._pixels[:, rows, cols].copy(), None if self._holes is None else self._holes[rows, cols].copy()
         try:
             return self._decoded(rect)
         except ImageError:
@@ -124,12 +158,18 @@ class RasterSource:
                 raise
         return self._decoded(rect)  # GDAL does not say whether an object is broken or a request failed
 
-    def _decoded(self, rect: Rect) -> NDArray[Any]:
+    def _decoded(self, upright: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        header, rect = self._header, self._header.stored(upright)
         window = ((rect.rows.start, rect.rows.stop), (rect.cols.start, rect.cols.stop))
         with self._reader() as dataset, self._gdal("read"):
-            check_blocks(dataset, self._header, rect, self._limits)
+            check_blocks(dataset, header, rect, self._limits)
             pixels: NDArray[Any] = dataset.read(window=window)
-            return self._header.expanded(pixels)
+            holes = header.holes(pixels)
+            if header.masked:
+                outside = dataset.read_masks(1, window=window) == 0
+                holes = outside if holes is None else holes | outside
+        turned = np.ascontiguousarray(header.upright(header.expanded(pixels)))
+        return turned, None if holes is None else header.upright(holes)
 
     def check_unchanged(self) -> None:
         """Raise InputError where the file was changed, replaced or removed since it was opened."""

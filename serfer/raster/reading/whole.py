@@ -22,14 +22,18 @@ from serfer.raster.reading.header import Header, check_whole
 _ROWS = 256  # decoded at a time
 
 
-def decode_png(dataset: Any, header: Header) -> NDArray[Any]:  # noqa: ANN401 - rasterio's
-    """Return the pixels (bands, rows, cols) of a PNG."""
+def decode_png(dataset: Any, header: Header) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:  # noqa: ANN401 - same
+    """Return the pixels (bands, rows, cols) of a PNG, and which of them its palette says to hold no data."""
     height, width = header.size
     pixels = np.empty((header.bands, height, width), header.dtype)
+    holes = None if header.no_colour is None else np.empty((height, width), bool)
     for top in range(0, height, _ROWS):
         stop = min(top + _ROWS, height)
-        pixels[:, top:stop] = header.expanded(dataset.read(window=((top, stop), (0, width))))
-    return pixels
+        stored = dataset.read(window=((top, stop), (0, width)))
+        pixels[:, top:stop] = header.expanded(stored)
+        if holes is not None:
+            holes[top:stop] = header.holes(stored)
+    return pixels, holes
 
 
 def decode_jpeg(file: BinaryIO, name: str, limits: RasterLimits) -> tuple[Header, NDArray[np.uint8]]:

@@ -307,10 +307,11 @@ def _check_images(images: Mapping[_Size, _Image], high: Mapping[int, AxisKinds],
             if (axis, length, structure) in seen:
                 continue
             seen.add((axis, length, structure))
-            if axis == ROW_AXIS:
-                check_alike(image.graph, image.rows, high[height].windows, image.cols, rows=True)
-            else:
-                check_alike(image.graph, image.cols, wide[width].windows, image.rows, rows=False)
+            with naming((height, width), [*images]):
+                if axis == ROW_AXIS:
+                    check_alike(image.graph, image.rows, high[height].windows, image.cols, rows=True)
+                else:
+                    check_alike(image.graph, image.cols, wide[width].windows, image.rows, rows=False)
 
 
 def _window_tile(image: _Image, row: int, col: int, own: frozenset[str]) -> WindowTile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ def write_chunks(path: Path, chunks: Iterable[bytes], mode: int = 0o666) -> None
     """Write a file as `write_whole` does, of chunks; what their iterator raises leaves no file either."""
     if _is_taken(path):
         raise InputError(f"{str(path)!r} cannot be written: it is not a regular file")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")  # containers of one volume share process ids
     try:
         try:
             part.touch(mode)

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import time
 import traceback
 from dataclasses import replace
@@ -238,8 +239,9 @@ def test_the_parts_of_a_map_are_one_processs_at_a_time_and_none_is_lost(tmp_path
         assert {int(parts.get(number).flat[0]) for number in range(count)} == {*PROCESSES}
 
 
-def test_a_file_that_four_write_is_one_of_theirs(tmp_path):
-    """Output of commands, learnt values, tables of instances: `write_whole`."""
+def test_a_file_that_four_write_is_one_of_theirs(tmp_path, monkeypatch):
+    """Output of commands, learnt values, states on a volume of containers, each of whose process has the same id."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
 
     def work(process):
         for _ in TIMES:

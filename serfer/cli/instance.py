@@ -130,7 +130,8 @@ def instance(
 
     def started(url: str, ready: Instance) -> None:
         if not settings.keys_file and host not in LOOPBACK:
-            err.print("serfer: anyone who reaches this address may send queries: give --keys to require an API key")
+            may = "send queries, load and unload networks"
+            err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
         _print_instance(url, ready, window_ms, as_json=as_json)
 
     with status_line() as progress:

@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib import import_module
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -110,6 +111,7 @@ def registrations_router(service: Service, keys: KeyRing | None, settings: Setti
 
 async def _begun(request: Request, registrar: Registrar, name: str, settings: Settings) -> Submission:
     """Receive an upload, look at it, and begin its registration unless it waits or runs already."""
+    await asyncio.to_thread(import_module, "serfer.api.registering.upload")  # the first time it takes a second
     from serfer.api.registering.upload import (  # noqa: PLC0415 - drivers in AWS have no splitter
         handed_in,
         receive,

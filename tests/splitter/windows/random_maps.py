@@ -1,5 +1,6 @@
-"""Random networks that make maps, as ONNX files of free height and width, and random sizes and windows for them.
+"""Random networks that make maps, and random sizes and windows for them.
 
+Nine of ten are ONNX files of free height and width, one is a module (random_modules.py), whose export takes seconds.
 A case is drawn from its seed and number alone. What a network does to the size of its map is known to nobody here: it
 is written into the graph, by Shape, where an operator needs it.
 """
@@ -10,8 +11,14 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
+from tests.splitter.windows import random_modules
+
+EACH = 10
+"""Of so many cases one is a module."""
 OPSET = 20
 _PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "half_pixel", "align_corners")
 _NEAREST = ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil")
@@ -20,11 +27,14 @@ _SCALES = (2.0, 2.0, 3.0, 0.5, 0.5, 1.5, 0.25, 1 / 3, 0.75, 1.2)
 
 @dataclass
 class Case:
-    """A network as an ONNX model, the sizes of images that its plan is for, the side of windows, and words."""
+    """A network, the sizes of images that its plan is for, the side of windows, and words.
+
+    The network is an ONNX model or a module. `image` is where a case says what its images are.
+    """
 
     seed: int
     number: int
-    model: object
+    model: onnx.ModelProto | nn.Module
     channels: int
     sizes: list[tuple[int, int]]
     window: int | str
@@ -333,6 +343,10 @@ def drawn_sizes(rng):
 def draw(seed, number):
     """Return case `number` of a seed."""
     rng = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
+    if number % EACH == EACH - 1:
+        module = random_modules.Drawn(rng, 3)
+        story = [*module.story, f"limit {module.limit}, multiple {module.multiple}, {module.mode}"]
+        return Case(seed, number, module.eval(), 3, drawn_sizes(rng), rng.choice([32, 48, 64, 96]), None, story)
     net = Drawn(rng)
     net.grow(8)
     window = rng.choice([16, 24, 32, 48, 48, 64, 96, "auto"])

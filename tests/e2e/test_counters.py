@@ -21,7 +21,8 @@ from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from storage.counting import CountingStore
-from tests.e2e.small import SIZE, batch, split_small
+from tests.e2e.gangs import images, split_gang
+from tests.e2e.small import CLASSES, SIZE, batch, split_small
 
 MANY = [(3, 3), (3, 3), (1, 1)]
 """More graphs than the sixteen sessions that workers once kept."""
@@ -121,7 +122,9 @@ def test_workers_in_process_build_each_session_once_and_ask_the_store_for_what_t
     plan, whole = load_plan(many), unsplit(load_plan(many), many)
     puts, gets = planned(plan)
     assert graphs(plan) > 16
-    with serfer.open(many, store=place(kind), workers="inprocess", driver=driver, settings=settings) as pipeline:
+    with serfer.open(
+        many, store=place(kind), workers="inprocess", driver=driver, hedge=False, settings=settings
+    ) as pipeline:
         [store] = stores
         for asked in range(3):
             before = store.counts
@@ -140,6 +143,21 @@ def test_workers_in_process_build_each_session_once_and_ask_the_store_for_what_t
                 assert seen[:2] == (puts + more, gets + more)
             if asked:
                 assert [path for path in files if str(many) in path] == []
+
+
+def test_a_gang_in_process_builds_each_session_once_and_sends_each_border_once(tmp_path, settings, stores):
+    directory = split_gang(tmp_path)
+    plan = load_plan(directory)
+    assert plan.gangs
+    with serfer.open(directory, workers="inprocess", hedge=False, settings=settings) as pipeline:
+        seen = []
+        for asked in range(3):
+            before = stores[0].counts
+            pipeline.run(images(plan, seed=asked))
+            assert sessions(pipeline.last) == graphs(plan)
+            assert pipeline.last.weight_loads == sum(len(stage.functions) for stage in plan.stages)
+            seen.append(between(before, stores[0].counts))
+            assert seen[-1] == between(StoreCounts(), pipeline.last_report.store) == seen[0]
 
 
 @pytest.mark.parametrize("driver", ["push", "poll"])
@@ -183,7 +201,7 @@ def test_an_image_is_decoded_once_a_query_and_never_where_its_answer_is_kept(man
         lambda data, name, *how: decoded.append(name) or decode(data, name, *how),
     )
     names = ["one", "two"]
-    with serfer.open(many, cache_s=60, settings=settings) as pipeline:
+    with serfer.open(many, cache_s=60, hedge=False, settings=settings) as pipeline:
         [store] = stores
         for asked in range(2):
             pictures = [picture(seed) for seed in (asked, 7)]
@@ -194,6 +212,26 @@ def test_an_image_is_decoded_once_a_query_and_never_where_its_answer_is_kept(man
             pipeline.classify(pictures, names=names)
             assert decoded == names
             assert between(before, store.counts) == (0, 1, 0)
+
+
+def test_a_kept_answer_is_written_once_by_its_tiles_and_its_manifest_is_not_read_by_the_query(
+    many, settings, stores, monkeypatch, tmp_path
+):
+    plan, made = load_plan(many), []
+    open_store = serfer.wiring.open_pipeline.open_store
+    monkeypatch.setattr(
+        serfer.wiring.open_pipeline, "open_store", lambda url: made.append(CountingStore(open_store(url))) or made[-1]
+    )
+    with serfer.open(many, results=f"file://{tmp_path / 'results'}", hedge=False, settings=settings) as pipeline:
+        [store], [results] = stores, made
+        for _ in range(2):
+            before, kept_before = store.counts, results.counts
+            kept = pipeline.run_to_result(batch())
+            assert between(before, store.counts) == (*planned(plan), 0)
+            assert between(kept_before, results.counts) == (len(plan.stages[-1].tiles) + 1, 0, 0)
+            read_before = results.counts
+            assert kept.arrays()["logits"].shape == (1, CLASSES)
+            assert between(read_before, results.counts) == (0, len(plan.stages[-1].tiles), 0)
 
 
 def picture(seed):

@@ -6,7 +6,7 @@ import difflib
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam.cost import registry
 from sam.options import Options, Pings
 from sam.template.intrinsics import resources
+from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Plan
@@ -28,11 +29,13 @@ _S_PER_MINUTE = 60
 _MOST_NAMED = 3
 
 
-def check_deployable(plan: Plan, options: Options, facts: AwsFacts, cold: Plan | None = None) -> list[str]:
+def check_deployable(
+    plan: Plan, options: Options, facts: AwsFacts, cold: Plan | None = None, account: AccountQuotas | None = None
+) -> list[str]:
     """Raise UsageError for the first thing that AWS would refuse, naming the option that helps.
 
-    `cold` is the plan's cold plan, where it is deployed too. Returns, a sentence each, what an account may have to ask
-    for first.
+    `cold` is the plan's cold plan, where it is deployed too. Returns, a sentence each, what the `account` (a new one
+    unless given) would have to ask for first.
     """
     options.check()
     check_region(options, facts)
@@ -49,7 +52,7 @@ def check_deployable(plan: Plan, options: Options, facts: AwsFacts, cold: Plan |
         _check_pings(plan, options.pings, facts)
     if options.provisioned_concurrency is not None:
         _check_provisioned(plan, options, options.provisioned_concurrency, facts)
-    return _notes(plan, cold, options, facts)
+    return _notes(plan, cold, options, facts, account or AccountQuotas.new(facts))
 
 
 def check_region(options: Options, facts: AwsFacts) -> None:
@@ -201,10 +204,10 @@ def _check_machine(plan: Plan, options: Options) -> None:
         raise UsageError(f"--driver {options.engine}: {error}") from error
 
 
-def _notes(plan: Plan, cold: Plan | None, options: Options, facts: AwsFacts) -> list[str]:
+def _notes(plan: Plan, cold: Plan | None, options: Options, facts: AwsFacts, account: AccountQuotas) -> list[str]:
     plans = [plan, *([cold] if cold else [])]
     functions = facts.functions
-    notes = [*dict.fromkeys(note for each in plans if (note := memory_note(each, facts)))]
+    notes = account_notes(plans, account, drivers=options.drivers == "function")
     if options.gpu and options.store in registry.BUCKETS:
         usd = registry.usd_per_driver(facts, options.store)
         notes.append(
@@ -232,15 +235,27 @@ def _gang_notes(plan: Plan, options: Options) -> list[str]:
     return [f"a query's widest gang needs {plan.widest_gang} environments at once; {fewer}"]
 
 
-def memory_note(plan: Plan, facts: AwsFacts) -> str:
-    """Name the stage that has more memory than a new account's functions may have; empty where none has."""
+def account_notes(plans: Sequence[Plan], account: AccountQuotas, *, drivers: bool = True) -> list[str]:
+    """Return, a sentence each, what plans that one query may use need and an account lacks; `drivers` are functions."""
+    widest = sum(max(stage.grid.tiles for stage in plan.stages) for plan in plans)
+    notes = [*dict.fromkeys(note for plan in plans if (note := memory_note(plan, account)))]
+    if widest + drivers > account.concurrency:
+        beside = " and its driver one more" if drivers else ""
+        notes.append(
+            f"a query takes {widest} environments at once{beside}; {account} has fewer: split with --max-tiles "
+            f"{max(1, account.concurrency - drivers)} or less, or ask for more in the Service Quotas console"
+        )
+    return notes
+
+
+def memory_note(plan: Plan, account: AccountQuotas) -> str:
+    """Name the stage that has more memory than an account's functions may have; empty where none has."""
     number, large = max(enumerate(stage.memory_mb for stage in plan.stages), key=lambda one: one[1])
-    most = facts.functions.memory_new_account
-    if large <= most:
+    if large <= account.memory_mb:
         return ""
     return (
-        f"stage-{number} has {large:,} MB; new accounts may have {most:,} MB until AWS support raises it: split with "
-        f"--memory {most} or less for such an account"
+        f"stage-{number} has {large:,} MB, more than {account} has: split with --memory {account.memory_mb} or less, "
+        "or ask AWS support for more"
     )
 
 
@@ -281,5 +296,8 @@ def find_sam(beside: Path | None = None, path: str | None = None) -> Path:
         return own
     program = shutil.which("sam", path=path)
     if program is None:
-        raise UnavailableError(f"SAM CLI is missing: run make setup, or install aws-sam-cli into {own.parents[1]}")
+        raise UnavailableError(
+            "SAM CLI, which builds and deploys, is not on PATH: install it in an environment of its own, such as pipx "
+            "install aws-sam-cli"
+        )
     return Path(program)

@@ -26,7 +26,7 @@ from splitter.network.source import Array, Progress, Source, load
 from splitter.plan_dir.assemble import Decision, PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
 from splitter.plan_dir.output_directory import appearing_whole
-from splitter.planning.cold.plan import ColdOffer, cold_offer
+from splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
 from splitter.planning.optional import optional
 from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.package_fit import fit
@@ -63,6 +63,7 @@ def build_plan(
     answers = _answers(graph, description.reduction)
     images = _calibration(calibration, graph, source, progress)
     cold: list[Decision] = []
+    environments: list[int] = []
 
     def choose(within: Budget) -> Decision:
         decision = fit(graph, options, within, images, progress)
@@ -74,11 +75,13 @@ def build_plan(
         asked = options.cold_plan == "always"
         offer = offered() if asked else optional("the choice of a cold plan", offered, lambda: none)
         cold[:] = [offer.decision] if offer.decision else []
-        return replace(decision, why=decision.why + offer.sentence + answers)
+        environments[:] = [cold_environments(decision, options, within)]
+        planned_for = f" Planned for {within.account}." if within.account else ""
+        return replace(decision, why=decision.why + offer.sentence + answers + planned_for)
 
     def choose_cold(within: Budget) -> Decision:
         always = replace(options, cold_plan="always")
-        return cold_offer(cold[0], always, within, progress).decision or cold[0]
+        return cold_offer(cold[0], always, within, progress, environments[0]).decision or cold[0]
 
     batch = _check_batch(sample)
     with appearing_whole(place) as directory:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.plan import Plan, Preprocess
@@ -18,6 +19,7 @@ from splitter.planning.options import (
     DEFAULT_WEIGHTS,
     Budget,
     SplitOptions,
+    account_of,
     check_gang,
     check_max_tiles,
     memory_choices,
@@ -54,6 +56,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     calibration: Calibration | Path | str | None = None,
     memory_mb: int | Sequence[int] | None = None,
     limit_mb: int | None = None,
+    account: AccountQuotas | str = NEW,
     dependency_bytes: int | Callable[[], int] = DEPENDENCY_ALLOWANCE,
     preprocess: Preprocess | Path | str | None = None,
     labels: Sequence[str] | Path | str = (),
@@ -110,6 +113,10 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     `resize_output`, (rows, columns), linearly, and then becomes the class of each position ("argmax": (N, H, W), uint8
     of up to 256 classes, else int64), or scores over its channels ("softmax") or of each value ("sigmoid").
 
+    `account` is the AWS account to plan for: "new" (3,008 MB a function, 10 environments at once), "default" (all that
+    AWS's documented quotas allow), or "MB,ENVIRONMENTS". It bounds memory and the tasks of a stage where the planner
+    chooses them; grids and memory that are given stand.
+
     `memory_mb` is what functions get, or what the planner may choose from for each stage (its default); `limit_mb`
     (default: AWS's 250) what a package may be, of which `dependency_bytes` are reserved for code and dependencies: a
     number (the default covers every layer that `serfer package` builds), or a function that measures it. The plan is
@@ -141,11 +148,13 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         cold_plan,
         cold_environments,
     )
-    memory, most_tiles = memory_choices(memory_mb, facts.functions), check_max_tiles(max_tiles)
+    account, most_tiles = account_of(account, facts), check_max_tiles(max_tiles)
+    memory = memory_choices(memory_mb, (facts if memory_mb is not None else account.within(facts)).functions)
     if callable(dependency_bytes):
         dependency_bytes = dependency_bytes()
     limit = package_limit(limit_mb, dependency_bytes, facts.functions)
-    budget = Budget(limit, facts, memory, store, most_tiles, profiles=profiles or shipped_profiles())
+    profiles = profiles or shipped_profiles()
+    budget = Budget(limit, account.within(facts), memory, store, most_tiles, profiles=profiles, account=account)
     from splitter.build import build_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs, over a second
 
     return build_plan(model, example, place, options, budget, description, calibration, progress or _report_no_progress)

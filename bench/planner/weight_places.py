@@ -94,6 +94,9 @@ def ways(network: Network) -> Iterator[Way]:
         yield way
 
 
+_NOTE = "all predicted, for --account default: nothing ran"
+
+
 def cold_ways(network: Network) -> Iterator[Way]:
     """Yield a network's cold plans, in fp32, by places of weights and environments."""
     for (what, weights), most in product((("fetched", FETCHED), ("auto", "auto")), _ENVIRONMENTS):
@@ -126,6 +129,4 @@ def command(
             found = read_network(model, _SIZE, facts, memory_mb=memory_sizes(facts.functions))
             rows += [*ways(found), *cold_ways(found)]
     records = [asdict(row) for row in rows]
-    publish(
-        Results(records, [table_of(rows)], ["all predicted: nothing ran"]), as_json=as_json, as_markdown=as_markdown
-    )
+    publish(Results(records, [table_of(rows)], [_NOTE]), as_json=as_json, as_markdown=as_markdown)

@@ -63,6 +63,7 @@ from sam.template.template import SCENARIO, dump, make_template
 from sam.weights import Piece, fetched, pieces
 from serfer import __version__
 from serfer.control.scenario_files import read_scenario
+from serfer.core.costs.account import AccountQuotas
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Artefact, Plan, dump_plan
 from serfer.core.plan.layout import PLAN_FILE
@@ -110,6 +111,7 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
     previous_of: str | None = None,
     profile: Profile | None = None,
     beside: Sequence[Path] = (),
+    account: AccountQuotas | None = None,
     progress: Callable[[str], None],
 ) -> Deployment:
     """Write the BUILD directory of a plan directory, whole or not at all, and return what was written.
@@ -118,7 +120,8 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
     With `previous_of`, it is the plan that this stack of the deployment's region serves, which is downloaded from it
     unless `out` has it.
     `profile` says how fast an instance of the GPU pool is, where there is to be one. `beside` are the plan directories
-    of other variants of the applications that drivers serve.
+    of other variants of the applications that drivers serve. A driver function that runs the plan itself has no more
+    memory than the `account`, a new one unless given, lets it have.
     Raises UsageError for choices that do not go together or that AWS would refuse, PlanError for a plan directory that
     is not whole, ModelError for a function that is too large, InputError for an `out` that holds something else,
     UnavailableError for wheels that cannot be had, or a stack that cannot be read.
@@ -146,7 +149,8 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
         starting = _Source(cold, directory / COLD_DIRECTORY) if cold else None
         current = _Generation(_Source(plan, directory), starting, others)
         with appearing_whole(place, check_build_place) as build:
-            deployment = _Writer(build, options, settings, profile, progress).write(current, earlier)
+            account = account or AccountQuotas.new(settings.facts())
+            deployment = _Writer(build, options, settings, profile, account, progress).write(current, earlier)
             (build / SAMCONFIG).write_bytes(_settings_of_sam(place, deployment))
     return deployment
 
@@ -309,6 +313,7 @@ class _Writer:
     options: Options
     settings: Settings
     profile: Profile | None
+    account: AccountQuotas
     progress: Callable[[str], None]
 
     def write(self, current: _Generation, earlier: _Generation | None) -> Deployment:
@@ -377,7 +382,7 @@ class _Writer:
     def _driver_runs(self, generations: list[_Generation], driver: Built, layers: dict[str, Built]) -> dict[str, int]:
         """Write what a driver function needs besides where it runs a plan itself; return its memory by such a plan."""
         plans = [generation.main.plan for generation in generations if generation.cold is None]
-        facts, place = self.settings.facts(), self.build / _LAYERS / _RUNNER
+        facts, place = self.account.within(self.settings.facts()), self.build / _LAYERS / _RUNNER
         if not any(decide(plan, self.options, facts).runs for plan in plans):
             return {}
         self.progress("collecting what a driver computes with")

@@ -208,12 +208,20 @@ def _print_prices(prices: Prices) -> None:
         f"   at once it would keep {burst.environments:,} environments busy; with the {burst.concurrency:,} that an "
         f"account has it takes {burst.least_seconds:.1f} s or more"
     )
-    out.print(
-        f"an idle month ({HOURS_A_MONTH} h): ${prices.standing_usd:.2f} for {prices.store}, nothing for functions"
-        + ("" if prices.query.stored else "; no query of one image goes through the store")
-    )
+    idle = f"an idle month ({HOURS_A_MONTH} h): ${prices.standing_usd:.2f} for {prices.store}, nothing for functions"
+    out.print(f"{idle}; {_deployed_store(prices)}")
     if prices.store != plan.store:
         out.print(f"stages and paths were chosen for {plain(plan.store)}: split with --store {prices.store} for others")
+
+
+def _deployed_store(prices: Prices) -> str:
+    """Return what `serfer package` deploys for the store that is priced, and what that costs idle."""
+    if not prices.query.stored:
+        return "no query of one image goes through a store, so that serfer package deploys s3, $0.00 idle"
+    if not prices.store.startswith("redis"):
+        return f"serfer package deploys {prices.store.partition('+')[0]}"
+    least = HOURS_A_MONTH * load_settings().facts().redis_serverless.price_hour
+    return f"serfer package deploys redis without a node, ElastiCache Serverless, from ${least:.2f} idle"
 
 
 def _query_price(price: PlanPrice) -> str:

@@ -72,7 +72,8 @@ def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Che
 
         with status_line() as progress:
             progress("asking AWS")
-            return examine_aws(load_settings().facts(), build, region)
+            settings = load_settings()
+            return examine_aws(settings.facts(), build, region, settings.cache_dir)
     from serfer.doctor.machine import examine  # noqa: PLC0415 - looks at packages that other commands do not need
 
     return examine(load_settings())

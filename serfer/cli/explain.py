@@ -17,6 +17,7 @@ from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
 from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gang
+from serfer.core.costs.pricing import store_of, uses_store
 from serfer.core.errors import UsageError
 from serfer.core.inline import PAYLOAD_SHARE
 from serfer.core.plan import CONTAINER, Plan, Stage
@@ -137,6 +138,15 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
         f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
         f"${plan.predicted_usd * _MILLION:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
     )
+    out.print(_deployed_store(plan))
+
+
+def _deployed_store(plan: Plan) -> str:
+    """Return which store `serfer package` deploys the plan with by default, and why."""
+    facts = load_settings().facts()
+    if uses_store(plan, facts):
+        return f"serfer package deploys it over {store_of(plan, facts)}, as planned"
+    return "serfer package deploys it with s3, which costs nothing idle: no query of one image goes through a store"
 
 
 def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:

@@ -14,19 +14,21 @@ from sam.build.package import deployed_cold
 from sam.build.package import package as write
 from sam.cost.driver_runs import decide
 from sam.cost.scenario import read_profile
-from sam.deployment import COLD_FUNCTIONS, Deployment
-from sam.options import GpuPool, Options, Pings, Serves, default_name
+from sam.deployment import COLD_FUNCTIONS, Deployment, load_deployment
+from sam.options import GpuPool, Options, Pings, Serves, default_name, is_build
 from sam.quotas import check_deployable, find_sam
 from sam.samconfig import ENVIRONMENTS, FILE, stack_of
 from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import byte_size, columns, plain
-from serfer.cli.shared.options import JsonOption, print_json, status_line
+from serfer.cli.shared.options import AccountOption, JsonOption, print_json, status_line
 from serfer.cli.shared.terminal import complain, out
 from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.pricing import store_of
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import Plan
+from serfer.doctor.accounts import quotas_for
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
-from serfer.settings import aws_region, load_settings
+from serfer.settings import Settings, aws_region, load_settings
 
 _GPUS = 4  # of a pool without --gpu-max
 
@@ -46,8 +48,12 @@ def package(
         typer.Option(help="function: behind a REST API, with no network of its own; fleet: behind a load balancer."),
     ] = "function",
     store: Annotated[
-        str, typer.Option(help="s3, s3express, valkey or redis (ElastiCache Serverless, in a VPC).")
-    ] = "s3",
+        str | None,
+        typer.Option(
+            help="s3, s3express, valkey or redis (ElastiCache Serverless, in a VPC).",
+            show_default="what --out has, or the plan's own; s3 where no query goes through a store",
+        ),
+    ] = None,
     driver: Annotated[
         str, typer.Option(help="push, poll, stepfunctions or stepfunctions-express (docs/reference/engines.md).")
     ] = "push",
@@ -149,6 +155,7 @@ def package(
             help="Keep the plan that a deployed stack serves, downloaded from it unless --out has it: for a new --out.",
         ),
     ] = None,
+    account: AccountOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write what SAM deploys: template, functions, layers, state machine, bill of materials (docs/how-to/deploy.md)."""
@@ -163,7 +170,7 @@ def package(
         name=name or default_name(plan.model),
         region=region or aws_region() or "us-east-1",
         drivers=drivers,
-        store=store,
+        store=store or _store_of(directory, plan, build, settings),
         engine=driver,
         runtime=runtime,
         architecture=architecture,
@@ -179,6 +186,7 @@ def package(
         applications=_served(registry or settings.registry, registry, app),
     )
     options.check()
+    quotas = quotas_for(settings, account, options.region)
     profile = None
     if gpu_profile is not None or gpu_slo_ms is not None:
         profile = read_profile(gpu_profile, gpu_slo_ms, options, settings.facts())
@@ -192,10 +200,11 @@ def package(
             previous_of=previous_of,
             profile=profile,
             beside=beside or (),
+            account=quotas,
             progress=progress,
         )
     cold = deployed_cold(directory, plan, options)
-    for note in check_deployable(plan, options, settings.facts(), cold):
+    for note in check_deployable(plan, options, settings.facts(), cold, quotas):
         complain(note)
     if cold is None and load_cold_plan(directory, plan):
         reason = (
@@ -208,10 +217,18 @@ def package(
     if as_json:
         print_json({**asdict(deployment), "out": str(build)})
         return
-    _print_driver(deployment, plan, settings.facts())
+    out.print(plain(f"checked for {quotas}"))
+    _print_driver(deployment, plan, quotas.within(settings.facts()))
     _print_deployment(deployment, build)
     if not deployment.precompiled:
         complain(f"there is no {runtime} here to compile with: every cold start will compile its modules itself")
+
+
+def _store_of(directory: Path, plan: Plan, build: Path, settings: Settings) -> str:
+    """Return the store of the deployment that `build` has, or else the one that the plan was made for."""
+    if is_build(build):
+        return load_deployment(build).options.store
+    return store_of(plan, settings.facts(), load_cold_plan(directory, plan))
 
 
 def _pool(instance_type: str | None, most: int | None, warm: int | None, *, spot: bool) -> GpuPool | None:

@@ -13,10 +13,11 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.cli.explain import show_plan
-from serfer.cli.shared.options import JsonOption, ProfilesOption, share, status_line
+from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS
+from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
@@ -138,10 +139,12 @@ def split(
         int | None,
         typer.Option(help="MB that a function's package may have; AWS allows 250, workers on this machine any."),
     ] = None,
+    account: AccountOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
     settings = load_settings()
+    quotas = quotas_for(settings, account)
     measured = settings.profiles(profiles, share("--safety", safety))
     from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
     from splitter.split import split as split_model  # noqa: PLC0415 - same
@@ -169,6 +172,7 @@ def split(
             store=store,
             memory_mb=memory_in(memory),
             limit_mb=limit_mb,
+            account=quotas,
             dependency_bytes=lambda: dependency_bytes(settings, progress),
             preprocess=read_preprocess(preprocess) if preprocess else None,
             labels=read_labels(labels) if labels else (),
@@ -180,11 +184,12 @@ def split(
             progress=progress,
         )
     show_plan(plan, as_json)
-    from sam.quotas import memory_note  # noqa: PLC0415 - imports botocore
+    from sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
 
     if plan.limit.package > settings.facts().functions.package_limit:
         complain(f"with --limit-mb {limit_mb}, more than AWS allows, this plan runs on this machine only")
-    elif note := memory_note(plan, settings.facts()):
+        return
+    for note in account_notes([plan], quotas):
         complain(f"in AWS: {note}")
 
 

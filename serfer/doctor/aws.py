@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from sam.samconfig import StackSettings, stacks
 from sam.stacks import TAG, check_update, find_stack
 from sam.teardown import REPOSITORY
 from sam.template.intrinsics import Properties, resources
+from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
+from serfer.doctor.accounts import remember
 from serfer.doctor.machine import Check
 
 _CONFIG = Config(connect_timeout=5, read_timeout=15, retries={"max_attempts": 2, "mode": "standard"})
@@ -117,9 +120,12 @@ class Account:
 _Look = Callable[[Account, Build | None], Check]
 
 
-def examine_aws(facts: AwsFacts, build: Path | None = None, region: str | None = None) -> list[Check]:
+def examine_aws(
+    facts: AwsFacts, build: Path | None = None, region: str | None = None, cache: Path | None = None
+) -> list[Check]:
     """Check SAM CLI, the account and the region, and whether what BUILD holds can be deployed there.
 
+    The account's quotas are kept in the `cache`, if there is one, for plans to come.
     Raises InputError where BUILD is not what `serfer package` wrote.
     """
     loaded = Build.load(build) if build else None
@@ -133,7 +139,7 @@ def examine_aws(facts: AwsFacts, build: Path | None = None, region: str | None =
     checks.append(identity)
     if account is None:
         return checks
-    looks = [_concurrency, _storage, *_needed(loaded)]
+    looks = [_concurrency, *([_planning(cache)] if cache else []), _storage, *_needed(loaded)]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         return [*checks, *threads.map(lambda look: look(account, loaded), looks)]
 
@@ -159,9 +165,9 @@ def _sam() -> Check:
 def _limits(build: Build, facts: AwsFacts, region: str | None) -> Check:
     """Check whether the plan and the template keep AWS's limits."""
     options = replace(build.deployment.options, region=region or build.deployment.options.region)
-    memory = {memory_note(plan, facts) for plan in build.plans}  # has a check of its own, which knows the account
+    ample = AccountQuotas.of_quotas(facts, "memory and concurrency have checks of their own")
     try:
-        notes = [note for note in check_deployable(build.plan, options, facts, build.cold) if note not in memory]
+        notes = check_deployable(build.plan, options, facts, build.cold, ample)
         check_template(build.template, facts)
     except SerferError as error:
         return Check("limits", ok=False, found=f"{build.plan.model}: refused", remedy=str(error))
@@ -270,6 +276,32 @@ def _concurrency(account: Account, build: Build | None) -> Check:
     return Check("concurrency", ok=True, found=capacity)
 
 
+def _planning(cache: Path) -> _Look:
+    """Return the look that keeps what the account has for plans to come."""
+
+    @_checked("planning", _MORE)
+    def look(account: Account, _build: Build | None) -> Check:
+        quotas = _quotas(account)
+        remember(cache, account.region, account.id, quotas, date.today().isoformat())  # noqa: DTZ011 - the user's day
+        found = f"split and package assume {quotas.memory_mb:,} MB a function and {quotas.concurrency:,} environments"
+        return Check("planning", ok=True, found=f"{found} at once in {account.region} from now on")
+
+    return look
+
+
+def _quotas(account: Account) -> AccountQuotas:
+    """Return an account's quotas, of which no API call reports the memory.
+
+    AWS raises a new account's memory and concurrency together, by how it is used: one with less concurrency than all
+    others have by default is new.
+    """
+    total = account.client("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"]
+    functions = account.facts.functions
+    new = total < functions.concurrency
+    memory_mb = min(functions.memory_new_account, functions.memory_max) if new else functions.memory_max
+    return AccountQuotas(memory_mb, total, account.id)
+
+
 def _reserved(build: Build, settings: StackSettings) -> int:
     """Return how many environments a stack reserves for its functions."""
     made = build.resources_of(settings).values()
@@ -286,21 +318,17 @@ def _admitted(build: Build, settings: StackSettings) -> int:
 
 @_checked("memory", _MORE)
 def _memory(account: Account, build: Build | None) -> Check:
-    """Check whether stages have more memory than a new account allows, which no API call reports.
-
-    AWS raises a new account's memory and concurrency together, by how it is used: one with less concurrency than all
-    others have by default is new.
-    """
-    notes = [memory_note(plan, account.facts) for plan in build.plans] if build else []
+    """Check whether stages have more memory than a new account allows."""
+    new = AccountQuotas.new(account.facts)
+    notes = [memory_note(plan, new) for plan in build.plans] if build else []
     note = next(filter(None, notes), "")
     if build is None or not note:
         return Check("memory", ok=True, found="no stage has more than new accounts may have")
-    total = account.client("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"]
-    if total >= account.facts.functions.concurrency:
+    quotas = _quotas(account)
+    if quotas.memory_mb > new.memory_mb:
         return Check("memory", ok=True, found=f"{_UNKNOWN}: {note}")
-    most = account.facts.functions.memory_new_account
-    shortage = f"{note}; this account is new, since it may run {total:,} environments at once"
-    remedy = f"split with --memory {most} or less and package again, or ask AWS support for more memory"
+    shortage = f"{note}; this account is new, since it may run {quotas.concurrency:,} environments at once"
+    remedy = f"split with --memory {new.memory_mb} or less and package again, or ask AWS support for more memory"
     return Check("memory", ok=False, found=shortage, remedy=remedy)
 
 

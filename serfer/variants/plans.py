@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from serfer.core.costs.account import DEFAULT
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.errors import PlanError, PlanWarning
 from serfer.core.plan import Plan, Preprocess
@@ -151,6 +152,7 @@ def _split(
             labels=options.labels,
             activation=options.activation,
             memory_mb=_memories(facts.functions),
+            account=DEFAULT,
             facts=facts,
             progress=progress,
             **chosen,

@@ -31,6 +31,7 @@ IN_PLACE = {ZIP: "in zips", FETCHED: "fetched", CONTAINER: "in an image"}
 """Places of weights in words, after "weights"."""
 _LEAST_SHOWN = 0.01  # times as much: below it two decimals show nothing
 _ENDLESS = PackageLimit(1 << 62, 0)
+_ENDLESS_MB = 1 << 30
 _MILLION = 1_000_000
 
 
@@ -73,8 +74,7 @@ def why_nothing_fits(
     graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: WeightStorage
 ) -> str:
     """Explain in one line which bound the request violates, and by how much."""
-    facts = budget.facts.functions
-    endless = replace(budget, limit=PackageLimit(sys.maxsize, 0), memory_mb=(facts.memory_max,))
+    endless = replace(budget, limit=PackageLimit(sys.maxsize, 0), memory_mb=(_ENDLESS_MB,))
     chain = prepare(graph, cuts, grids, stages, endless, most_stages=MAX_GANG_STAGES).fastest
     if chain is None:
         return _why_no_chain(graph, cuts, grids, stages, budget)
@@ -88,10 +88,9 @@ def why_nothing_fits(
         for span, size in zip(spans, full, strict=True)
     ]
     if max(needs) > max(budget.memory_mb):
-        return (
-            f"a stage needs about {max(needs):,} MB of memory, --memory allows {max(budget.memory_mb):,}: allow more, "
-            "or more stages"
-        )
+        most, account = max(budget.memory_mb), budget.account
+        allowed = f"{account} allows {most:,}" if account and account.memory_mb == most else f"--memory allows {most:,}"
+        return f"a stage needs about {max(needs):,} MB of memory, {allowed}: allow more, or more stages"
     sizes = [weight_bytes(graph, *span, storage.half) for span in spans]
     size = max(sizes)
     worst = sizes.index(size)

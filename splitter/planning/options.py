@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cost_model import Platform
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
@@ -91,7 +93,10 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a plan's functions, and its platform: `store` is a kind of store, or two as in "valkey+s3"."""
+    """The limits of a plan's functions, and its platform: `store` is a kind of store, or two as in "valkey+s3".
+
+    An `account` bounds how many tasks of a stage there may be where the planner chooses the grid.
+    """
 
     limit: PackageLimit
     facts: AwsFacts
@@ -100,6 +105,12 @@ class Budget:
     max_tiles: int | None = None
     cold_share: float = 0.0
     profiles: Profiles = field(default_factory=shipped_profiles)
+    account: AccountQuotas | None = None
+
+    def most_tiles(self, *, chosen: bool) -> int:
+        """Return how many tasks a stage may have at most, of a grid that the planner chooses or the user did."""
+        most = self.max_tiles or sys.maxsize
+        return min(most, self.account.at_once) if self.account and chosen else most
 
     @property
     def platform(self) -> Platform:
@@ -125,6 +136,13 @@ def stage_count(stages: int | str) -> int | None:
     if isinstance(stages, bool) or not (isinstance(stages, int) or str(stages).isdecimal()):
         raise UsageError(f'stages must be "auto" or a number, not {stages!r}')
     return int(stages)
+
+
+def account_of(account: AccountQuotas | str, facts: AwsFacts) -> AccountQuotas:
+    """Read the `account` argument; raises UsageError. A new account is assumed where nothing else is said."""
+    if isinstance(account, AccountQuotas):
+        return account
+    return AccountQuotas.new(facts) if account == NEW else AccountQuotas.parse(account, facts)
 
 
 def memory_sizes(functions: LambdaFacts) -> tuple[int, ...]:

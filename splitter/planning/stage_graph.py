@@ -95,7 +95,7 @@ class StageGraph:
 
     def _allowed(self, grids: Iterable[Grid]) -> tuple[Grid, ...]:
         """Return the grids, each once, that have no more tiles than a stage may have."""
-        most = self.budget.max_tiles or sys.maxsize
+        most = self.budget.most_tiles(chosen=not (self.grids.requested or self.grids.per_stage))
         return tuple(grid for grid in dict.fromkeys(grids) if grid.tiles <= most or grid == ONE)
 
     @cached_property

@@ -5,8 +5,9 @@ import pytest
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import HOURS_A_MONTH, Platform, billed_usd, price_plan
-from serfer.core.costs.pricing import Circumstances, price
+from serfer.core.costs.pricing import Circumstances, price, store_of
 from serfer.core.errors import UsageError
+from serfer.core.plan import INLINE
 from tests.core.plans import small_plan
 
 FACTS = shipped_aws()
@@ -18,6 +19,15 @@ def test_a_plan_is_priced_for_its_own_store_and_memory_by_default():
     assert costs.query.usd == price_plan(small_plan(), Platform(FACTS.functions, FACTS.redis)).usd
     assert costs.burst.usd == pytest.approx(1000 * costs.query.usd)
     assert costs.standing_usd == pytest.approx(HOURS_A_MONTH * FACTS.redis.price_hour)
+
+
+def test_a_store_that_no_query_uses_costs_nothing_and_is_not_deployed():
+    first, last = small_plan().stages
+    inline = replace(small_plan(), stages=(replace(first, path=INLINE), last))
+    assert (price(inline, FACTS, Circumstances()).standing_usd, store_of(inline, FACTS)) == (0.0, "s3")
+    assert store_of(small_plan(), FACTS) == "redis"
+    assert store_of(inline, FACTS, small_plan()) == "redis"
+    assert store_of(replace(small_plan(), store="valkey+s3"), FACTS) == "valkey"
 
 
 def test_another_store_and_memory_change_the_price_of_a_query():

@@ -22,7 +22,9 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 from serfer.core.plan import sealed
 from serfer.doctor import aws as doctor_aws
+from serfer.doctor.accounts import quotas_for
 from serfer.doctor.aws import Account, Build, examine_aws
+from serfer.settings import Settings
 from tests.core.plans import small_plan
 from tests.sam.builds import build, options
 
@@ -464,3 +466,18 @@ def test_the_command_ends_with_4_where_something_is_missing(tmp_path):
     assert result.exception.exit_code == 4
     checks = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
     assert {"credentials", "region", "limits"} <= {check["name"] for check in checks}
+
+
+@pytest.mark.parametrize(("total", "memory_mb"), [(10, 3008), (400, 3008), (1000, 10240)])
+def test_what_the_account_has_is_kept_for_plans_to_come(stubs, tmp_path, total, memory_mb):
+    stubs.answers("lambda", "get_account_settings", settings_of(total, total))
+    check = doctor_aws._planning(tmp_path)(stubs.account, None)
+    assert (check.ok, f"{memory_mb:,} MB a function and {total:,} environments" in check.found) == (True, True)
+    known = quotas_for(Settings(cache_dir=tmp_path), None, "us-east-1")
+    assert (known.memory_mb, known.concurrency, known.assumed) == (memory_mb, total, False)
+
+
+def test_an_account_that_may_not_be_looked_at_is_not_known(stubs, tmp_path):
+    stubs.refuses("lambda", "get_account_settings")
+    assert doctor_aws._planning(tmp_path)(stubs.account, None).ok
+    assert quotas_for(Settings(cache_dir=tmp_path), None, "us-east-1").assumed

@@ -77,7 +77,8 @@ class Deployed:
         self.run(*self.target(target))
 
     def package(self, plan, *options):
-        self.run(sys.executable, "-m", "serfer", "package", plan, "--out", self.build, "--name", self.name, *options)
+        place = ("--out", self.build, "--name", self.name, "--store", "s3")
+        self.run(sys.executable, "-m", "serfer", "package", plan, *place, *options)
 
     def classify(self, plan, image, *options):
         """Ask the stack's functions; where they start, it takes as long as it takes, unlike by the REST API."""

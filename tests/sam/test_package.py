@@ -27,6 +27,7 @@ from sam.stacks import DeployedStack, find_stack
 from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.pricing import store_of
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings
@@ -460,6 +461,26 @@ def test_the_command_packages_a_pool(plans, tmp_path):
         refused = CliRunner().invoke(app, [*words, *(["--drivers", "fleet"] if wrong != given else []), *wrong])
         assert refused.exception.exit_code == 2, wrong
         assert "--gpu" in str(refused.exception)
+
+
+def test_the_command_deploys_the_store_that_the_plan_was_made_for_and_says_for_which_account(
+    plans, tmp_path, cache, monkeypatch
+):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
+
+    def packaged(build, *options):
+        words = ["package", str(plans[0]), "--out", str(tmp_path / build), "--region", "us-east-1", *options]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        return load_deployment(tmp_path / build).options.store, " ".join(done.stdout.split())
+
+    own = store_of(load_plan(plans[0]), shipped_aws())
+    store, said = packaged("build")
+    assert (store, f"store {own}" in said) == (own, True)
+    assert "checked for a new AWS account of 3,008 MB a function and 10 environments at once" in said
+    assert packaged("other", "--store", "valkey", "--account", "default")[0] == "valkey"
+    store, said = packaged("other", "--account", "default")
+    assert (store, "checked for an AWS account of 10,240 MB" in said) == ("valkey", True)
 
 
 def test_the_directory_of_another_tool_is_not_replaced(packed, plans, tmp_path):

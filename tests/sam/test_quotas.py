@@ -6,6 +6,7 @@ import pytest
 from sam.options import Pings
 from sam.quotas import check_deployable, check_template, find_sam, stack_resources
 from sam.template.template import make_template
+from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.geometry import Grid
@@ -95,7 +96,7 @@ def test_an_oversized_function_is_refused():
 
 def test_quotas_to_be_raised_are_noted():
     [memory] = check_deployable(with_first(memory_mb=4000), options(), FACTS)
-    assert "stage-0 has 4,000 MB; new accounts may have 3,008 MB" in memory
+    assert "stage-0 has 4,000 MB, more than a new AWS account of 3,008 MB a function" in memory
     assert "--memory 3008" in memory
     [reserved] = check_deployable(small_plan(), options(reserved_concurrency=500), FACTS)
     assert "1,000 environments for 2 functions, an account may reserve 900" in reserved
@@ -129,7 +130,7 @@ def test_sam_is_found_in_its_own_environment_first(tmp_path):
     path = str(other.parent)
     assert find_sam(tmp_path / "venv", path) == own
     assert find_sam(tmp_path / "none", path) == other
-    with pytest.raises(UnavailableError, match=r"run make setup, or install aws-sam-cli into .*none/sam$"):
+    with pytest.raises(UnavailableError, match=r"not on PATH: .* pipx install aws-sam-cli$"):
         find_sam(tmp_path / "none", str(tmp_path))
 
 
@@ -180,3 +181,14 @@ def test_environments_that_cannot_be_kept_are_refused(choices, words):
 )
 def test_environments_that_an_account_has_room_for_may_be_kept(choices):
     check_deployable(small_plan(), options(**choices), FACTS)
+
+
+def test_what_a_query_needs_is_held_against_the_account():
+    wide = gang_plan(16)
+    [note, _] = check_deployable(wide, options(store="valkey"), FACTS)
+    assert "a query takes 16 environments at once and its driver one more; a new AWS account of 3,008 MB" in note
+    assert "--max-tiles 9 or less" in note
+    assert len(check_deployable(gang_plan(10), options(store="valkey", drivers="fleet"), FACTS)) == 1
+    ample = AccountQuotas.parse("default", FACTS)
+    [gang] = check_deployable(wide, options(store="valkey"), FACTS, None, ample)
+    assert "widest gang needs 16" in gang

@@ -80,6 +80,14 @@ LearnOption = Annotated[
         help="break-even learns values from the days that it has seen (extra learn; models are kept in the cache).",
     ),
 ]
+AccountOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The AWS account to plan for: new (3,008 MB a function, 10 environments at once), default (all that "
+        "AWS documents), or MB,ENVIRONMENTS.",
+        show_default="what serfer doctor --aws found, or new",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
 _PRIVATE = 0o700

@@ -48,6 +48,7 @@ class LambdaFacts:
     fetch_latency: Positive
     image_rate: Positive
     memory_new_account: Whole
+    concurrency_new_account: Whole
     concurrency_kept: Whole
     kept_warm: Positive
     price_gb_second_arm: Price

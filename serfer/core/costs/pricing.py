@@ -20,6 +20,7 @@ from serfer.core.costs.cost_model import (
 )
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
+from serfer.core.plan.window_plan import priced_query
 from serfer.core.units import MS_PER_S
 
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -42,8 +43,8 @@ class Circumstances:
 class Prices:
     """The prices of a plan over one kind of store or two: `query` as circumstances are, `cold` where nothing was warm.
 
-    `standing_usd` is what a month costs in which no query comes. `choice` are the two ways to answer where nothing is
-    warm, for a plan directory with a cold plan.
+    `standing_usd` is what a month costs in which no query comes: nothing where none goes through the store. `choice`
+    are the two ways to answer where nothing is warm, for a plan directory with a cold plan.
     """
 
     plan: Plan
@@ -156,10 +157,21 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
         cold,
         price_burst(query, given.burst, facts.functions),
         given.burst * cold.usd,
-        standing_usd(platform),
+        standing_usd(platform) if query.stored else 0.0,
         cold_plan,
         ColdChoice.of(plan, cold_plan, platform, given.memory_mb) if cold_plan else None,
     )
+
+
+def uses_store(plan: Plan, facts: AwsFacts) -> bool:
+    """Return whether anything of a query of one image goes through the store, or of a window of a map plan."""
+    return price_plan(priced_query(plan), Platform.over(facts, plan.store)).stored
+
+
+def store_of(plan: Plan, facts: AwsFacts, cold_plan: Plan | None = None) -> str:
+    """Return the store that a plan is deployed with by default: its own, or S3, which costs nothing idle, if unused."""
+    used = any(uses_store(each, facts) for each in (plan, *([cold_plan] if cold_plan else [])))
+    return plan.store.partition("+")[0] if used else "s3"
 
 
 def _check(given: Circumstances, facts: LambdaFacts) -> None:

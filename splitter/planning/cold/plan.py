@@ -55,18 +55,25 @@ class _Whole:
     warm_up_usd: float
 
 
-def cold_offer(decision: Decision, options: SplitOptions, budget: Budget, progress: Progress) -> ColdOffer:
-    """Choose the cold plan beside a plan; raises ModelError where one must be written and none is possible."""
+def cold_offer(
+    decision: Decision, options: SplitOptions, budget: Budget, progress: Progress, most: int | None = None
+) -> ColdOffer:
+    """Choose the cold plan beside a plan, of at most so many environments, by default those that the plan leaves.
+
+    Raises ModelError where one must be written and none is possible.
+    """
     whole = _whole(decision, budget)
     if options.cold_plan == "never" and whole.seconds - _least_seconds(decision, budget) < _MUCH_S:
         return ColdOffer(None, "")
     progress("choosing a plan for cold starts")
-    found = find_cold_plan(decision.graph, options, budget)
+    most = most or cold_environments(decision, options, budget)
+    found = find_cold_plan(decision.graph, replace(options, cold_environments=most), budget)
     if found is None:
         if options.cold_plan == "always":
+            fewer = most < options.cold_environments
             raise ModelError(
-                f"no cold plan of at most {options.cold_environments} environments fits its functions: allow more by "
-                "--cold-environments, or use --cold-plan auto"
+                f"no cold plan of at most {most} environments fits its functions: allow more by "
+                f"{'--account' if fewer else '--cold-environments'}, or use --cold-plan auto"
             )
         return ColdOffer(None, "")
     earlier = 1 - found.seconds / whole.seconds
@@ -75,7 +82,15 @@ def cold_offer(decision: Decision, options: SplitOptions, budget: Budget, progre
         return ColdOffer(None, f" {_would_help(found, whole)}" if helps else "")
     if options.cold_plan == "auto" and earlier < EARLIER:
         return ColdOffer(None, f" {_no_use(found, whole)}")
-    return ColdOffer(_decision(decision, found, options), f" {_chosen(found, whole)}")
+    return ColdOffer(_decision(decision, found, most), f" {_chosen(found, whole)}")
+
+
+def cold_environments(decision: Decision, options: SplitOptions, budget: Budget) -> int:
+    """Return how many environments a query may start on a cold plan, while those of the plan itself start."""
+    if budget.account is None:
+        return options.cold_environments
+    widest = max(choice.grid.tiles for choice in decision.choices)
+    return max(1, min(options.cold_environments, budget.account.at_once - widest))
 
 
 def find_cold_plan(graph: Graph, options: SplitOptions, budget: Budget) -> ColdChain | None:
@@ -89,12 +104,12 @@ def find_cold_plan(graph: Graph, options: SplitOptions, budget: Budget) -> ColdC
     return ColdSearch(search, within.platform, most).best(SLACK) if search.fastest else None
 
 
-def _decision(decision: Decision, found: ColdChain, options: SplitOptions) -> Decision:
+def _decision(decision: Decision, found: ColdChain, most: int) -> Decision:
     choices = choices_of(found.chain)
     text = describe(found.chain)
     why = (
         f"{text[:1].upper()}{text[1:]} has the earliest first answer where nothing is warm, within {SLACK:.0%} the "
-        f"least dollars, of the plans with at most {options.cold_environments} environments: after {found.seconds:.2f} "
+        f"least dollars, of the plans with at most {most} environments: after {found.seconds:.2f} "
         f"s, {_price(found.usd)}, predicted. It is the cold plan of another plan, which warm queries run on."
     )
     return replace(

@@ -1,0 +1,61 @@
+"""Plans for an AWS account: what the planner chooses keeps its quotas, what the user gives stands."""
+
+import pytest
+
+from serfer.core.errors import ModelError, UsageError
+from serfer.plan_directory import load_cold_plan
+from splitter.split import split
+from tests.splitter.models import Net
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory):
+    """A network whose fastest plan has as many tiles as there may be, or all vCPUs."""
+    net = Net(3, 144, 144)
+    x = net.conv("x", 3, 96, [3, 3], pads=[1, 1, 1, 1])
+    for _ in range(2):
+        x = net.op("Relu", net.conv(x, 96, 96, [3, 3], pads=[1, 1, 1, 1]))
+    path = tmp_path_factory.mktemp("heavy") / "net.onnx"
+    pooled = net.op("GlobalAveragePool", net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]))
+    path.write_bytes(net.model(net.linear(net.flat(pooled), 96, 5)).SerializeToString())
+    return path
+
+
+def needs(plan):
+    return max(stage.memory_mb for stage in plan.stages), max(stage.grid.tiles for stage in plan.stages)
+
+
+def test_the_default_plan_runs_on_a_new_account_and_says_so(heavy, tmp_path):
+    plan = split(heavy, out=tmp_path / "plan", objective="latency")
+    memory, tiles = needs(plan)
+    assert (memory <= 3008, tiles <= 9) == (True, True)
+    assert "Planned for a new AWS account of 3,008 MB a function and 10 environments at once (assumed" in plan.why
+    large = split(heavy, out=tmp_path / "large", objective="latency", account="default")
+    memory, tiles = needs(large)
+    assert memory > 3008 or tiles > 9
+    assert "Planned for an AWS account of 10,240 MB" in large.why
+    assert sum(large.predicted_ms) < sum(plan.predicted_ms)
+
+
+def test_a_gang_has_no_more_members_than_the_account_runs_at_once(heavy, tmp_path):
+    plan = split(heavy, out=tmp_path / "plan", objective="latency", gang="always", account="3008,4")
+    assert 1 < plan.widest_gang <= 3
+
+
+def test_what_is_given_stands_whatever_the_account(heavy, tmp_path):
+    plan = split(heavy, out=tmp_path / "plan", grids=["4x4", "1"], memory_mb=5307)
+    assert needs(plan) == (5307, 16)
+
+
+def test_a_network_that_needs_more_memory_than_the_account_has_is_told_so(heavy, tmp_path):
+    with pytest.raises(ModelError, match=r"an AWS account of 128 MB .*--account.* allows 128: allow more"):
+        split(heavy, out=tmp_path / "plan", account="128,10")
+    with pytest.raises(UsageError, match="--account is new, default"):
+        split(heavy, out=tmp_path / "plan", account="old")
+
+
+def test_a_cold_plan_leaves_room_for_the_plan_that_starts_beside_it(heavy, tmp_path):
+    plan = split(heavy, out=tmp_path / "plan", grids=["2x2", "1"], cold_plan="always", account="3008,6")
+
+    cold = load_cold_plan(tmp_path / "plan", plan)
+    assert max(stage.grid.tiles for stage in cold.stages) == 1

@@ -73,7 +73,7 @@ class Pipeline:
         self.plan = plan
         self.warmth = warmth
         self._last: Result | None = None
-        self._asked = threading.local()  # by a thread that waited for its query: `result`
+        self._asked = threading.local()  # by a thread that waited for its query: its `report`
         self._plans = OnePlan(plan, driver) if driver and not plans else plans
         self._target = target
         self._loop = loop
@@ -99,20 +99,20 @@ class Pipeline:
 
     @property
     def last(self) -> Result:
-        """The result of this thread's newest query (`run`, `classify`), whatever other threads have asked meanwhile.
-
-        A thread whose newest query was only submitted, and one that has asked none, gets the pipeline's newest result.
-        Raises UsageError before the first one.
-        """
-        result: Result | None = getattr(self._asked, "result", None) or self._last
-        if result is None:
+        """The newest query's result, whichever thread asked; raises UsageError before the first one."""
+        if self._last is None:
             raise UsageError("the pipeline has answered no query yet")
-        return result
+        return self._last
 
     @property
     def last_report(self) -> QueryReport:
-        """The report of this thread's newest query, as `last`; raises UsageError before the first one."""
-        return self.last.report
+        """The report of this thread's newest query (`run`, `classify`), whatever other threads have asked meanwhile.
+
+        A thread whose newest query was only submitted, and one that has asked none, gets the newest of all. Raises
+        UsageError before the first one.
+        """
+        report: QueryReport | None = getattr(self._asked, "report", None)
+        return report or self.last.report
 
     def run(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Answer:  # noqa: ANN401 - an array or tensor
         """Run one query and return the network's output, an array (N, ...), or all by name where there are several.
@@ -176,7 +176,7 @@ class Pipeline:
         array, PlanError for a map plan without a window; a query that fails ends its future with the error. Cancelling
         the future cancels the query: stages that have not begun never do.
         """
-        started, self._asked.result = _now(), None
+        started, self._asked.report = _now(), None
         array = np.asarray(batch)
         plan = query_plan(self.plan, context.window)
         check_batch(plan, array)
@@ -301,7 +301,7 @@ class Pipeline:
 
         `decoded_s` is how long that took, for the report; `key` is what `cache_key` returned.
         """
-        self._asked.result = None
+        self._asked.report = None
         self._check(deadline_s)
         if context.result:
             raise UsageError("scores are not kept as results: use submit, which answers with the network's outputs")
@@ -320,7 +320,8 @@ class Pipeline:
 
     def _waited(self, future: Future[Result]) -> Result:
         """Wait for a result of this thread's."""
-        result = self._asked.result = result_of(future)
+        result = result_of(future)
+        self._asked.report = result.report
         return result
 
     def _cached(

@@ -13,12 +13,14 @@ With provisioned concurrency Lambda starts environments before there are queries
 builds all sessions, and the first report is of a warm environment.
 
 With SnapStart an init's memory is copied into any number of environments, weights that it fetched and their sessions
-included, each of which replaces what copies must not share: its name, and connections to stores.
+included, each of which replaces what copies must not share: its name, random numbers, and connections to stores and
+to weights.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -140,6 +142,7 @@ else:
 def _restored() -> None:
     """Continue as a copy of the environment that the snapshot was taken of."""
     started = time.perf_counter()
+    random.seed()  # all copies would wait for the same times before they try again
     _WORKER.restore(_name(), _store(_PLAN), started, _results())
 
 

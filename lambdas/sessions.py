@@ -111,6 +111,11 @@ class SessionCache:
         self.weight_loads = 0
         self.built = 0
 
+    def disconnect(self) -> None:
+        """Close the connections to where weights are fetched from; what is fetched later opens others."""
+        if self._source is not None:
+            self._source.close()
+
     def get(self, stage: Stage, tile: Tile) -> Session:
         """Return the session of a tile of a stage; raises PlanError for a missing file."""
         return self._get(stage.functions[tile.function], tile.graph)

@@ -138,6 +138,7 @@ class Worker:
         for old in filter(None, (self._store, self._results)):
             old.close()
         self.close()
+        self._sessions.disconnect()
         self._store, self._results = store, results
         self._environment = environment
         self._start = _Start(_ms(started, time.perf_counter()), 0.0)

@@ -37,6 +37,7 @@ from serfer.plan_directory import load_plan
 from storage import open_store
 from storage.memory import MemoryStore
 from tests.e2e.small import GRIDS, batch, split_small
+from tests.storage.s3_stub import stub
 
 QUERY = "0123456789abcdef" * 2
 ROOT = Path(__file__).parents[2]
@@ -641,6 +642,45 @@ assert copy.sessions == again.sessions > 0
 """
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert run.returncode == 0, run.stderr
+
+    def test_two_copies_of_one_snapshot_share_no_id_jitter_connection_or_date(self, directory):
+        """A forked process is a copy of the image, once it has the image's process id and random numbers, too."""
+        code = """
+import json, os, random
+from datetime import datetime
+from types import SimpleNamespace
+import botocore.auth
+import lambdas.bootstrap as started
+from snapshot_restore_py import get_after_restore
+worker, now, closed = started._WORKER, botocore.auth.get_current_datetime, []
+worker._sessions._source = SimpleNamespace(close=lambda: closed.append("weights"))
+botocore.auth.get_current_datetime = lambda *_, **__: datetime(2020, 1, 1)
+worker._store.put("image", b"x", 60)
+botocore.auth.get_current_datetime = now
+numbers, process = random.getstate(), os.getpid()
+[(hook, arguments, named)] = get_after_restore()
+for copy in ("one", "two"):
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        continue
+    random.setstate(numbers)
+    os.getpid = lambda: process
+    hook(*arguments, **named)
+    worker._store.put(copy, b"x", 60)
+    print(json.dumps([worker._environment, random.random(), closed]), flush=True)
+    os._exit(0)
+"""
+        with stub(lambda _: (200, {"ETag": '"e"', "x-amz-request-id": "r"}, b"")) as (endpoint, seen):
+            access = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+            run = self.start(directory, code, SERFER_STORE=f"s3://bucket/p?endpoint={endpoint}", **access)
+        assert run.returncode == 0, run.stderr
+        one, two = map(json.loads, run.stdout.splitlines())
+        assert one[0] != two[0]
+        assert one[1] != two[1]
+        assert one[2] == two[2] == ["weights"]
+        assert len({request.port for request in seen}) == len(seen) == 3
+        dates = [request.headers["x-amz-date"][:4] for request in seen]
+        assert dates[0] == "2020" < dates[1] == dates[2]
 
     @pytest.mark.parametrize(("error", "level"), [("GangAbortedError", "INFO"), ("GangStalledError", "ERROR")])
     def test_a_member_that_was_told_to_stop_logs_no_error(self, directory, error, level):

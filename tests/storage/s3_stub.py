@@ -11,6 +11,7 @@ class S3Request(NamedTuple):
     path: str
     headers: dict
     body: bytes
+    port: int = 0  # the client's: which connection it came by
 
 
 def refused(status, code, message="because", more=""):
@@ -28,7 +29,9 @@ def stub(answer):
 
         def _serve(self):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            request = S3Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            request = S3Request(
+                self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body, self.client_address[1]
+            )
             seen.append(request)
             response = answer(request)
             if response is None:

@@ -103,7 +103,7 @@ class TestStarted:
             sizes = store.execute([("STRLEN", key) for key in keys])
             calls = {name: _calls(store, name) for name in ("get", "set", "del", "unlink")}
         assert (counts - before).puts == 3 * 2 * load_plan(lean).tasks
-        assert (counts - before).exists > 0
+        assert counts.exists > 0  # of the first query at least, which waits for processes to start
         assert len(keys) == counts.puts == calls["set"]
         assert counts.bytes_put == sum(sizes)
         assert counts.gets + counts.exists == calls["get"]

@@ -162,6 +162,10 @@ class Settings(BaseSettings):
     """Local invocations at once, shared by the drivers of `serfer up`; if not set, a driver of `serve` or `up` has one
     for each core, or as many as its models' widest gang has members, or as a query on a cold plan needs.
     """
+    local_freeze: bool = False
+    """Whether local environments stand still between invocations, and one that starts in place of one that crashed
+    starts in its function's own time: as in Lambda, to try what becomes of connections and of slow starts.
+    """
     local_url: str = Field(default="", pattern=r"^$|^http://[A-Za-z0-9.:\[\]-]+$")
     """A local Lambda service that is running already, for `--workers local --store URL`."""
     local_access: SecretStr = SecretStr("")

@@ -75,6 +75,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "local_concurrency": 3,
         "local_url": "http://127.0.0.1:9001",
         "local_access": "LOCAL:a-secret-of-the-test",
+        "local_freeze": True,
         "local_port": 4,
         "prewarm": "never",
         "cold_plan": "never",

@@ -126,6 +126,7 @@ def local_service(  # noqa: PLR0913 - a service's parts, by name
         on_log=on_log,
         provide=provide if grows else None,
         faults=faults,
+        freezes=settings.local_freeze,
     )
 
 

@@ -14,10 +14,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
+import psutil
 import pytest
 from botocore.config import Config
 from botocore.exceptions import HTTPClientError
@@ -31,6 +33,7 @@ from serfer.local.lambda_.service import LambdaService
 
 HERE = Path(__file__).parent / "functions"
 FACTS = shipped_aws().functions
+LATE_MS = 300  # what the probe "late" takes to start
 PATIENCE = 20.0  # s until a test that waits for an event gives up
 
 
@@ -298,6 +301,33 @@ def test_an_init_beyond_lambdas_limit_uses_up_the_functions_time(runtime):
     function = probe("sluggish", directory="sluggish", timeout_s=0.1)
     with Local(runtime, function, facts=facts) as local:
         assert local.error("sluggish")["errorType"] == "Sandbox.Timedout"
+
+
+def test_environments_stand_still_between_invocations_when_asked(runtime):
+    with Local(runtime, probe("echo"), freezes=True) as local:
+        pids = set()
+        for calls in (1, 2, 3):
+            answer, _ = local.invoke("echo")
+            assert answer["calls"] == calls
+            pids.add(answer["pid"])
+            (pid,) = pids
+            deadline = time.monotonic() + PATIENCE
+            while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+                assert time.monotonic() < deadline
+        assert local.service.environments == 1
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+def test_a_start_in_place_of_one_that_crashed_counts_against_the_functions_timeout(runtime, tmp_path, freezes):
+    """Lambda's suppressed init: without it, a start has the time of an init, whatever the function's timeout."""
+    function = probe("late", directory="late", timeout_s=60.0, environment={"STARTED": str(tmp_path / "started")})
+    with Local(runtime, function, freezes=freezes) as local:
+        first = local.error("late", {"exit": 3})
+        assert (first["errorType"], (tmp_path / "started").read_text()) == ("Runtime.ExitError", "1")
+        left_ms, _ = local.invoke("late", {})
+        assert (tmp_path / "started").read_text() == "2"
+        assert (left_ms < 60_000 - LATE_MS) == freezes
 
 
 @pytest.mark.parametrize("function", ["hoard", "grasp"])

@@ -20,12 +20,16 @@ def refused(status, code, message="because", more=""):
 
 
 @contextlib.contextmanager
-def stub(answer):
-    """Serve `answer(request)`: (status, headers, body), or None to hang up; yields the URL and the requests."""
+def stub(answer, idle_s=None, closed=None):
+    """Serve `answer(request)`: (status, headers, body), or None to hang up; yields the URL and the requests.
+
+    Connections that are idle for so many seconds are closed, which sets the event `closed`.
+    """
     seen = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        timeout = idle_s
 
         def _serve(self):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -55,6 +59,11 @@ def stub(answer):
 
         def handle_error(self, *_):  # a client that hung up
             pass
+
+        def shutdown_request(self, request):
+            super().shutdown_request(request)
+            if closed:
+                closed.set()
 
     with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

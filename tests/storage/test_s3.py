@@ -1,4 +1,5 @@
 import os
+import threading
 import time
 from functools import partial
 from itertools import count
@@ -343,3 +344,21 @@ def test_an_upload_whose_end_fails_late_is_taken_back(monkeypatch):
     ):
         store.put("k", bytes(12), 60)
     assert (seen[-1].method, seen[-1].path) == ("DELETE", "/bucket/p/k?uploadId=u1")
+
+
+def test_an_idle_connection_that_the_server_closed_is_renewed_and_no_request_is_lost(monkeypatch):
+    """What a worker finds that stood still, as Lambda's environments do between invocations."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    closed = threading.Event()
+    answer = {"ETag": '"e"', "x-amz-request-id": "r"}
+    with (
+        stub(lambda _: (200, answer, b""), idle_s=0.01, closed=closed) as (endpoint, seen),
+        S3Store(f"s3://bucket/p?endpoint={endpoint}") as store,
+    ):
+        for key in ("a", "b", "c"):
+            closed.clear()
+            store.put(key, b"x", 60)
+            assert closed.wait(60)
+    assert [request.path for request in seen] == ["/bucket/p/a", "/bucket/p/b", "/bucket/p/c"]
+    assert len({request.port for request in seen}) == 3

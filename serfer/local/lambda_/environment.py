@@ -4,6 +4,9 @@
                      │ init/error                        │ timeout, exit, out of memory
                      └──────────────> dead <─────────────┘
 
+Where the host says so, the process stands still while there is no invocation, as Lambda freezes environments, and one
+that starts in place of one that crashed starts in its function's own time (Lambda's suppressed init).
+
 An init longer than Lambda's limit goes on, as Lambda's own second try does, but on the function's time: the timeout
 starts at the limit and is not extended when the handler begins. The Runtime API has no credentials, so it drops what
 other users connect. The memory limit is on the worker's own process; what
@@ -69,13 +72,19 @@ class Host:
     on_orphan: Callable[[Environment, Invocation], None]  # it died before this invocation reached the worker
     on_reaped: Callable[[Environment], None]  # nothing is left of it
     counts: Counts
+    freezes: bool = False  # between invocations
 
 
 class Environment:
-    """A worker of one function: takes one invocation at a time, `slowness` times as long as it needs."""
+    """A worker of one function: takes one invocation at a time, `slowness` times as long as it needs.
 
-    def __init__(self, function: FunctionConfig, host: Host, slowness: float = 1.0) -> None:
+    One that is `again` there starts in place of one that crashed. `crashed` is whether it has failed, and not an
+    invocation alone.
+    """
+
+    def __init__(self, function: FunctionConfig, host: Host, slowness: float = 1.0, *, again: bool = False) -> None:
         self.function = function
+        self.crashed = False
         self.slowness = slowness
         self.dead = False
         self.idle_since = 0.0  # s, on the host's clock
@@ -90,7 +99,7 @@ class Environment:
         self._next: Exchange | None = None  # the worker's long poll
         self._timer: asyncio.TimerHandle | None = None  # holds the invocation's deadline, or the init's
         self._warm = False
-        self._overran = False
+        self._overran = again  # an init in the function's own time
         self._started = time.perf_counter()
         self._init_s: float | None = None  # of the invocation that waited for it
         self._peak = 0  # bytes
@@ -110,7 +119,9 @@ class Environment:
     def assign(self, invocation: Invocation) -> None:
         """Run an invocation: at once on a worker that waits for one, else when it asks."""
         self._invocation = invocation
-        if self._warm:
+        if self._host.freezes and self._process is not None:
+            self._process.go_on()
+        if self._warm or self._overran:
             self._arm(self.function.timeout_s, self._timed_out)
         else:
             self._arm(self._host.facts.init_limit, self._init_overran)
@@ -173,6 +184,8 @@ class Environment:
                 self._arm(self.function.timeout_s, self._timed_out)
         if self._invocation is None:
             self._next = exchange
+            if self._host.freezes and self._process is not None:
+                self._process.stand_still()
         else:
             self._deliver(exchange)
 
@@ -205,6 +218,7 @@ class Environment:
             self._crash("Runtime.OutOfMemory", _KILLED)
             return
         if fatal:
+            self.crashed = True
             self.kill()
         self._settle(body, kind)
 
@@ -214,6 +228,7 @@ class Environment:
 
     def _fail(self, kind: str, message: str) -> None:
         """Kill the environment and end its invocation with an error of Lambda's own."""
+        self.crashed = True
         self.kill()
         self._settle(json.dumps({"errorType": kind, "errorMessage": message}).encode(), kind)
 

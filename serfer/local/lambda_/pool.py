@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from serfer.local.lambda_.environment import Environment, Host, Invocation
@@ -23,7 +23,7 @@ _MEMORY_CHECK_S = 0.05
 class EnvironmentPool:
     """Gives each invocation the most recently used idle environment of its function, or a new one, and counts it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - of a service's settings
         self,
         facts: LambdaFacts,
         runtimes: Mapping[Path, Path],
@@ -34,8 +34,10 @@ class EnvironmentPool:
         on_log: Callable[[str], None] | None,
         counts: Counts,
         faults: Injector | None = None,
+        freezes: bool = False,
     ) -> None:
-        self._host = Host(facts, runtimes, clock, on_log, self._freed, self._orphaned, self._reaped, counts)
+        self._host = Host(facts, runtimes, clock, on_log, self._freed, self._orphaned, self._reaped, counts, freezes)
+        self._crashed: Counter[str] = Counter()  # environments that no other has taken the place of, by function
         self._faults = faults
         self._concurrency = concurrency
         self._keep_alive_s = keep_alive_s
@@ -108,7 +110,10 @@ class EnvironmentPool:
         return None
 
     def _create(self, function: FunctionConfig, invocation: Invocation) -> Environment:
-        environment = Environment(function, self._host, self._faults.slowness() if self._faults else 1.0)
+        again = self._host.freezes and self._crashed[function.name] > 0
+        self._crashed[function.name] -= again
+        slowness = self._faults.slowness() if self._faults else 1.0
+        environment = Environment(function, self._host, slowness, again=again)
         environment.assign(invocation)
         self._all.add(environment)
         task = asyncio.create_task(environment.start())
@@ -118,6 +123,7 @@ class EnvironmentPool:
 
     def _freed(self, environment: Environment) -> None:
         self._busy.discard(environment)
+        self._crashed[environment.function.name] += environment.crashed
         if not environment.dead:
             self._idle.setdefault(environment.function.name, deque()).append(environment)
 

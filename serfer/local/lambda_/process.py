@@ -85,10 +85,21 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process and what it started; `on_exit` follows."""
+        self._signal(signal.SIGKILL)
+
+    def stand_still(self) -> None:
+        """Stop the process and what it started, until `go_on`: its connections stay, and are not attended to."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let the process run again."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self._popen.returncode is not None:
             return  # reaped: the id may be a stranger's by now
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+            os.killpg(self._popen.pid, number)
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)

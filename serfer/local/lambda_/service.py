@@ -54,8 +54,9 @@ class LambdaService:
 
     `runtime` is the directory of `runtime_directory`; functions for other interpreters than this process's find theirs
     in `runtimes`, by the interpreter's path. `provide` makes the functions of a plan directory that a client names;
-    without it none are added. `faults` is what it does wrong on purpose. Callers sign with `access`, random unless
-    given; `wall_clock` is in seconds since the epoch.
+    without it none are added. `faults` is what it does wrong on purpose. With `freezes` environments stand still
+    between invocations, and one that starts in place of one that crashed starts in its function's own time, as in
+    Lambda. Callers sign with `access`, random unless given; `wall_clock` is in seconds since the epoch.
     """
 
     def __init__(  # noqa: PLR0913 - settings, all but two with defaults
@@ -73,6 +74,7 @@ class LambdaService:
         on_log: Callable[[str], None] | None = None,
         provide: Provide | None = None,
         faults: Faults | None = None,
+        freezes: bool = False,
         access: Access | None = None,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -109,6 +111,7 @@ class LambdaService:
             on_log=on_log,
             counts=self.counts,
             faults=self._faults,
+            freezes=freezes,
         )
         self._queues: dict[str, EventQueue] = {}
         self._reaper: asyncio.Task[None] | None = None

@@ -9,7 +9,7 @@ along an axis          ┌ read: as much for every window, moved inward at the i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from math import ceil, lcm
@@ -24,6 +24,7 @@ from splitter.planning.options import Budget
 from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.regions import infer_regions
 from splitter.tiling.rule import extent
+from splitter.windows.alike import weights_by_size
 from splitter.windows.map_plan import STEPS, Network, WindowChoice, WindowTile, WindowTiles, window_usd
 from splitter.windows.memory import window_mb
 from splitter.windows.position import Place, place_of, placed
@@ -179,6 +180,7 @@ def overlapping_tiles(network: Network, sizes: Sequence[_Size], cut: FixedOverla
         graph = network.of_one_map((height, width))
         written = Rect(down, across)
         tiles.append(WindowTile(graph, infer_regions(graph, graph.nodes, [{graph.output: written}])[0], written))
+    own = weights_by_size(tile.graph for tile in tiles)
     numbers = tuple(tuple(range(row * len(cols), (row + 1) * len(cols))) for row in range(len(rows)))
     reads = [tile.regions[tile.graph.input] for tile in tiles]
     windows = Windows(
@@ -189,7 +191,7 @@ def overlapping_tiles(network: Network, sizes: Sequence[_Size], cut: FixedOverla
         stride_written=lcm(cut.rows.written, cut.cols.written),
         overlap=cut.overlap,
     )
-    return WindowTiles(windows, tuple(tiles))
+    return WindowTiles(windows, tuple(replace(tile, own=own) for tile in tiles))
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,10 @@ def pyramid(halvings=2, mode="linear"):
     return net
 
 
-def scaled(how):
+def scaled(how, **attributes):
     """Multiply by 100 over the height, or over the larger side; or let a convolution's weights do so."""
     net = network()
+    net.conv((1, 1), **attributes)
     height, width = (net.op("Cast", net.side(axis, "x"), to=TensorProto.FLOAT) for axis in (2, 3))
     number = net.op("Max", height, width) if how == "larger side" else height
     factor = net.op("Div", net.constant(np.array([100.0], np.float32)), number)
@@ -77,10 +78,10 @@ def dead_lines(*lines):
     return net
 
 
-def planned(net, sizes, place, window=64):
+def planned(net, sizes, place, window=64, **options):
     file = place / "net.onnx"
     file.write_bytes(net.model().SerializeToString())
-    return serfer.map_plan(file, sizes, place / "plan", window=window)
+    return serfer.map_plan(file, sizes, place / "plan", window=window, **options)
 
 
 def check(net, place):
@@ -133,3 +134,13 @@ def test_a_selection_with_an_exception_in_one_window_is_refused(tmp_path):
     for line in (70, 300, 700):
         with pytest.raises(ModelError, match=r"'gather_\d+' \(Gather\) .* depends on where in the image it is$"):
             planned(dead_lines(line), [(64, 1000)], tmp_path)
+
+
+def test_windows_that_are_images_of_their_own_have_the_constants_of_their_size(tmp_path):
+    net = scaled("large weights", strides=[2, 2])
+    planned(net, [(201, 96)], tmp_path, window=32, approximate=16)
+    image = np.random.default_rng(0).standard_normal((1, 3, 201, 96), dtype=np.float32)
+    result, oracle = by_windows(tmp_path / "plan", image), session(tmp_path / "net.onnx")
+    for rows, part in ((slice(0, 5), image[:, :, :96]), (slice(-5, None), image[:, :, -97:])):
+        [expected] = oracle.run(None, {"x": np.ascontiguousarray(part)})
+        assert relative_error(result[:, :, rows], expected[:, :, rows]) <= EXACT

@@ -67,7 +67,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     WrongAnswerError if windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
-    description = Description.of(preprocess, labels, None, Reduction.of(reduce, None))
+    description = Description.of(preprocess, labels, None, Reduction.of(reduce, None), resized=False)
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     if callable(dependency_bytes):

@@ -76,10 +76,15 @@ class Description:
         labels: Sequence[str] | Path | str,
         activation: str | None,
         reduction: Reduction | None = None,
+        *,
+        resized: bool = True,
     ) -> Self:
-        """Read what was given as a path; raises InputError for an unusable file, UsageError for another value."""
+        """Read what was given as a path; raises InputError for an unusable file, UsageError for another value.
+
+        Images of a map are not `resized`: the file need not say how.
+        """
         if isinstance(preprocess, Path | str):
-            preprocess = read_preprocess(Path(preprocess))
+            preprocess = read_preprocess(Path(preprocess), resized=resized)
         if preprocess is not None and not isinstance(preprocess, Preprocess):
             raise UsageError(
                 f"preprocess must be a serfer.Preprocess or the path of a TOML file, not {type(preprocess).__name__}"
@@ -90,8 +95,11 @@ class Description:
         return cls(preprocess, tuple(names), activation, reduction)
 
 
-def read_preprocess(path: Path) -> Preprocess:
-    """Read the TOML description of a network's input; raises InputError that names file and key."""
+def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:
+    """Read the TOML description of a network's input; raises InputError that names file and key.
+
+    It need not say how images are resized where they are not.
+    """
     try:
         table = tomllib.loads(_read(path, _MAX_PREPROCESS_BYTES))
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting
@@ -100,7 +108,7 @@ def read_preprocess(path: Path) -> Preprocess:
     if unknown:
         raise InputError(f"{path} has an unknown key {unknown[0][:40]!r}: the keys are {', '.join(_KEYS)}")
     try:
-        return _preprocess(table)
+        return _preprocess(table if resized or "resize" in table else {"crop": "none", **table})
     except PlanError as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -31,6 +31,12 @@ def serfer(capsys, monkeypatch):
 
 
 @pytest.fixture
+def serfer_command(serfer):
+    """The same, for modules that have the package under its name."""
+    return serfer
+
+
+@pytest.fixture
 def image(tmp_path):
     return write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH), crs=UTM, transform=WHERE)
 

@@ -58,6 +58,27 @@ def mapped(net, size, folder, values, window=None, mask=None, **profile):
             return report, result.read(), result.transform, result.crs
 
 
+def test_a_map_plan_says_what_an_image_costs_and_needs_no_resizing(serfer_command, tmp_path):
+    (tmp_path / "pixels.toml").write_text('channels = "RGB"\nmean = [0.5, 0.5, 0.5]')
+    net = Network(channels=3)
+    net.conv("image", (3, 3), channels=3)
+    path = net.save(tmp_path / "net.onnx")
+    command = (
+        "map-plan",
+        path,
+        "--out",
+        tmp_path / "plan",
+        "--preprocess",
+        tmp_path / "pixels.toml",
+        "--window",
+        "512",
+    )
+    done = serfer_command(*command, "--size", "1000x1000", "--size", "10001x10000")
+    assert done.code == 0, done.err
+    assert "an image of 1,000 x 1,000 pixels: 4 windows, $" in done.out
+    assert "images of more than 100,000,000 pixels are read as TIFF alone" in done.out
+
+
 @pytest.mark.parametrize(
     ("net", "size", "start", "step"),
     [

@@ -70,6 +70,7 @@ def test_an_interrupt_keeps_what_is_done(serfer, command, tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert errors.strip().endswith("serfer: interrupted")
+    assert "result.tif.parts: the same command goes on" in errors
     report = json.loads(serfer(*command, "--json").out)
     assert report["resumed"] >= 2
 

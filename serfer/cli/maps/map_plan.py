@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from serfer.cli.explain import show_plan
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
+from serfer.cli.shared.terminal import out
 from serfer.cli.split import dependency_bytes, memory_in
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
+
+if TYPE_CHECKING:
+    from serfer.core.costs.aws import AwsFacts
+    from serfer.core.plan import Plan
 
 _SIZE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
 
@@ -84,13 +89,34 @@ def map_plan(
             store=store,
             memory_mb=memory_in(memory),
             dependency_bytes=lambda: dependency_bytes(settings, progress),
-            preprocess=read_preprocess(preprocess) if preprocess else None,
+            preprocess=read_preprocess(preprocess, resized=False) if preprocess else None,
             labels=read_labels(labels) if labels else (),
             facts=settings.facts(),
             profiles=settings.profiles(profiles, 0.0),
             progress=progress,
         )
     show_plan(plan, as_json)
+    if not as_json:
+        _say_of_images(plan, settings.facts())
+
+
+def _say_of_images(plan: Plan, facts: AwsFacts) -> None:
+    """Print what an image of the first size costs, and which files of the sizes are too large to be read."""
+    from serfer.mapping.estimate import WindowPrices  # noqa: PLC0415 - the command line starts fast
+    from serfer.raster.limits import RasterLimits  # noqa: PLC0415 - same
+
+    windows = plan.windows
+    if windows is None:
+        return
+    height, width = windows.heights[0].size, windows.widths[0].size
+    estimate = WindowPrices(plan, facts).estimate(windows.first, range(len(windows.first)), (height, width), 1)
+    out.print(
+        f"an image of {height:,} x {width:,} pixels: {estimate.windows:,} windows, ${estimate.usd:.6f} on Lambda as "
+        "predicted, one cold start included"
+    )
+    largest = max(each.size for each in windows.heights), max(each.size for each in windows.widths)
+    if largest[0] * largest[1] > (most := RasterLimits().max_whole_pixels):
+        out.print(f"images of more than {most:,} pixels are read as TIFF alone, not as PNG or JPEG")
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -94,6 +94,10 @@ class TestPreprocess:
         assert (read.scale, read.mean) == (1.0, (104.0, 117.0, 123.0))
         assert all(isinstance(value, float) for value in (read.scale, *read.mean, *read.std))
 
+    def test_what_is_never_resized_need_not_say_how(self, write):
+        assert read_preprocess(write("scale = 1"), resized=False).resize is None
+        assert read_preprocess(write("resize = 9"), resized=False).resize == 9
+
     def test_byte_order_marks_and_line_ends_are_ignored(self, write):
         assert read_preprocess(write(b"\xef\xbb\xbfresize = 8\r\n")).resize == 8
 

@@ -26,7 +26,7 @@ from botocore.exceptions import HTTPClientError
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
-from serfer.local.lambda_.environment import Environment
+from serfer.local.lambda_.environment import Environment, Invocation
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
@@ -486,6 +486,21 @@ def test_stopping_ends_even_where_an_environments_end_fails(runtime, monkeypatch
         local.do(local.service.stop)
         assert gone(worker)
         assert local.service.environments == 0
+
+
+def test_stopping_ends_even_where_every_task_was_cancelled_before_an_environment_started(runtime):
+    """What runs in a loop that ends, such as a pipeline's, is cancelled before its parts are stopped."""
+
+    async def scene():
+        service = LambdaService([probe("echo")], facts=FACTS, runtime=runtime)
+        await service.start()
+        assert service._pool.dispatch(probe("echo"), Invocation("id", b"{}", lambda _: None))
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.wait_for(service.stop(), PATIENCE)
+        assert service.environments == 0
+
+    asyncio.run(scene())
 
 
 HOST = """

@@ -104,7 +104,7 @@ class Environment:
         self._init_s: float | None = None  # of the invocation that waited for it
         self._peak = 0  # bytes
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Open the Runtime API and start the worker; what goes wrong ends the invocation, not the service."""
         try:
             port = self._server.listen("127.0.0.1")

@@ -44,7 +44,6 @@ class EnvironmentPool:
         self._idle: dict[str, deque[Environment]] = {}  # by function, the most recently used last; some may have died
         self._busy: set[Environment] = set()
         self._all: set[Environment] = set()
-        self._starts: set[asyncio.Task[None]] = set()
         self._memory_check: asyncio.TimerHandle | None = None
         self._stopping = False
 
@@ -116,9 +115,7 @@ class EnvironmentPool:
         environment = Environment(function, self._host, slowness, again=again)
         environment.assign(invocation)
         self._all.add(environment)
-        task = asyncio.create_task(environment.start())
-        self._starts.add(task)
-        task.add_done_callback(self._starts.discard)
+        asyncio.get_running_loop().call_soon(environment.start)  # no task: that may be cancelled, and stopping waits
         return environment
 
     def _freed(self, environment: Environment) -> None:

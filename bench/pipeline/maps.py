@@ -60,8 +60,12 @@ def network(size: tuple[int, int], width: int) -> Network:
     unet = Unet(width).eval()
     unet.centre(torch.from_numpy(picture((_SAMPLE, _SAMPLE))))
     example = np.zeros((1, 3, *(min(_SMALL, side) for side in size)), dtype=np.float32)
-    source, _ = load(unet, example, any_size=True)
-    return Network(source, lambda height, wide: from_onnx(source.onnx, height, wide, source.outputs, any_size=True))
+    source, _ = load(unet, example, any_size=size)
+
+    def at(height: int, wide: int, like: tuple[int, int] | None = None) -> Graph:
+        return from_onnx(source.at(like or (height, wide)), height, wide, source.outputs, any_size=True)
+
+    return Network(source, at)
 
 
 def picture(size: tuple[int, int]) -> Array:

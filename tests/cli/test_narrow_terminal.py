@@ -45,15 +45,19 @@ class Case:
 
     commands: tuple[str, ...]
     codes: frozenset[int] = frozenset({0})
-    slow: bool = False
+    mark: str = ""
 
 
-def case(*commands, codes=(0,), slow=False):
-    return Case(commands, frozenset(codes), slow)
+def case(*commands, codes=(0,), mark=""):
+    return Case(commands, frozenset(codes), mark)
 
 
 def slow(*commands, **options):
-    return case(*commands, slow=True, **options)
+    return case(*commands, mark="slow", **options)
+
+
+def weekly(*commands, **options):
+    return case(*commands, mark="weekly", **options)
 
 
 IN_PROCESS = "--plan {plan} --workers inprocess"
@@ -68,9 +72,12 @@ CASES = {
     "explain": case("explain {plan} --operators", "explain {plan} --pareto"),
     "verify": case("verify {plan} {image} --random 2"),
     "cost": case("cost {plan}", "cost {build}"),
-    "map-plan": slow("map-plan {onnx} --out map", codes=(0, 3)),
+    "map-plan": slow("map-plan {onnx} --out map --size 34x34", codes=(0, 3)),
     "map": slow("map {plan} {image} --out map.npy", codes=(2, 3)),
-    "register": slow("register {onnx} --app small --validation {labelled} --registry new --labels {labels}"),
+    "register": weekly(
+        "register {onnx} --app small --validation {labelled} --registry new --labels {labels} --most 2 "
+        "--preprocess {preprocess} --output softmax"
+    ),
     "variants": case("variants"),
     "promote": case("promote faces net@2"),
     "canary": case("canary faces net@2 --share 0.25"),
@@ -88,10 +95,10 @@ CASES = {
     "keys remove": case("keys add a-phone --file keys.json", "keys remove a-phone --file keys.json"),
     "keys list": case("keys add a-phone --file keys.json --per-minute 1200", "keys list --file keys.json"),
     "doctor": case("doctor", codes=(0, 4)),
-    "package": slow("package {plan} --out made"),
+    "package": weekly("package {plan} --out made"),
     "warm": case("warm --plan {plan} --store memory://", codes=(2, 4)),
     "sweep": case("sweep --store memory://", codes=(2,)),
-    "profile": slow("profile --quick --out profiles.json"),
+    "profile": weekly("profile --quick --out profiles.json"),
     "tune": case("tune --slo-ms 50 --plan {plan} --most 4 --repeats 1 --usd-per-hour 0.8"),
     "simulate": case(
         f"simulate {LOAD} --scenario {{scenario}} --policy all --window-s 60",
@@ -99,7 +106,7 @@ CASES = {
         "--policy serverless --policy target-tracking --policy mark",
         "simulate --scenario {cluster} --policy infless --policy batch --policy openfaas-plus --level rates",
     ),
-    "train-forecaster": slow("train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"),
+    "train-forecaster": weekly("train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"),
     "bench micro": slow("bench micro --plan {plan} --rounds 1"),
     "bench burst": slow(f"bench burst {LAMBDA} --queries 20 --service-ms 1"),
     "bench uniform": slow(f"bench uniform {LAMBDA} --rps 100 --seconds 0.2 --out once"),
@@ -107,9 +114,9 @@ CASES = {
         f"bench uniform {LAMBDA} --rps 100 --seconds 0.2 --rounds 3 --out once", "bench compare once once"
     ),
     "bench stores": slow("bench stores --store memory:// --size 10 --rounds 2"),
-    "bench select": slow("bench select"),
-    "bench inflation": slow("bench inflation"),
-    "bench overhead": slow("bench overhead --plan {plan}", codes=(0, 2)),
+    "bench select": weekly("bench select"),
+    "bench inflation": weekly("bench inflation"),
+    "bench overhead": weekly("bench overhead --plan {plan}", codes=(0, 2)),
 }
 AS_OTHERS = {f"bench {name}" for name in BENCH} - {*CASES}
 """Benchmarks of minutes: they print by bench.core.results, as those above, and nothing else may make a table."""
@@ -199,6 +206,7 @@ def places(tmp_path_factory):
         "onnx": folder / "small.onnx",
         "labels": folder / "labels.txt",
         "labelled": folder / "labelled",
+        "preprocess": ROOT / "examples" / "preprocess.toml",
         "image": ROOT / "examples" / "images" / "rocket.jpg",
         "build": build(folder / "build"),
         "registry": registry,
@@ -216,7 +224,9 @@ def terminal(tmp_path_factory):
 
 
 def marked(cases):
-    return [pytest.param(name, marks=[pytest.mark.slow] if one.slow else []) for name, one in cases.items()]
+    return [
+        pytest.param(name, marks=[getattr(pytest.mark, one.mark)] if one.mark else []) for name, one in cases.items()
+    ]
 
 
 @pytest.mark.parametrize("name", marked(CASES))

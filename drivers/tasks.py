@@ -16,7 +16,7 @@ from serfer.core.keys import inbox_key, input_key, query_keys
 from serfer.core.plan import Piece, Plan
 from serfer.core.plan.borders import Member, read_outside
 from serfer.core.plan.gang_times import patience_s
-from serfer.core.run_machine import Failure, FailureKind, StageRun
+from serfer.core.run_machine import WRONG_ANSWER, Failure, FailureKind, StageRun
 from serfer.core.wire import Buffer, Crop, Membership, Report, Task
 
 _LEAST_PATIENCE_S = 0.001
@@ -198,4 +198,4 @@ class QueryTasks:
 
 
 def _wrong(message: str) -> Failure:
-    return Failure(FailureKind.FAILED_IN_CODE, "PlanError", message)
+    return Failure(FailureKind.FAILED_IN_CODE, WRONG_ANSWER, message)

@@ -68,6 +68,8 @@ _EARLY_S = 0.1  # by which a timer may fire too early
 _LOST = {kind.__name__: kind for kind in LOST}  # a function's error arrives by its type's name
 _DETERMINISTIC = {kind.__name__ for kind in (NotFiniteError, InputError, PlanError)}
 """Failures that the same task has again: it is a pure function of its plan, query, stage and tile."""
+WRONG_ANSWER = "WrongAnswer"
+"""The error type of a failure that is the driver's own finding: an answer that is not the plan's, tried again."""
 _AS_THEY_ARE: dict[str, type[SerferError]] = _LOST | {
     kind.__name__: kind for kind in (StoreUnavailableError, NotFiniteError)
 }
@@ -642,7 +644,7 @@ def query_error(failure: Failure, where: str) -> SerferError:
     text = f"{where}{failure.message}"
     if failure.error_type in _AS_THEY_ARE:
         return _AS_THEY_ARE[failure.error_type](text)
-    if failure.error_type == PlanError.__name__:
+    if failure.error_type in {PlanError.__name__, WRONG_ANSWER}:
         return BrokenPlanError(text)
     if failure.kind is FailureKind.THROTTLED:
         return LambdaThrottledError(f"{failure.kind.value}: {text}")

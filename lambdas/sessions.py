@@ -46,8 +46,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from serfer.core.costs.sessions import session_bytes, set_threads, share_arena
-from serfer.core.errors import PlanError
+from serfer.core.costs.sessions import run_within, session_bytes, set_threads, share_arena
+from serfer.core.errors import PlanError, TaskFailedError
 from serfer.core.plan import Function, Stage, Tile
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ Array = NDArray[np.float32]
 class Session(Protocol):
     """What computes a tile: an ONNX Runtime session, or several."""
 
-    def run(self, names: None, inputs: dict[str, Array]) -> list[Array]:
+    def run(self, names: None, inputs: dict[str, Array], options: ort.RunOptions | None = None) -> list[Array]:
         """Compute all outputs from inputs by name."""
 
 
@@ -77,29 +77,36 @@ class _Chain:
         self._sessions = sessions
         self._reads = [session.get_inputs()[0].name for session in sessions]
 
-    def run(self, names: None, inputs: dict[str, Array]) -> list[Array]:
+    def run(self, names: None, inputs: dict[str, Array], options: ort.RunOptions | None = None) -> list[Array]:
         """Compute the last session's outputs from the first one's inputs."""
-        outputs: list[Array] = self._sessions[0].run(names, inputs)
+        outputs: list[Array] = self._sessions[0].run(names, inputs, options)
         for session, name in zip(self._sessions[1:], self._reads[1:], strict=True):
-            outputs = session.run(names, {name: outputs[0]})
+            outputs = session.run(names, {name: outputs[0]}, options)
         return outputs
 
 
 class SessionCache:
     """ONNX Runtime sessions of one or more stages, by tile graph; the least recently used goes where memory ends.
 
-    All together take about `most_bytes` (`session_bytes`), the newest one in any case. Graphs are in `directory`, and
+    All together take about `most_bytes` (`session_bytes`), the newest one in any case. A run may take `longest_run_s`;
+    None: as long as the function's own timeout, which Lambda keeps. Graphs are in `directory`, and
     so are weights, unless `source` fetches them. Any number of threads may use it: whoever needs a session that is
     being built waits for that one, and nobody else waits. Over fetched weights one session is built at a time.
     """
 
     def __init__(
-        self, directory: Path, threads: int, most_bytes: float = math.inf, source: WeightSource | None = None
+        self,
+        directory: Path,
+        threads: int,
+        most_bytes: float = math.inf,
+        source: WeightSource | None = None,
+        longest_run_s: float | None = None,
     ) -> None:
         self._directory = directory
         self._threads = threads
         self._most_bytes = most_bytes
         self._source = source
+        self._longest_run_s = longest_run_s
         self._lock = threading.Lock()  # of the sessions, never held while one is built
         self._weights_lock = threading.RLock()  # of weights, held while a session is built over fetched ones
         self._in_files: set[str] = set()
@@ -144,10 +151,17 @@ class SessionCache:
         return waited
 
     def run(self, stage: Stage, tile: Tile, inputs: Mapping[str, Array]) -> list[Array]:
-        """Compute a tile's outputs from its inputs; raises PlanError where its graph cannot be."""
+        """Compute a tile's outputs from its inputs.
+
+        Raises PlanError where its graph cannot be, TaskFailedError where that takes too long.
+        """
         session = self.get(stage, tile)
         try:
+            if self._longest_run_s is not None:
+                return run_within(ort, session, inputs, self._longest_run_s)
             outputs: list[Array] = session.run(None, dict(inputs))
+        except TimeoutError as error:
+            raise TaskFailedError(f"{tile.graph}: {error}") from error
         except Exception as error:  # ONNX Runtime's errors have no base class of their own
             raise _not_computed(tile.graph, error) from error
         return outputs

@@ -93,7 +93,7 @@ class Worker:
 
     `init_ms` is what it cost to get here; the first report carries it. Weights are in the directory, unless `source`
     fetches them. Answers that are kept go to the store `results`; tasks cannot name another. Sessions take about
-    `session_bytes` at most.
+    `session_bytes` at most; one run may take `longest_run_s`, None where a function's timeout bounds it.
     """
 
     def __init__(  # noqa: PLR0913 - what an environment has, of which the last ones are rare
@@ -108,11 +108,12 @@ class Worker:
         results: Store | None = None,
         *,
         session_bytes: float = math.inf,
+        longest_run_s: float | None = None,
     ) -> None:
         self._plan = plan
         self._store = store
         self._results = results
-        self._sessions = SessionCache(directory, threads, session_bytes, source)
+        self._sessions = SessionCache(directory, threads, session_bytes, source, longest_run_s)
         self._exchange: Exchange | None = None
         self._members: dict[tuple[int, int], Member] = {}
         self._environment = environment

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivers.instance.open_inference import check_classifies
+from serfer.core.costs.sessions import run_within
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import PRECISIONS
@@ -50,6 +51,8 @@ class Hardware:
 class Network:
     """Computes batches of at most `max_batch` images; larger ones in parts. One call at a time keeps its device busy.
 
+    One that takes longer than LONGEST_RUN_S ends with TimeoutError.
+
     A GPU's libraries search for their fastest kernels again for each shape that they meet, so there a batch is padded
     with zeros to one of few sizes.
     """
@@ -73,10 +76,12 @@ class Network:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _part(self, batch: Array) -> Array:
+        import onnxruntime as ort  # noqa: PLC0415 - it is loaded by now
+
         count = len(batch)
         if self.pads and (more := next(size for size in self.sizes if size >= count) - count):
             batch = np.concatenate([batch, np.zeros((more, *batch.shape[1:]), np.float32)])
-        logits: Array = self._session.run(None, {self._input: np.ascontiguousarray(batch)})[0]
+        logits: Array = run_within(ort, self._session, {self._input: np.ascontiguousarray(batch)})[0]
         return logits[:count]
 
 

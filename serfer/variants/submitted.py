@@ -16,21 +16,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from serfer.core.errors import InputError, ModelError, SerferError
+from serfer.core.errors import InputError, SerferError
 from serfer.core.structure import structure
 from serfer.settings import load_settings
 from serfer.variants.register import register
+from serfer.variants.trial import example_of, try_network
 from serfer.variants.unpacking import SET
-
-if TYPE_CHECKING:
-    import onnx
 
 _MAX_JOB_BYTES: Final = 65_536
 _MOST_TEXT: Final = 4000
@@ -74,7 +70,7 @@ def register_submitted(job: SubmittedNetwork) -> None:
 
     bounds = {"max_image_bytes": job.max_image_bytes, "max_image_pixels": job.max_image_pixels}
     if job.network.endswith(".onnx"):
-        check_self_contained(Path(job.network))
+        try_network(Path(job.network), job.size)
     registered = register(
         job.network,
         job.application,
@@ -87,7 +83,7 @@ def register_submitted(job: SubmittedNetwork) -> None:
         latency_ms=job.latency_ms,
         instance=job.instance,
         usd_per_hour=job.usd_per_hour,
-        example=_example(job.size),
+        example=example_of(job.size),
         preprocess=read_preprocess(Path(job.preprocess)) if job.preprocess else None,
         labels=read_labels(Path(job.labels)) if job.labels else (),
         activation=job.output,
@@ -97,47 +93,6 @@ def register_submitted(job: SubmittedNetwork) -> None:
     )
     version = registered.version
     _tell("done", version.network, version=version.version, live=registered.live)
-
-
-def check_self_contained(path: Path) -> None:
-    """Refuse an ONNX file that cannot be read, or that names other files, which would be this machine's.
-
-    Raises ModelError.
-    """
-    import onnx  # noqa: PLC0415 - it takes a while to load
-
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's own, which has no types
-        raise ModelError(f"{path.name} is not an ONNX file: export the network again") from error
-    if any(onnx.external_data_helper.uses_external_data(tensor) for tensor in _tensors(model)):
-        raise ModelError(f"{path.name} has weights in other files: save it as one file, and send that")
-
-
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor of a model: initializers and attributes, of subgraphs and functions too."""
-    graphs, nodes = [model.graph], [*chain.from_iterable(function.node for function in model.functions)]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            yield from graph.initializer
-            for sparse in graph.sparse_initializer:
-                yield from (sparse.values, sparse.indices)
-            nodes += graph.node
-            continue
-        for attribute in nodes.pop().attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                yield from (sparse.values, sparse.indices)
-            graphs += [attribute.g, *attribute.graphs]
-
-
-def _example(size: tuple[int, int, int] | None) -> Any:  # noqa: ANN401 - an array, imported when it is needed
-    if size is None:
-        return None
-    import numpy as np  # noqa: PLC0415 - only some networks need it
-
-    return np.random.default_rng(0).standard_normal((1, *size), dtype=np.float32)
 
 
 def _tell(event: str, text: str, **more: int | bool) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from drivers.inprocess import InProcessInvoker
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cold_starts import INIT_SHARE, cold_seconds
-from serfer.core.costs.sessions import function_session_bytes
+from serfer.core.costs.sessions import LONGEST_RUN_S, function_session_bytes
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import FETCHED, Plan
@@ -66,7 +66,10 @@ def in_process_invoker(
     granted = _session_threads(plan, memory_mb, facts.functions)
     name = _NAME if memory_mb is None else uuid.uuid4().hex[:8]
     room = _session_bytes(plan, settings)
-    worker = Worker(plan, directory, store, name, granted, 0.0, source, results, session_bytes=room)
+    longest_s = LONGEST_RUN_S if memory_mb is None else None  # a function's timeout ends what it runs itself
+    worker = Worker(
+        plan, directory, store, name, granted, 0.0, source, results, session_bytes=room, longest_run_s=longest_s
+    )
     if missing and _at_init(sum(each.bytes for each in weights), memory_mb, facts):
         with suppress(StoreUnavailableError):  # the first query tries again, and says what is wrong
             worker.load(missing)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from serfer.core.plan import Function, Plan
 from serfer.core.units import MIB
 
 WORKER_MB = 120
 """What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
+LONGEST_RUN_S: Final = 60.0
+"""Seconds that a run may take where nothing else ends it: as long as an invocation of a function may."""
 MAP_SESSIONS = 2
 """Sessions that a function of a map plan has memory for: the kind of most windows, and one at an edge of the image."""
 
@@ -57,3 +61,29 @@ def share_arena(runtime: ModuleType, options: Any) -> None:  # noqa: ANN401 - as
 def _register_arena(runtime: ModuleType) -> None:
     memory = runtime.OrtMemoryInfo("Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT)
     runtime.create_and_register_allocator(memory, None)
+
+
+def run_within(
+    runtime: ModuleType,
+    session: Any,  # noqa: ANN401 - an onnxruntime.InferenceSession
+    inputs: Mapping[str, Any],
+    seconds: float = LONGEST_RUN_S,
+) -> list[Any]:
+    """Return a session's outputs; `runtime` is onnxruntime.
+
+    Raises TimeoutError where that takes longer than `seconds`: a network may have a loop whose turns its input decides,
+    and no thread computes for a query that nobody waits for any more. ONNX Runtime looks between two operators.
+    """
+    options = runtime.RunOptions()
+    timer = threading.Timer(seconds, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        outputs: list[Any] = session.run(None, dict(inputs), options)
+    except Exception as error:  # ONNX Runtime's errors have no base class of their own
+        if options.terminate:
+            raise TimeoutError(f"one run takes more than {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+    return outputs

@@ -7,7 +7,8 @@ import os
 import stat
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -106,6 +107,21 @@ def decode_image(
     the network takes another number of channels than `preprocess` gives.
     """
     check_channels(preprocess, shape)
+    with _told(data, name, limits):
+        # Nothing here holds a reference to what the next step no longer needs: images are large.
+        return _fit(_to_channels(_upright(data, name, limits, on_size), preprocess), preprocess, shape)
+
+
+def check_image(path: Path, limits: ImageLimits) -> None:
+    """Raise ImageError for a file that is missing, empty, too large or no image, as far as its first bytes say."""
+    data = read_image(path, limits)
+    with _told(data, str(path), limits), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        _check_pixels(image.size, str(path), limits)
+
+
+@contextmanager
+def _told(data: bytes, name: str, limits: ImageLimits) -> Iterator[None]:
+    """Raise ImageError that names the image for whatever is wrong with its file."""
     if not data:
         raise ImageError(f"{name} is empty")
     if len(data) > limits.max_bytes:
@@ -114,8 +130,7 @@ def decode_image(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata, and of sizes that our own limit judges below
-            # Nothing here holds a reference to what the next step no longer needs: images are large.
-            return _fit(_to_channels(_upright(data, name, limits, on_size), preprocess), preprocess, shape)
+            yield
     except ImageError:
         raise
     except UnidentifiedImageError:

@@ -37,7 +37,8 @@ from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import ImageError, SerferError, UsageError
 from serfer.core.exactness import difference
-from serfer.images import image_files
+from serfer.core.plan import ImageLimits
+from serfer.images import check_image, image_files
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import ServiceLoad, service_loads
 from serfer.offline.notify.event import OfflineJob
@@ -45,7 +46,7 @@ from serfer.offline.notify.targets import parse_targets
 from serfer.pipeline.reference import original
 from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
 from serfer.plan_directory import load_plan
-from serfer.settings import load_settings
+from serfer.settings import Settings, load_settings
 from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def classify(
         raise UsageError("standard input can be read only once")
     if trace is not None:
         check_trace(trace)
+    _check_some(names if plan is None else [], settings)  # said before a model is split
     directory = plan_directory(plan, model, stack)
     traced: list[TracedQuery] = []
     failures: list[SerferError] = []
@@ -145,6 +147,25 @@ def _named(images: Sequence[str]) -> Iterator[str]:
                 yield image
         else:
             yield image
+
+
+def _check_some(names: Sequence[str], settings: Settings) -> None:
+    """Raise the first image's ImageError where there is no image that can be read."""
+    limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
+    first: ImageError | None = None
+    for name in names:
+        try:
+            if name == "-":
+                return
+            if Path(name).is_dir():
+                image_files(Path(name))
+            check_image(Path(name), limits)
+        except ImageError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
 
 
 def _data(name: str) -> bytes | Path:

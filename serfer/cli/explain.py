@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from serfer.pictures.pareto import Choice
 
 _MILLION = 1_000_000
+ARRAYS_ONLY = (
+    "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes its "
+    "input (docs/how-to/preprocess.md)"
+)
 
 
 def explain(
@@ -117,6 +121,8 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     if plan.windows:
         query = f"a query is one window, a task, of {len(plan.stages[0].tiles)} kinds"
     out.print(f"{plan.input} in, {plan.output} out, {query}")
+    if plan.preprocess is None and not plan.windows:
+        out.print(ARRAYS_ONLY, soft_wrap=True)
     priced = priced_query(plan)
     if plan.windows:
         out.print("the commonest window:")

@@ -69,6 +69,11 @@ def read_network(
         check_labelled(given)
         options = NetworkOptions(None, given.preprocess, given.labels, given.activation)
         network = str(Path(network) / (given.original[0] if given.original else given.unsplit).path)
+    if options.preprocess is None and (not isinstance(network, str) or network.endswith(".onnx") or ".py:" in network):
+        raise PlanError(  # before the network is read and split
+            "nothing says how an image becomes the network's input: give --preprocess FILE.toml (in Python, "
+            "preprocess=)"
+        )
     plan = _split(network, directory, options, facts, precision="fp32", progress=progress)
     check_labelled(plan)
     preprocess_of(plan)

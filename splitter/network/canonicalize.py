@@ -87,6 +87,8 @@ def _does_nothing(graph: Graph, node: Node) -> bool:
     if node.kind == "Slice":
         starts, stops, steps = (integers(graph, node, index) for index in (1, 2, 4))
         return starts == [0] * len(starts or [1]) and min(stops or [0]) >= _ENDLESS and set(steps or [1]) == {1}
+    if node.kind == "Pad":  # a 1 x 1 convolution's, of a network that pads by reflection
+        return not any(integers(graph, node, 1) or [1])
     return node.kind in ("Identity", "Dropout", "Reshape")
 
 
@@ -182,7 +184,7 @@ def _resize(rewriter: Rewriter, node: Node) -> bool:
     """
     graph = rewriter.graph
     if not is_separable(graph, node):
-        return False
+        return _without_batch(rewriter, node)
     source, before, after = node.inputs[0], graph.shapes[node.inputs[0]], graph.shapes[node.output]
     rows, cols = (interpolation(graph, node, axis) for axis in NCHW)
     nearest = node.attributes.get("mode", b"nearest") == b"nearest"
@@ -200,6 +202,20 @@ def _resize(rewriter: Rewriter, node: Node) -> bool:
         rewriter.nodes.append(Node(node.name, "MatMul", (left, middle), node.output))
     else:
         rewriter.nodes.append(_plain_resize(rewriter, node, (rows, cols)))
+    return True
+
+
+def _without_batch(rewriter: Rewriter, node: Node) -> bool:
+    """Take the batch axis from the sizes of a resizing that is computed in one piece, such as of a cropped map."""
+    sizes = rewriter.graph.weights.get(node.inputs[3]) if len(node.inputs) == MAP_RANK else None
+    if sizes is None or sizes.shape != (MAP_RANK,) or "axes" in node.attributes:
+        return False
+    inputs = [*node.inputs[:3], rewriter.constant(f"{node.output}.sizes", sizes[1:])]
+    region = rewriter.graph.weights.get(inputs[1])
+    if region is not None and region.size == 2 * MAP_RANK:
+        kept = np.delete(region, [0, MAP_RANK])
+        inputs[1] = rewriter.constant(f"{node.output}.region", kept)
+    rewriter.nodes.append(replace(node, inputs=tuple(inputs), attributes={**node.attributes, "axes": [1, 2, 3]}))
     return True
 
 
@@ -306,8 +322,25 @@ def _concat(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
+def _grid_sample(rewriter: Rewriter, node: Node) -> bool:
+    """Repeat a constant grid for each image of a batch: it has one."""
+    graph = rewriter.graph
+    source, grid = node.inputs
+    if grid not in graph.weights or graph.weights[grid].ndim != MAP_RANK or source in graph.weights:
+        return False
+    bounds = [rewriter.constant(f"{node.output}.{name}", [value] * 3) for name, value in (("starts", 0), ("stops", 1))]
+    axes = rewriter.constant(f"{node.output}.axes", [1, 2, 3])
+    one = rewriter.add(Node(f"{node.name}.one", "Slice", (source, *bounds, axes), f"{node.output}.one"), (1, 1, 1, 1))
+    never = rewriter.constant(f"{node.output}.never", False)  # noqa: FBT003 - the constant's value
+    repeated = Node(f"{node.name}.grid", "Where", (never, one, grid), f"{node.output}.grid")
+    given = rewriter.add(repeated, graph.weights[grid].shape)
+    rewriter.nodes.append(replace(node, inputs=(source, given)))
+    return True
+
+
 _REWRITES: dict[str, Callable[[Rewriter, Node], bool]] = {
     "Concat": _concat,
+    "GridSample": _grid_sample,
     "Pad": _pad,
     "Reshape": _pixel_shuffle,
     "Resize": _resize,

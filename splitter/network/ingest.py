@@ -7,6 +7,7 @@ outputs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -26,12 +27,14 @@ from splitter.network.canonicalize import plain, with_explicit_windows, with_fre
 from splitter.network.description import Reduction
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import NCHW, VECTOR_RANK, Graph, Node, Weights, needed_for
+from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.half_floats import widened
 from splitter.network.onnx_models import run_once
 from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type, with_described_outputs
 from splitter.network.reductions import reduced
+from splitter.network.resize_sizes import with_moved_scales, with_own_scales
 from splitter.network.transpose_sinking import with_batch_first
-from splitter.network.unsupported import check_batch, check_kinds, check_windows, may_fold, refuse
+from splitter.network.unsupported import SIZES, check_batch, check_kinds, check_windows, may_fold, refuse
 from splitter.network.whole_numbers import in_whole_numbers
 from splitter.tiling.operators import axes_of_output
 from splitter.tiling.receptive_field import floor_pads, pool_scale
@@ -39,6 +42,7 @@ from splitter.tiling.receptive_field import floor_pads, pool_scale
 _MOST_FOLDED_BYTES = 2 * 1024**3
 """What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
 _IMAGES = (TensorProto.FLOAT, TensorProto.FLOAT16)
+_USUAL_STRIDE = 32
 _MOST_OPTIMIZED = 512 * 512
 """Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
 
@@ -59,12 +63,17 @@ def from_onnx(
     Raises ModelError for a model that is not one image in, and tensors with images on their first axis out.
     """
     light = model if isinstance(model, ExternalWeightsModel) else ExternalWeightsModel.of(ir.from_proto(model))
+    given = light
     light = _with_static_input(light, height, width)
+    with_plain_group_norms(light.proto)
     try:
+        moved = with_moved_scales(light.proto, exported=bool(names))
         wide = widened(_simplified(_without_late_windows(light)))
         light, quantised = in_whole_numbers(wide.model)
         light = _folded(light)
+        _check_size(given, light, height, width)
         check_kinds(light.proto)
+        moved |= with_moved_scales(light.proto, exported=bool(names))
         light = replace(light, proto=shape_inference.infer_shapes(light.proto, strict_mode=True, data_prop=True))
         check_windows(light.proto)
     except ModelError:
@@ -73,7 +82,7 @@ def from_onnx(
         check_kinds(light.proto)  # names the operator, if that is the reason
         check_windows(shape_inference.infer_shapes(light.proto))  # same
         raise ModelError(f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}") from error
-    graph = with_batch_first(without_identities(_read(light)))
+    graph = with_batch_first(without_identities(with_own_scales(_read(light), moved)))
     rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
@@ -92,6 +101,32 @@ def _described(graph: Graph, model: onnx.ModelProto, names: tuple[str, ...], cha
     return with_described_outputs(graph, names, types)
 
 
+def _check_size(given: ExternalWeightsModel, read: ExternalWeightsModel, height: int, width: int) -> None:
+    """Refuse a size that a model does not take, where sizes that it computes could not be read; raises ModelError."""
+    if not any(node.op_type in SIZES for node in read.proto.graph.node):
+        return
+    why = _unfitting(given, height, width)
+    if why is None:
+        return
+    near = [(_multiple(height, up), _multiple(width, up)) for up in (False, True)]
+    taken = next((f": it takes {' x '.join(map(str, each))}" for each in near if _unfitting(given, *each) is None), "")
+    raise ModelError(f"the model does not take images of {height} x {width}{taken} ({why})")
+
+
+def _multiple(size: int, up: bool) -> int:  # noqa: FBT001 - which of two neighbours
+    below = size // _USUAL_STRIDE * _USUAL_STRIDE
+    return below + _USUAL_STRIDE if below < size and (up or not below) else below
+
+
+def _unfitting(model: ExternalWeightsModel, height: int, width: int) -> str | None:
+    """Return why shapes cannot be inferred of an image's size, None where they can."""
+    try:
+        shape_inference.infer_shapes(_with_static_input(model, height, width).proto, strict_mode=True, data_prop=True)
+    except Exception as error:  # noqa: BLE001 - ONNX raises several kinds
+        return re.sub(r"\[?ShapeInferenceError\]? ?:?|Inference error\(s\): ", "", _first_line(error)).strip()
+    return None
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -104,6 +139,8 @@ def _with_static_input(model: ExternalWeightsModel, height: int, width: int) -> 
             f"the model has {len(inputs)} inputs and {len(outputs)} outputs; one image in and 1 to {MOST_OUTPUTS} "
             "tensors out are needed"
         )
+    if inputs[0].name in {value.name for value in outputs}:
+        raise ModelError(f"the model's output {inputs[0].name!r} is its input: leave it out")
     tensor = inputs[0].type.tensor_type
     dims = tensor.shape.dim
     if len(dims) != 4 or tensor.elem_type not in _IMAGES:  # noqa: PLR2004 - (N, C, H, W)
@@ -115,7 +152,8 @@ def _with_static_input(model: ExternalWeightsModel, height: int, width: int) -> 
     for axis, size in ((2, height), (3, width)):
         if dims[axis].HasField("dim_value") and dims[axis].dim_value not in (0, size):
             raise ModelError(
-                f"the model takes {dims[2].dim_value} x {dims[3].dim_value} images, the example has {height} x {width}"
+                f"the model takes images of {' x '.join(str(dim.dim_value or dim.dim_param) for dim in dims[2:])} "
+                f"alone, not of {height} x {width}"
             )
     copy = onnx.ModelProto()
     copy.CopyFrom(model.proto)
@@ -179,7 +217,10 @@ def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> N
             total += size or 0
             if size is None or total > _MOST_FOLDED_BYTES:
                 size_is = "an unknown number of" if size is None else f"more than {_MOST_FOLDED_BYTES:,}"
-                why = f"the constants that the model computes take {size_is} bytes; export it with their values instead"
+                why = (
+                    f"the constants that the model computes, such as places in an image of this size, take {size_is} "
+                    "bytes; give a smaller size, or export the model with their values"
+                )
                 raise refuse(node.name or name, node.op_type, why)
 
 
@@ -255,7 +296,7 @@ class _Values:
 
 
 def _values(model: onnx.ModelProto) -> _Values:
-    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    values = [*model.graph.value_info, *model.graph.output, *model.graph.input]  # an input may be an output, too
     others = (value.name for value in values if value.type.tensor_type.elem_type != TensorProto.FLOAT)
     return _Values({value.name: _static_shape(value) for value in values}, frozenset(others))
 
@@ -360,8 +401,6 @@ def _check_dependence(graph: Graph, nodes: Sequence[Node]) -> None:
     if constant:
         whose = "output" if len(graph.outputs) == 1 else f"output {constant[0]!r}"
         raise ModelError(f"the model's {whose} does not depend on its input")
-    if graph.input in graph.outputs:
-        raise ModelError(f"the model's output {graph.input!r} is its input: nothing is computed")
 
 
 def _with_places(graph: Graph) -> Graph:

@@ -14,6 +14,7 @@ from onnx import helper
 from serfer.core.costs.sessions import set_threads
 
 IR_VERSION = 10
+_ERRORS = 3
 OPSET = 20
 """The opset of models that are written from nothing."""
 
@@ -35,10 +36,12 @@ def model_of(
 def session_of(model: onnx.ModelProto | Path, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
     """Return a session on the processor for a model or the file of one.
 
-    Without `options` its threads do not spin: that took two thirds of a small model's processor time.
+    Without `options` its threads do not spin: that took two thirds of a small model's processor time; and it prints no
+    warnings, such as that a resized map has another size than ONNX's shape inference says.
     """
     if options is None:
         options = ort.SessionOptions()
+        options.log_severity_level = _ERRORS
         set_threads(options, threads=0)
     source = model if isinstance(model, Path) else model.SerializeToString()
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import logging
 import os
 import re
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -42,6 +44,9 @@ Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
+_WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
+_INSTALLED = "site-packages"
+_FLOAT = int(onnx.TensorProto.FLOAT)
 _SILENT = 4
 """ONNX Runtime's level of errors that end the process: others are raised, and reported by SerFer."""
 
@@ -107,15 +112,33 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None) -> t
         return _from_file(Path(text), example, any_size=any_size)
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):
+        given = _given(example)  # said before the file's imports, which may take long
         module = _call_factory(Path(path), factory)
-        return _from_module(module, _given(example), factory, f"from {Path(path).name}", any_size=any_size)
+        return _from_module(module, given, factory, f"from {Path(path).name}", any_size=any_size)
+    raise ModelError(_unknown(text))
+
+
+def _unknown(text: str) -> str:
+    """Say what a name that is no model's may have meant."""
+    if Path(text).suffix.lower() in _WEIGHT_FILES:
+        return (
+            f"{text} holds weights, or another framework's network, and not a module's code: write a function that "
+            "builds the module and loads them, and give its file and name, such as net.py:make; or export an .onnx file"
+        )
+    if text.endswith(".py"):
+        return f"{text} is a Python file: name the function in it that returns the module, such as {text}:make"
+    near = difflib.get_close_matches(text, zoo.ZOO, 1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
     known = ", ".join(sorted(zoo.ZOO))
-    raise ModelError(f"unknown model {text!r}: give a name ({known}), an .onnx file, or module.py:factory")
+    return f"unknown model {text!r}{meant}: give a name ({known}), an .onnx file, or module.py:factory"
 
 
 def _given(example: Array | None) -> Array:
     if example is None:
-        raise ModelError("this model needs an example of its input, (N, C, H, W) float32, or --size HEIGHTxWIDTH")
+        raise ModelError(
+            "the size of this model's input is not known: give --size HEIGHTxWIDTH (in Python an example, (N, C, H, W) "
+            "float32)"
+        )
     if example.ndim != 4 or example.dtype != np.float32 or not example.size:  # noqa: PLR2004 - (N, C, H, W)
         raise ModelError(f"the example is {example.dtype} with shape {example.shape}; (N, C, H, W) float32 is needed")
     return example
@@ -134,7 +157,17 @@ def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to
         with file_module(path, f"serfer_model_{path.stem}") as code:
             return defined(code, path.name, factory)()
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
-        raise ModelError(f"{path}:{factory} failed: {in_one_line(error)}") from error
+        raise ModelError(f"{path}:{factory} failed: {in_one_line(error)}{_place(error, path)}") from error
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """Return the last line of the user's own code, in the file or beside it, that an error came from."""
+    folder = path.resolve().parent
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if Path(frame.filename).is_relative_to(folder) and _INSTALLED not in frame.filename
+    ]
+    return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 def _from_module(
@@ -336,6 +369,8 @@ def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - o
     import onnxscript  # noqa: PLC0415 - only exporting needs it
     from onnxscript import opset20  # noqa: PLC0415 - same
 
+    if not all(isinstance(extent, int) for extent in (*x.shape[2:], *output_size)):
+        return _adaptive_average_pool_of_any_size(x, output_size)
     size = int(x.shape[2]), int(x.shape[3])
     out = int(output_size[0]), int(output_size[1])
     if size == out:
@@ -346,6 +381,28 @@ def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - o
     rows: Any = onnxscript.ir.tensor(mean_matrix(size[0], out[0]))
     cols: Any = onnxscript.ir.tensor(np.ascontiguousarray(mean_matrix(size[1], out[1]).T))
     return opset20.MatMul(opset20.Constant(value=rows), opset20.MatMul(x, opset20.Constant(value=cols)))
+
+
+def _adaptive_average_pool_of_any_size(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - as above
+    """Write it as rows @ x @ columns, matrices that are computed from the map's size, so once that is known folded."""
+    from onnxscript import opset20  # noqa: PLC0415 - only exporting needs it
+
+    op: Any = opset20  # its methods' types are those of tensors, of which none are here
+
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    matrices = []
+    for axis, given in ((2, output_size[0]), (3, output_size[1])):
+        scalar = op.Constant(value_ints=[])
+        size = op.Reshape(op.Shape(x, start=axis, end=axis + 1), scalar)
+        outputs = op.Constant(value_int=given) if isinstance(given, int) else op.Reshape(given, scalar)
+        output = op.Unsqueeze(op.Range(zero, outputs, one), op.Constant(value_ints=[1]))
+        first = op.Div(op.Mul(output, size), outputs)
+        stop = op.Div(op.Sub(op.Add(op.Mul(op.Add(output, one), size), outputs), one), outputs)
+        place = op.Unsqueeze(op.Range(zero, size, one), op.Constant(value_ints=[0]))
+        inside = op.And(op.GreaterOrEqual(place, first), op.Less(place, stop))
+        matrices.append(op.Div(op.Cast(inside, to=_FLOAT), op.Cast(op.Sub(stop, first), to=_FLOAT)))
+    rows, cols = matrices
+    return op.MatMul(rows, op.MatMul(x, op.Transpose(cols, perm=[1, 0])))
 
 
 def mean_matrix(size: int, outputs: int) -> Array:
@@ -445,8 +502,13 @@ def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> ExternalWe
 
 def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     dims = [dim.dim_value for dim in _dims(model)]
-    if len(dims) != 4 or not all(dims[1:]):  # noqa: PLR2004 - (N, C, H, W)
-        raise ModelError(f"{path} does not fix its input's size: give an example, or --size HEIGHTxWIDTH")
+    if dims and len(dims) != 4:  # noqa: PLR2004 - (N, C, H, W)
+        raise ModelError(f"{path} takes tensors of {len(dims)} axes, not images (N, C, H, W)")
+    if not all(dims[1:]) or not dims:
+        raise ModelError(
+            f"{path} does not fix its input's size: give --size HEIGHTxWIDTH (in Python an example), often a multiple "
+            "of 32"
+        )
     if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
         given = " x ".join(map(str, dims[1:]))
         raise ModelError(f"{path} takes images of {given}: an image has at least 1 and at most {MAX_ELEMENTS:,} values")

@@ -7,6 +7,7 @@ transpose a product's operand. Each comes back soon after:
     Transpose - GatherND (grid) - Transpose       interpolation with "nearest-exact": two Gathers (axes 2 and 3)
     Transpose - Slice, Squeeze (axis 0)           q, k, v = qkv.permute(2, 0, 3, 1, 4): Slice, Squeeze, Transpose
     Reshape - Transpose (0, 2, 1) - Reshape       the keys of scaled_dot_product_attention: one Transpose
+    Unsqueeze - Concat - ReduceSum (all axis 0)   torch.stack(maps).sum(0): Adds
     Reshape (to one axis) - Gather (0, 1, 2 ...)  torch's as_strided where it changes nothing: one Reshape
 """
 
@@ -37,7 +38,7 @@ def with_batch_first(graph: Graph) -> Graph:
     makers: dict[str, Node] = {}
     for node in graph.nodes:
         move = makers.get(node.inputs[0])
-        plainer = _unfolded(graph, makers, node) or _unstrided(graph, makers, node)
+        plainer = _unfolded(graph, makers, node) or _unstrided(graph, makers, node) or _added(rewriter, makers, node)
         if move and "perm" in move.attributes and node.output not in graph.others:
             plainer = plainer or _one_move(move, node) or _grid(rewriter, move, node)
             plainer = plainer or _moved_behind(rewriter, move, node)
@@ -45,6 +46,25 @@ def with_batch_first(graph: Graph) -> Graph:
         rewriter.nodes.append(plainer or node)
     sunk = without_identities(rewriter.done())
     return replace(sunk, nodes=needed_for(sunk.nodes, sunk.outputs))
+
+
+def _added(rewriter: Rewriter, makers: dict[str, Node], node: Node) -> Node | None:
+    """Return the last of the additions that the sum of a stack of maps is."""
+    graph = rewriter.graph
+    if node.kind != "ReduceSum" or integers(graph, node, 1) != [0] or node.attributes.get("keepdims", 1):
+        return None
+    stack = makers.get(node.inputs[0])
+    if stack is None or stack.kind != "Concat" or stack.attributes["axis"] % len(graph.shapes[stack.output]):
+        return None
+    parts = [makers.get(name) for name in stack.inputs]
+    raised = [each for each in parts if each and each.kind == "Unsqueeze" and integers(graph, each, 1) == [0]]
+    if len(raised) < len(parts) or len(parts) == 1:
+        return None
+    total, *others, last = (each.inputs[0] for each in raised)
+    for number, name in enumerate(others):
+        step = Node(f"{node.name}.{number}", "Add", (total, name), f"{node.output}.{number}")
+        total = rewriter.add(step, graph.shapes[node.output])
+    return Node(node.name, "Add", (total, last), node.output)
 
 
 def _one_move(first: Node, second: Node) -> Node | None:

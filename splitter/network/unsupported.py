@@ -15,7 +15,7 @@ IN_8_BITS = (
     "it computes in 8 bits by itself; quantise in QDQ format, with float32 operators between DequantizeLinear and "
     "QuantizeLinear, or export the float32 model"
 )
-_SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
+SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
 _REASONS = {
     ("If", "Loop", "Scan", "SequenceMap"): "which operators run depends on the data; export the model without branches "
     "and loops over tensors",
@@ -24,7 +24,7 @@ _REASONS = {
     ): "its values are random; export the model in evaluation mode",
     ("NonZero", "Unique", "NonMaxSuppression", "Compress"): "the size of its result depends on the data; export the "
     "network without it",
-    _SIZES: "it computes with sizes at run time; export the model with static shapes",
+    SIZES: "it computes with sizes at run time; export the model with static shapes",
     ("Optional", "OptionalGetElement", "OptionalHasElement", "SplitToSequence", "ConcatFromSequence"): "sequences and "
     "optional values cannot be handed on between functions; export the model with plain tensors",
     (
@@ -36,8 +36,8 @@ _REASONS = {
     ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"): IN_8_BITS,
     (
         "GroupNormalization",
-    ): "ONNX does not infer its shape; export it with opset 20 or below, where exporters write it as "
-    "Reshape, InstanceNormalization and Reshape",
+    ): "of opset 18 to 20 it has a scale for each group, and ONNX does not infer its shape; export it with opset 21, "
+    "or with opset 20 as exporters do, as Reshape, InstanceNormalization and Reshape",
     ("LSTM", "GRU", "RNN"): "it goes through its input step by step; only feed-forward networks can be split",
 }
 _WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}
@@ -97,7 +97,7 @@ def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tup
 
 def may_fold(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
     """Return whether an operator that reads constants alone can be computed once and for all."""
-    return node.op_type in _SIZES or _why_not(model, node, ()) is None
+    return node.op_type in SIZES or _why_not(model, node, ()) is None
 
 
 def _flag(node: onnx.NodeProto, name: str) -> bool:

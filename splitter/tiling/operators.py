@@ -132,6 +132,11 @@ def rule_of(graph: Graph, node: Node) -> Rule | None:
     return _once(graph, node, _find_rule)
 
 
+def has_rule(kind: str) -> bool:
+    """Return whether there is a rule for operators of this kind, which need not cover every form of it."""
+    return kind in _RULES
+
+
 def _once(graph: Graph, node: Node, question: Callable[[Graph, Node], _Answer]) -> _Answer:
     """Return a property of an operator, computed once for a graph: the search for stages reads it again and again."""
     key = question.__name__, node.output

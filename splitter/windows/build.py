@@ -42,6 +42,7 @@ from splitter.windows.window_sessions import WindowSessions
 _SMALL = 192
 """Rows and columns that the image of the check has at least; it has as many more as the sizes are past a multiple."""
 _SMALL_WINDOW = 48
+_ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,9 @@ def _check_reading(network: Network, graph: Graph, example: Array) -> Answer:
     expected = network.source.run(example)
     check_finite(expected, "the model's own answer to a random image")
     if not difference(whole_runner(graph)(example), expected).exact:
-        raise ModelError("the network as it was read differs from the model itself before any window is cut")
+        steps = [node for node in graph.nodes if node.kind in _ROUNDING or node.output in graph.others]
+        where = f": {steps[0].name!r} ({steps[0].kind}) rounds, and a value may lie at a step of it" if steps else ""
+        raise ModelError(f"the network as it was read differs from the model itself before any window is cut{where}")
     return expected
 
 

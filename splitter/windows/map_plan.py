@@ -96,7 +96,8 @@ class Network:
         if len(graph.outputs) > 1 or graph.shape(graph.output).flat:
             raise ModelError(
                 f"a map plan needs one output that is a map, (N, C, H, W) or (N, H, W), and this network has "
-                f"{', '.join(f'{each.name} {list(each.dims)}' for each in graph.output_tensors)}"
+                f"{', '.join(f'{each.name} {list(each.dims)}' for each in graph.output_tensors)}; of several maps make "
+                "one, by torch.cat along their channels"
             )
         return graph
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import lcm
 
 from serfer.core.geometry import Span
-from splitter.network.graph import ROW_AXIS, Graph, Node
+from splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
 from splitter.network.unsupported import refuse
 from splitter.tiling import operators
 from splitter.tiling.receptive_field import spans_of
@@ -19,11 +19,14 @@ from splitter.tiling.rule import extent
 
 LONGER = 11_520
 """Pixels by which a second image is larger: a multiple of every common stride, 2^8 x 3^2 x 5."""
+_LARGEST_DENOMINATOR = 64
 _GLOBAL = (
     "it looks at the whole image, which no window has; use a network without it, or --approximate OVERLAP for windows "
     "that are images of their own"
 )
 
+_UNKNOWN = "there is no rule for windows"
+_WHOLE = frozenset({"GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "InstanceNormalization", "Attention"})
 _REMEDY = "--approximate OVERLAP takes windows for images of their own"
 
 
@@ -43,7 +46,18 @@ def check_local(graph: Graph) -> None:
     """Refuse operators that look at more than a neighbourhood; raises ModelError that names the first one."""
     for node in graph.nodes:
         if operators.is_replicated(graph, node) or not operators.tileable(graph, node):
-            raise refuse(node.name, node.kind, _GLOBAL)
+            raise refuse(node.name, node.kind, _why_not_local(graph, node))
+
+
+def _why_not_local(graph: Graph, node: Node) -> str:
+    shapes = [graph.shapes[name] for name in (*graph.activations(node), node.output)]
+    if any(len(shape) > MAP_RANK for shape in shapes):
+        return f"{_UNKNOWN} of tensors of {max(map(len, shapes))} axes; {_REMEDY}"
+    if node.kind not in _WHOLE and not operators.has_rule(node.kind):
+        return f"{_UNKNOWN} of it; write it with other operators, or {_REMEDY}"
+    if graph.axes(node.output) == NCHW and node.kind not in _WHOLE and shapes[-1][2:] == shapes[0][2:] == (1, 1):
+        return "its map has one position: the image is too small to have windows"
+    return _GLOBAL
 
 
 def strides(graph: Graph, larger: Graph, axis: int) -> Strides:
@@ -57,10 +71,17 @@ def strides(graph: Graph, larger: Graph, axis: int) -> Strides:
             if name not in larger.shapes:
                 raise refuse(node.name, node.kind, "whether the network has it depends on the image's size")
             more = extent(larger, name, axis) - extent(graph, name, axis)
-            rates[name] = Fraction(more, LONGER)
+            rates[name] = _rate(more)
             if not more:
                 raise refuse(node.name, node.kind, _GLOBAL)
     return Strides(rates, lcm(*(rate.denominator for rate in rates.values())))
+
+
+def _rate(more: int) -> Fraction:
+    """Return how many rows one row of the image makes: a resizing by 0.7 may round one of the two images otherwise."""
+    exact = Fraction(more, LONGER)
+    plain = exact.limit_denominator(_LARGEST_DENOMINATOR)
+    return plain if LONGER % plain.denominator == 0 and abs(plain * LONGER - more) <= 1 else exact
 
 
 def check_shifts(graph: Graph, axis: int, known: Strides) -> None:

@@ -23,6 +23,7 @@ from tests.e2e.small import CLASSES
 from tests.variants.test_unpacking import IMAGE, NAMES, zipped
 
 REGISTRATIONS = "/v1/applications/faces/registrations"
+OUTSIDE = b"j\x15\n\x08location\x12\tnet.data."  # of a tensor whose values are in another file
 LABELS = "\n".join(map(str, range(CLASSES))).encode()
 
 
@@ -218,6 +219,7 @@ def test_uploads_that_a_killed_driver_left_are_deleted_by_the_next(tmp_path, reg
         ({"files": {"preprocess": ("p.toml", b"crop = 1")}}, 422, "preprocess: crop should be"),
         ({"files": {"code": ("c.py", b"")}}, 422, "'code'"),
         ({"files": {"network": ("a network.onnx", b"x")}}, 422, "give name"),
+        ({"files": {"network": ("n.onnx", OUTSIDE)}}, 422, "weights in other files: send one file"),
         ({"name": "a/b"}, 422, "name"),
         ({"most": "0"}, 422, "most"),
         ({"instance": "no.such"}, 422, "price of 'no.such'"),

@@ -68,6 +68,15 @@ class TestImages:
         ):
             assert line.startswith(f"serfer: {words}")
 
+    def test_no_image_is_told_before_a_model_is_split_for_it(self, serfer_here, tmp_path):
+        (tmp_path / "broken.jpg").write_bytes(b"no picture")
+        for image, words in (
+            ("none.jpg", "does not exist"),
+            (tmp_path / "broken.jpg", "not an image of a known format"),
+        ):
+            text = serfer_here("classify", image, "--model", "alexnet").complains(3, words)
+            assert "splitting" not in text
+
     def test_an_image_over_the_limits(self, serfer_here, plan, picture):
         common = ("classify", "--plan", plan, "--workers", "inprocess", picture)
         serfer_here(*common, SERFER_MAX_IMAGE_BYTES="1000").complains(3, "rocket.jpg is larger than 1,000 bytes")
@@ -146,6 +155,14 @@ class TestUsage:
         result.complains(4, f"{tmp_path}/out/plan cannot be written: File too large")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
         assert list((tmp_path / "out" / "plan").iterdir()) == []
+
+    def test_a_plan_without_a_preprocessing_takes_arrays_only(self, serfer_here, plan, tmp_path):
+        result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out")
+        assert (result.code, result.err) == (0, "")
+        assert "takes arrays only" in result.out
+
+    def test_a_missing_size_is_told_before_anything_is_imported(self, serfer_here, tmp_path):
+        serfer_here("split", "net.py:make", "--out", tmp_path / "out").complains(2, "give --size HEIGHTxWIDTH")
 
     def test_a_limit_that_aws_does_not_allow_is_told(self, serfer_here, plan, tmp_path):
         result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--limit-mb", "251")

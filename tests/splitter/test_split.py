@@ -246,7 +246,7 @@ def test_a_missing_or_invalid_factory_file_is_named(example, home):
 
 def test_a_module_file_needs_an_example(home):
     (home / "mine.py").write_text(FACTORY)
-    with pytest.raises(ModelError, match="needs an example"):
+    with pytest.raises(ModelError, match="size of this model's input is not known"):
         split(f"{home}/mine.py:make", out=home / "plan")
 
 

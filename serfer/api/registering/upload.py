@@ -6,6 +6,8 @@ Imported where networks are registered alone: driver functions have no splitter.
 from __future__ import annotations
 
 import asyncio
+import mmap
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from math import prod
@@ -36,6 +38,8 @@ from splitter.network.description import read_labels, read_preprocess
 from splitter.network.zoo import ZOO
 
 _SUFFIX: Final = ".onnx"
+_EXTERNAL: Final = re.compile(rb"\x6a[\x80-\xff]?[\x00-\x7f]\Z", re.DOTALL)  # its field 13, with the entry's length
+_LOCATION: Final = b"\x0a\x08location\x12"
 _NETWORK, _VALIDATION, _PREPROCESS, _LABELS = "network", "validation", "preprocess", "labels"
 
 
@@ -113,7 +117,27 @@ def _network(options: RegistrationOptions, file: FormFile | None) -> tuple[str, 
         raise _refused("the file's name cannot name a network: give name, 1 to 32 letters, digits and ._-")
     path = file.path.with_suffix(_SUFFIX)
     file.path.rename(path)
+    if _has_outside_weights(path):
+        raise _refused(
+            "the network has its weights in other files: send one file, as torch.onnx.export(..., external_data=False) "
+            "writes it"
+        )
     return str(path), name
+
+
+def _has_outside_weights(path: Path) -> bool:
+    """Return whether a tensor of an ONNX file says where else its values are, without reading the network.
+
+    An entry of TensorProto.external_data (field 13) whose key (field 1) is "location" and that has a value (field 2).
+    """
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            place = data.find(_LOCATION)
+            while place >= 0 and not _EXTERNAL.search(data[max(0, place - 3) : place]):
+                place = data.find(_LOCATION, place + 1)
+            return place >= 0
 
 
 def _check_description(files: Mapping[str, FormFile], folder: Path, application: str, registry: Registry) -> None:

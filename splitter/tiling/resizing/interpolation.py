@@ -8,7 +8,7 @@ coordinates to float32, which at a thousand rows moves a weight by 1e-5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from serfer.core.geometry import Span
 from splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
 from splitter.network.onnx_models import model_of, session_of
+from splitter.network.resize_sizes import runtime_size
 
 INTERPOLATION = (
     *("mode", "coordinate_transformation_mode", "nearest_mode"),
@@ -61,6 +62,10 @@ class Interpolation:
         result[rows[inside], columns[inside]] = self.weights[out.start : out.stop][inside]
         return result
 
+    def cut(self, outputs: int) -> Interpolation:
+        """Return the first output rows alone."""
+        return replace(self, first=self.first[:outputs], stop=self.stop[:outputs], weights=self.weights[:outputs])
+
     def read(self, out: Span) -> Span:
         """Return the input rows that output rows `out` read, from the first to the last."""
         part = slice(out.start, out.stop)
@@ -86,6 +91,13 @@ def interpolation(graph: Graph, node: Node, axis: int) -> Interpolation:
     return known
 
 
+def is_runtimes(graph: Graph, node: Node) -> bool:
+    """Return whether ONNX Runtime makes the rows and columns of a Resize itself: by scales torch may have others."""
+    before, after = graph.shapes[node.inputs[0]], graph.shapes[node.output]
+    scales = {axis: _scale(graph, node, axis) for axis in NCHW}
+    return all(scale is None or runtime_size(scale, before[axis]) == after[axis] for axis, scale in scales.items())
+
+
 def interpolation_of(
     attributes: Mapping[str, Any], inputs: int, outputs: int, scale: float | None, opset: int
 ) -> Interpolation:
@@ -107,6 +119,11 @@ def _scale(graph: Graph, node: Node, axis: int) -> float | None:
 def _measured(
     modes: tuple[tuple[str, Any], ...], inputs: int, outputs: int, scale: float | None, opset: int
 ) -> Interpolation:
+    made = outputs
+    if scale is not None:
+        upward = float(np.nextafter(np.float32(scale), np.float32(np.inf)))
+        scale = scale if runtime_size(scale, inputs) >= outputs else upward  # of which torch makes one row more
+        made = runtime_size(scale, inputs)
     wide = inputs == outputs  # resized to the size that it has, a map is copied whatever its scales: it gets a column
     axes = [*NCHW] if wide else [ROW_AXIS]
     given = ["", "", "given"] if scale is None else ["", "given"]
@@ -129,7 +146,7 @@ def _measured(
     near = row / (scale or outputs / inputs)
     nearest = np.rint((near - tooth) / period).astype(np.int64)
     column = tooth + period * np.clip(nearest, 0, (inputs - 1 - tooth) // period)
-    return _banded(inputs, outputs, row, column, weights[row, tooth])
+    return _banded(inputs, made, row, column, weights[row, tooth]).cut(outputs)
 
 
 def _period(inputs: int, outputs: int) -> int:

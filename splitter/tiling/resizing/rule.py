@@ -16,7 +16,13 @@ from serfer.core.geometry import Rect, Span, even_parts
 from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, Axes, Graph, Node
 from splitter.plan_dir.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import ReceptiveField, tabulated
-from splitter.tiling.resizing.interpolation import Interpolation, interpolation, interpolation_of, is_separable
+from splitter.tiling.resizing.interpolation import (
+    Interpolation,
+    interpolation,
+    interpolation_of,
+    is_runtimes,
+    is_separable,
+)
 from splitter.tiling.rule import Rule, TileOperator, append_slice
 
 _ROWS = 32
@@ -42,7 +48,7 @@ class Resize(Rule):
         graph, node = tile.graph, tile.node
         is_cubic = node.attributes.get("mode") == b"cubic"
         whole = tile.region == graph.shape(node.output).whole and tile.read.clipped == graph.shape(node.inputs[0]).whole
-        if whole and not is_cubic:
+        if whole and not is_cubic and is_runtimes(graph, node):
             builder.append(node.kind, tile.inputs, node.output, node.attributes)
         elif is_cubic or not _resize_crop(builder, tile):
             _mix(builder, tile)

@@ -46,7 +46,7 @@ def message(model, example=EXAMPLE):
 )
 def test_a_factory_that_fails_is_named(tmp_path, factory, end):
     (tmp_path / "mine.py").write_text(FACTORIES)
-    assert message(f"{tmp_path}/mine.py:{factory}").endswith(end)
+    assert end in message(f"{tmp_path}/mine.py:{factory}")
 
 
 class Model(torch.nn.Module):

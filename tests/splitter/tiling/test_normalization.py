@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from serfer.core.errors import ModelError
-from splitter.network.ingest import from_onnx
-from tests.splitter.models import Net, worst_error
+from tests.splitter.models import worst_error
 from tests.splitter.tiling.test_elementwise import network, spread
 
 EXACT = 5e-6
@@ -31,14 +29,6 @@ def test_a_normalised_map_is_tiled(tmp_path, kind, grid):
     net, x = network()
     x = net.op("Relu", normalised(net, net.op("Add", x, net.constant(np.float32(50))), kind))
     assert spread(net, net.conv(x, 6, 3, [3, 3], pads=[1, 1, 1, 1]), tmp_path, grid) <= EXACT
-
-
-def test_the_operator_of_newer_opsets_is_refused_by_name():
-    net = Net(3, 9, 11, opset=21)
-    scale, bias = (net.constant(net.floats(3)) for _ in "sb")
-    x = net.op("GroupNormalization", "x", scale, bias, num_groups=3)
-    with pytest.raises(ModelError, match=r"\(GroupNormalization\) cannot be split.*opset 20"):
-        from_onnx(net.model(net.flat(x)), 9, 11)
 
 
 def test_one_that_also_reads_what_it_folds_is_tiled(tmp_path):

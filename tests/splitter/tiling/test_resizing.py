@@ -137,3 +137,13 @@ def test_weights_of_long_axes_are_those_of_each_input_row(inputs, outputs, mode,
     expected = unsplit(model, column)[0]
     mine = known.matrix(Span(0, outputs), Span(0, inputs)) @ column[0, 0, :, 0]
     assert np.abs(mine - expected).max() <= 1e-5
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("size", [(210, 180), (60, 91), (180, 70)], ids=str)
+def test_a_resize_has_the_rows_that_onnx_runtime_makes_where_shape_inference_rounds_otherwise(mode, size):
+    net = Net(2, *size)
+    scales = net.constant(np.array([1, 1, 0.7, 1.3], np.float32))
+    x = net.op("Relu", net.op("Resize", "x", "", scales, mode=mode))
+    for grid in ((2, 3), (1, 1)):
+        assert tile_error(net, x, grid) <= EXACT

@@ -41,6 +41,16 @@ class Pooled(nn.Module):
         return functional.interpolate(result, scale_factor=4, mode="bilinear")
 
 
+class Pyramid(Pooled):
+    """Averages of 3 x 3 parts beside the map, as in PSPNet."""
+
+    def forward(self, batch):
+        coarse = self.down(batch).relu()
+        parts = functional.adaptive_avg_pool2d(coarse, 3)
+        parts = functional.interpolate(parts, size=coarse.shape[2:], mode="bilinear")
+        return functional.interpolate(self.last(torch.cat([coarse, parts], 1)), scale_factor=4, mode="bilinear")
+
+
 class Classes(Pooled):
     def forward(self, batch):
         return super().forward(batch).argmax(1)
@@ -58,6 +68,7 @@ NETWORKS = {
     "squeeze and excite": Gated,
     "a pooled branch": Pooled,
     "its classes": Classes,
+    "a pyramid of pools": Pyramid,
     "attention": Attention,
     "resizing with aligned corners": Aligned,
     "instance norm": lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.InstanceNorm2d(4)),

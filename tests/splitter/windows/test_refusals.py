@@ -1,0 +1,54 @@
+"""What no windows can be made of is refused by its own reason; what a file says is enough, so networks are small."""
+
+import numpy as np
+import onnx
+import pytest
+
+import serfer
+from serfer.core.errors import ModelError
+from tests.splitter.models import Net
+
+
+def refusal(net, tmp_path, *outputs, size=(256, 256)):
+    model = net.model(outputs[0], dims=("N", "C", "Y", "X"))
+    for name in outputs[1:]:
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4))
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(ModelError) as caught:
+        serfer.map_plan(tmp_path / "net.onnx", [size], tmp_path / "plan")
+    return str(caught.value)
+
+
+@pytest.fixture
+def net():
+    return Net(3, "H", "W")
+
+
+def test_an_operator_without_a_rule_is_not_said_to_look_at_the_whole_image(net, tmp_path):
+    x = net.op("CumSum", net.conv("x", 3, 4, [3, 3]), net.constant(np.int64(1)))
+    assert "(CumSum) cannot be split: there is no rule for windows of it" in refusal(net, tmp_path, x)
+
+
+def test_an_operator_on_five_axes_says_so(net, tmp_path):
+    x = net.op("Unsqueeze", net.conv("x", 3, 4, [3, 3]), net.constant(np.array([1])))
+    weight = net.constant(net.floats(1, 1, 3, 3, 3))
+    x = net.op("Conv", x, weight, kernel_shape=[3, 3, 3], pads=[1] * 6)
+    x = net.op("Squeeze", x, net.constant(np.array([1])))
+    assert "there is no rule for windows of tensors of 5 axes" in refusal(net, tmp_path, x)
+
+
+def test_global_pooling_looks_at_the_whole_image(net, tmp_path):
+    x = net.conv("x", 3, 4, [3, 3])
+    text = refusal(net, tmp_path, net.op("Mul", x, net.op("GlobalAveragePool", x)))
+    assert "(GlobalAveragePool) cannot be split: it looks at the whole image" in text
+
+
+def test_an_image_of_one_position_is_too_small(net, tmp_path):
+    assert "the image is too small" in refusal(net, tmp_path, net.conv("x", 3, 4, [1, 1]), size=(1, 1))
+    text = refusal(net, tmp_path, net.op("Relu", net.conv("x", 3, 4, [3, 3], strides=[8, 8])), size=(8, 8))
+    assert "the image is too small" in text
+
+
+def test_of_two_outputs_one_map_can_be_made(net, tmp_path):
+    x = net.conv("x", 3, 4, [3, 3])
+    assert "of several maps make one, by torch.cat" in refusal(net, tmp_path, net.op("Relu", x), net.op("Tanh", x))

@@ -151,7 +151,7 @@ class Engine:
         task = self._task
         looked_at = task.form.covered(window, task.source.size) if task.gaps.possible else window.read
         try:
-            pixels, masked = task.source.read_masked(looked_at)
+            pixels, masked = self._read(looked_at)
         except (ImageError, UnavailableError) as error:
             task.spending.release(usd)
             self._failed(number, window, error)
@@ -184,6 +184,11 @@ class Engine:
         [values] = result.outputs.values()
         task.parts.put(number, task.form.part(values, window.written, empty))
         self._done(result.report.latency_ms)
+
+    def _read(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """Return pixels, and those that a mask hides where it counts."""
+        source = self._task.source
+        return source.read_masked(rect) if self._task.gaps.mask else (source.read(rect), None)
 
     def _missing(
         self, number: int, pixels: NDArray[Any], masked: NDArray[np.bool_] | None, looked_at: Rect

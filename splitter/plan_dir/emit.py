@@ -126,7 +126,7 @@ class _Views:
         if have == part:
             return name
         if (name, part) not in self._names:
-            view = f"{name}.view{len(self._names)}"
+            view = self.builder.own_name(f"{name}.view{len(self._names)}")
             self._names[name, part] = self.builder.crop(name, part.within(have), self.graph.axes(name), view)
         return self._names[name, part]
 

@@ -36,17 +36,17 @@ class OnnxBuilder:
     def append(self, kind: str, inputs: Sequence[str], output: str, attributes: dict[str, Any] | None = None) -> str:
         """Append an ONNX node and return its first output; other required outputs are never read."""
         must = onnx.defs.get_schema(kind, self._graph.opset).min_output
-        others = [self._own(f"{output}.output{number}") for number in range(1, must)]
+        others = [self.own_name(f"{output}.output{number}") for number in range(1, must)]
         self.nodes.append(helper.make_node(kind, list(inputs), [output, *others], **(attributes or {})))
         return output
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
         """Add a constant of the tile's own and return its name."""
-        name = self._own(name)
+        name = self.own_name(name)
         self.constants[name] = value
         return name
 
-    def _own(self, name: str) -> str:
+    def own_name(self, name: str) -> str:
         """Return a name that is not used by a tensor of the network."""
         while name in self._graph.weights or name in self._graph.shapes:
             name += ".tile"

@@ -4,12 +4,14 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import serfer
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ImageError, InputError, ModelError, UsageError
+from serfer.core.plan import Preprocess
 from serfer.core.variants import Accuracy, Place
 from serfer.instance.network import Hardware, open_network
 from serfer.plan_directory import check_artefacts, load_plan
@@ -21,6 +23,7 @@ from serfer.variants.instances import InstanceType, Measured, busy, instance_typ
 from serfer.variants.plans import network_digest
 from serfer.variants.quantising import with_quantised
 from splitter.network.description import read_labels, read_preprocess
+from splitter.network.zoo import with_random_weights
 from tests.variants.digits import CLASSES, LABELS, SIZES, as_input, digits, trained, write_onnx
 
 
@@ -253,3 +256,16 @@ def test_a_networks_digest_is_the_same_wherever_its_weights_are(files, plan, tmp
     digest = network_digest(plan / "unsplit.onnx")
     assert network_digest(tmp_path / "split/unsplit.onnx") == digest
     assert network_digest(tmp_path / "other/unsplit.onnx") != digest
+
+
+@pytest.mark.weekly
+def test_a_network_whose_maps_become_smaller_than_a_gangs_grid_is_registered(register, kept):
+    import torchvision  # noqa: PLC0415 - slow to import
+
+    module = with_random_weights(torchvision.models.resnet18(num_classes=len(LABELS)).eval(), 64)
+    half = (0.5, 0.5, 0.5)
+    pixels = Preprocess(64, "bilinear", "RGB", scale=1 / 255, mean=half, std=half)
+    example = np.zeros((1, 3, 64, 64), dtype=np.float32)
+    made = register(module, preprocess=pixels, labels=LABELS, example=example, most=2, max_loss=0.9).made
+    assert made
+    assert kept().applications() == ["digits"]

@@ -4,7 +4,9 @@ import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.plan import IMAGE
-from tests.splitter.models import Net, check_every_answer, cut, through_the_store
+from splitter.plan_dir.check import run_tiles
+from splitter.split import split
+from tests.splitter.models import Net, check_every_answer, cut, relative_error, through_the_store, unsplit
 
 SAME = {"pads": [1, 1, 1, 1]}
 SIZE = (13, 10)
@@ -133,3 +135,18 @@ def test_pieces_are_as_few_as_the_tiles_that_are_read(tmp_path):
     plan = cut(model, (20, 20), tmp_path / "plan", ["2x2", "2x2", "1"], cuts=(x, y))
     assert [[len(tile.pieces) for tile in stage.tiles] for stage in plan.stages[1:]] == [[4] * 4, [8]]
     assert all(len(piece.ranges) == 1 for tile in plan.stages[1].tiles for piece in tile.pieces)
+
+
+def test_the_network_in_a_plan_directory_can_be_split_itself(tmp_path):
+    """As `register` does: names that the first plan gave to parts of tensors are taken in the second."""
+    net = Net(3, 10, 10)
+    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    apart = net.conv(x, 4, 4, [1, 1], strides=[2, 2])  # reads less than the convolution beside it
+    both = net.op("Add", apart, net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+    model, path = net.model(net.linear(net.flat(net.op("GlobalAveragePool", both)), 4, 5)), tmp_path / "net.onnx"
+    path.write_bytes(model.SerializeToString())
+    for directory in ("first", "second", "third"):
+        plan = split(path, out=tmp_path / directory, stages=1)
+        path = tmp_path / directory / plan.unsplit.path
+    batch = net.batch_of(2)
+    assert relative_error(run_tiles(plan, tmp_path / "third", batch), unsplit(model, batch)) < 1e-6

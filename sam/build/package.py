@@ -342,7 +342,14 @@ class _Writer:
         spot = {digest for digest in pooled if self._has_spot_price(digest)}
         beside = {digest12(each.main.plan): [one.plan for one in each.beside] for each in generations if each.beside}
         template = make_template(
-            self.options, plans, pooled=pooled, cold=cold, driver_runs=driver_runs, spot=spot, beside=beside
+            self.options,
+            plans,
+            pooled=pooled,
+            cold=cold,
+            driver_runs=driver_runs,
+            spot=spot,
+            beside=beside,
+            concurrency=self.account.concurrency,
         )
         check_template(template, self.settings.facts())
         (self.build / TEMPLATE).write_text(dump(template), encoding="utf-8")

@@ -55,7 +55,7 @@ _HEAD = """\
 """
 
 
-def make_template(
+def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
     options: Options,
     plans: Sequence[Plan],
     timeout_s: int = 60,
@@ -64,6 +64,8 @@ def make_template(
     driver_runs: Mapping[str, int] | None = None,
     spot: Collection[str] | None = None,
     beside: Mapping[str, Sequence[Plan]] | None = None,
+    *,
+    concurrency: int | None = None,
 ) -> Part:
     """Return the SAM template of a deployment, its intrinsic functions in their long form.
 
@@ -73,7 +75,8 @@ def make_template(
     plans of plans, by these plans' twelve digits, `driver_runs` the plans that the driver function runs itself, with
     its memory in MB (sam/cost/driver_runs.py). `spot` are those of `pooled` that have spot instances, too, where the
     deployment's pool has them; None: all. `beside` are the plans of other variants of applications, by the plan that
-    they came with. Raises UsageError for options that cannot be, PlanError for a plan of too many functions.
+    they came with. An account runs `concurrency` environments at once, by default as many as AWS documents. Raises
+    UsageError for options that cannot be, PlanError for a plan of too many functions.
     """
     options.check()
     cold, beside = cold or {}, beside or {}
@@ -84,8 +87,9 @@ def make_template(
     if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
     driver_runs = driver_runs or {}
-    room = driver_room(_together(plans[0], cold), runs=digest12(plans[0]) in driver_runs)
-    room = min([room, *(driver_room([plan]) for plan in beside.get(digest12(plans[0]), ()))])
+    concurrency = concurrency or shipped_aws().functions.concurrency
+    room = driver_room(_together(plans[0], cold), concurrency, runs=digest12(plans[0]) in driver_runs)
+    room = min([room, *(driver_room([plan], concurrency) for plan in beside.get(digest12(plans[0]), ()))])
     variables = {**_variables(options), "burst": room, **api_variables(health=bool(driver_runs))}
     weights = fetched(every)
     chosen = _chosen(options, fetches=bool(weights), driver_runs=bool(driver_runs))
@@ -126,15 +130,15 @@ def _together(plan: Plan, cold: Mapping[str, Plan]) -> list[Plan]:
     return [plan, *([cold[digest12(plan)]] if digest12(plan) in cold else [])]
 
 
-def driver_room(plans: Sequence[Plan], *, runs: bool = False) -> int:
+def driver_room(plans: Sequence[Plan], concurrency: int, *, runs: bool = False) -> int:
     """Return how many driver functions leave an account room for the widest stages of each query's plans.
 
     Drivers that run the plan themselves leave none.
     """
     if runs:
-        return shipped_aws().functions.concurrency
+        return concurrency
     widest = (max(stage.grid.tiles for stage in plan.stages) for plan in plans)
-    return max(1, shipped_aws().functions.concurrency // (1 + sum(widest)))
+    return max(1, concurrency // (1 + sum(widest)))
 
 
 def _plans(

@@ -29,6 +29,7 @@ from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.pricing import store_of
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
+from serfer.doctor.aws import Build
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings
 from tests.e2e.small import put_weights_in, split_small
@@ -478,7 +479,9 @@ def test_the_command_deploys_the_store_that_the_plan_was_made_for_and_says_for_w
     store, said = packaged("build")
     assert (store, f"store {own}" in said) == (own, True)
     assert "checked for a new AWS account of 3,008 MB a function and 10 environments at once" in said
+    burst = Build.load(tmp_path / "build").template["Parameters"]["ThrottleBurst"]["Default"]
     assert packaged("other", "--store", "valkey", "--account", "default")[0] == "valkey"
+    assert burst <= 10 < Build.load(tmp_path / "other").template["Parameters"]["ThrottleBurst"]["Default"]
     store, said = packaged("other", "--account", "default")
     assert (store, "checked for an AWS account of 10,240 MB" in said) == ("valkey", True)
 

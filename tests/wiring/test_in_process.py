@@ -75,12 +75,17 @@ def test_a_function_finds_its_files_in_a_layer_and_computes_on_its_own_vcpus(zip
 
 def test_sessions_take_what_was_set_or_a_functions_memory_leaves_or_half_of_what_is_free(zipped, layered, monkeypatch):
     rooms, worker = [], lambdas.worker.Worker
-    monkeypatch.setattr(lambdas.worker, "Worker", lambda *given, **room: rooms.append(room) or worker(*given, **room))
+
+    def watched(*given, session_bytes, **named):
+        rooms.append(session_bytes)
+        return worker(*given, session_bytes=session_bytes, **named)
+
+    monkeypatch.setattr(lambdas.worker, "Worker", watched)
     monkeypatch.setattr("serfer.instance.memory.available_bytes", lambda: 1000 * MIB)
     answer(zipped, Settings(sessions_mb=5))
     answer(zipped, Settings())
     answer(layered(zipped), Settings(function_memory_mb=MEMORY_MB))
-    assert rooms == [{"session_bytes": megabytes * MIB} for megabytes in (5, 500, MEMORY_MB - 120)]
+    assert rooms == [megabytes * MIB for megabytes in (5, 500, MEMORY_MB - 120)]
 
 
 def test_elsewhere_a_directory_has_to_be_whole(zipped, layered):

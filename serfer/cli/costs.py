@@ -17,7 +17,7 @@ from serfer.cli.shared.terminal import err, out
 from serfer.control.infless.measured import dump_profile, measured_profile
 from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
 from serfer.core.costs.operator_costs import Profiles, dump_profiles
-from serfer.core.costs.pricing import Circumstances, Prices, price
+from serfer.core.costs.pricing import Circumstances, Prices, price, uses_store
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
@@ -216,8 +216,8 @@ def _print_prices(prices: Prices) -> None:
 
 def _deployed_store(prices: Prices) -> str:
     """Return what `serfer package` deploys for the store that is priced, and what that costs idle."""
-    if not prices.query.stored:
-        return "no query of one image goes through a store, so that serfer package deploys s3, $0.00 idle"
+    if not uses_store(prices.plan, load_settings().facts()):
+        return "no stage hands anything on through a store, so that serfer package deploys s3, $0.00 idle"
     if not prices.store.startswith("redis"):
         return f"serfer package deploys {prices.store.partition('+')[0]}"
     least = HOURS_A_MONTH * load_settings().facts().redis_serverless.price_hour

@@ -152,7 +152,7 @@ def _deployed_store(plan: Plan) -> str:
     facts = load_settings().facts()
     if uses_store(plan, facts):
         return f"serfer package deploys it over {store_of(plan, facts)}, as planned"
-    return "serfer package deploys it with s3, which costs nothing idle: no query of one image goes through a store"
+    return "serfer package deploys it with s3, which costs nothing idle: no stage hands anything on through a store"
 
 
 def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:

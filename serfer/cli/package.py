@@ -51,7 +51,7 @@ def package(
         str | None,
         typer.Option(
             help="s3, s3express, valkey or redis (ElastiCache Serverless, in a VPC).",
-            show_default="what --out has, or the plan's own; s3 where no query goes through a store",
+            show_default="what --out has, or the plan's own; s3 where no stage hands anything on through a store",
         ),
     ] = None,
     driver: Annotated[

@@ -7,7 +7,8 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import HOURS_A_MONTH, Platform, billed_usd, price_plan
 from serfer.core.costs.pricing import Circumstances, price, store_of
 from serfer.core.errors import UsageError
-from serfer.core.plan import INLINE
+from serfer.core.geometry import Rect
+from serfer.core.plan import INLINE, Shape
 from tests.core.plans import small_plan
 
 FACTS = shipped_aws()
@@ -26,6 +27,19 @@ def test_a_store_that_no_query_uses_costs_nothing_and_is_not_deployed():
     inline = replace(small_plan(), stages=(replace(first, path=INLINE), last))
     assert (price(inline, FACTS, Circumstances()).standing_usd, store_of(inline, FACTS)) == (0.0, "s3")
     assert store_of(small_plan(), FACTS) == "redis"
+    large = replace(
+        inline,
+        input=Shape(3, 3000, 3000, flat=False),
+        stages=(
+            replace(
+                inline.stages[0],
+                tiles=tuple(replace(tile, inputs=(Rect.whole(3000, 3000),)) for tile in inline.stages[0].tiles),
+            ),
+            last,
+        ),
+    )
+    assert price(large, FACTS, Circumstances()).query.stored  # crops, which are no reason for a node
+    assert (price(large, FACTS, Circumstances()).standing_usd, store_of(large, FACTS)) == (0.0, "s3")
     assert store_of(inline, FACTS, small_plan()) == "redis"
     assert store_of(replace(small_plan(), store="valkey+s3"), FACTS) == "valkey"
 

@@ -157,15 +157,15 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
         cold,
         price_burst(query, given.burst, facts.functions),
         given.burst * cold.usd,
-        standing_usd(platform) if query.stored else 0.0,
+        standing_usd(platform) if uses_store(plan, facts) else 0.0,
         cold_plan,
         ColdChoice.of(plan, cold_plan, platform, given.memory_mb) if cold_plan else None,
     )
 
 
 def uses_store(plan: Plan, facts: AwsFacts) -> bool:
-    """Return whether anything of a query of one image goes through the store, or of a window of a map plan."""
-    return price_plan(priced_query(plan), Platform.over(facts, plan.store)).stored
+    """Return whether stages hand anything of an image's query on through a store; crops of the image need none."""
+    return price_plan(priced_query(plan), Platform.over(facts, "s3")).stored
 
 
 def store_of(plan: Plan, facts: AwsFacts, cold_plan: Plan | None = None) -> str:

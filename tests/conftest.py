@@ -11,6 +11,8 @@ import httpx
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from tests import left_behind
+
 # What tests start writes into pipes as it does for users: what it does not flush, nobody sees.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
@@ -20,6 +22,9 @@ sys.dont_write_bytecode = False
 
 # What collection makes stays to the end: the collector need not look at its millions of objects, then or in tests.
 gc.disable()
+
+# Processes carry the mark of the tests that have started them.
+os.environ[left_behind.MARK] = str(os.getpid())
 
 # Runs share the cores: torch's threads sleep while they wait for one another, and do not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -72,6 +77,42 @@ def no_bug_of_the_planner_is_survived_in_silence():
 
 def pytest_report_header():
     return f"{_SEED}={os.environ[_SEED]}"
+
+
+_kept = left_behind.NOTHING  # what fixtures of the whole session have started
+
+
+def _outlive(what):
+    global _kept  # noqa: PLW0603 - a hook has no other place
+    _kept |= what
+
+
+class _SessionFixtures:
+    """Learns what fixtures of the session start: it stays to the end."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        if fixturedef.scope != "session":
+            return (yield)
+        before = left_behind.present()
+        try:
+            return (yield)
+        finally:
+            _outlive(left_behind.present() - before)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(_SessionFixtures())  # of a conftest's own, hooks see no fixtures of the session
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind():
+    """Let each file end with the processes and the listening sockets that it began with, but for the session's."""
+    before = left_behind.present()
+    yield
+    left = left_behind.complaint(before | _kept)
+    _outlive(left_behind.present())  # the next file is not told of it
+    assert not left, f"this file has left behind: {left}"
 
 
 def pytest_collection_finish():

@@ -69,6 +69,7 @@ def small_plan(tmp_path_factory):
 def forks():
     """The process that image decoders are forked from: one for all services of the tests, as its imports take time."""
     server = ForkServer()
+    server.launch()  # here, not with the first image: it is the session's, and no file's
     yield server
     server.close()
 

@@ -6,6 +6,7 @@ import pytest
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
+from serfer.api.decoding.decoders import Decoders
 from serfer.api.entrypoints.serving import Address
 from serfer.api.service import Service
 from serfer.settings import Settings
@@ -15,9 +16,9 @@ PNG = {"Content-Type": "image/png"}
 
 
 @pytest.fixture(scope="module")
-def opened(small_plan):
+def opened(small_plan, forks):
     with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
-        yield Service({"small": pipeline}, Admission(4, 8), Observed())
+        yield Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
 
 
 @pytest.fixture

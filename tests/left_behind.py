@@ -1,0 +1,80 @@
+"""What tests leave behind: processes, and sockets that listen."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MARK = "STARTED_BY_TESTS_OF"  # a variable that processes inherit, so that one whose parent has ended is found, too
+OWN = "from multiprocessing.resource_tracker import main"  # Python's: it starts with the first pool, and stays
+PATIENCE = 10.0  # s: what was killed a moment ago may still be ending
+
+
+@dataclass(frozen=True)
+class Left:
+    """Processes that this one has started, and listening sockets of its own by their addresses."""
+
+    processes: frozenset[psutil.Process]
+    listeners: frozenset[tuple[str, int]]
+
+    def __or__(self, other):
+        return Left(self.processes | other.processes, self.listeners | other.listeners)
+
+    def __sub__(self, other):
+        return Left(self.processes - other.processes, self.listeners - other.listeners)
+
+
+NOTHING = Left(frozenset(), frozenset())
+
+
+def present():
+    """Return what there is now, but for orphans."""
+    own = psutil.Process()
+    inet = own.net_connections("tcp")
+    listeners = frozenset(tuple(each.laddr) for each in inet if each.status == psutil.CONN_LISTEN)
+    return Left(frozenset(own.children(recursive=True)), listeners)
+
+
+def marked():
+    """Return the other processes that carry this one's mark, which orphans do, too."""
+    mark = f"{MARK}={os.getpid()}".encode()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError, psutil.NoSuchProcess):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.add(psutil.Process(int(entry.name)))
+    return frozenset(found)
+
+
+def complaint(kept, patience=PATIENCE):
+    """Return in words what was left behind beside what is `kept`, with so many seconds for processes to end."""
+    left = present() - kept
+    strangers = [each for each in left.processes | marked() if not _belongs(each, kept.processes)]
+    strangers = [each for each in strangers if OWN not in _command(each)]
+    _, running = psutil.wait_procs(strangers, timeout=patience)
+    words = [f"process {each.pid} ({_command(each)})" for each in running if not _ended(each)]
+    if left.listeners:
+        words += [f"a socket that listens at {at}" for at in (present() - kept).listeners]
+    return ", ".join(sorted(words))
+
+
+def _belongs(process, kept):
+    """Return whether a process is one that is kept, or was started by one; one that has ended asks for nothing."""
+    with suppress(psutil.NoSuchProcess):
+        return process in kept or any(each in kept for each in process.parents())
+    return True
+
+
+def _ended(process):
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def _command(process):
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return "which has just ended"

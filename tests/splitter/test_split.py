@@ -198,7 +198,7 @@ def test_an_object_that_is_not_a_module_is_refused(model, example, home):
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(home):
-    with pytest.raises(ModelError, match=r"'resnet1337': .*alexnet, .*efficientnet-lite0, .*vgg16"):
+    with pytest.raises(ModelError, match=r"'resnet1337' \(did you mean resnet18\?\): .*alexnet, .*vgg16"):
         split("resnet1337", out=home / "plan")
 
 

@@ -101,6 +101,15 @@ def test_a_result_lies_in_the_middle_of_what_it_reads(net, size, start, step, tm
     assert transform.almost_equals(expected)
 
 
+def test_an_image_that_is_smaller_than_the_networks_stride_has_a_map(tmp_path):
+    net = Network(channels=2)
+    net.conv(net.conv("image", (12, 12), (12, 12), (0,) * 4, channels=2), (5, 5), (12, 12))
+    values = np.random.default_rng(0).uniform(1, 2, (2, 64, 64)).astype(np.float32)
+    _, result, _, _ = mapped(net, (64, 64), tmp_path, values)
+    assert result.shape[1:] == (1, 1)
+    np.testing.assert_allclose(result, run(tmp_path / "net.onnx", values[None])[0], rtol=1e-5)
+
+
 def test_branches_that_are_off_from_one_another_leave_a_cropped_result_without_a_georeference(tmp_path):
     values = np.random.default_rng(0).uniform(1, 2, (2, 200, 200)).astype(np.float32)
     report, result, transform, crs = mapped(disagreeing(), (200, 200), tmp_path, values)

@@ -8,7 +8,10 @@ from pathlib import Path
 import psutil
 
 MARK = "STARTED_BY_TESTS_OF"  # a variable that processes inherit, so that one whose parent has ended is found, too
-OWN = "from multiprocessing.resource_tracker import main"  # Python's: it starts with the first pool, and stays
+OWN = (
+    "from multiprocessing.resource_tracker import main",  # Python's: it starts with the first pool, and stays
+    "chrome_crashpad_handler",  # Chromium's, of no parent: it ends with the browser, which is the session's
+)
 PATIENCE = 10.0  # s: what was killed a moment ago may still be ending
 
 
@@ -53,7 +56,7 @@ def complaint(kept, patience=PATIENCE):
     """Return in words what was left behind beside what is `kept`, with so many seconds for processes to end."""
     left = present() - kept
     strangers = [each for each in left.processes | marked() if not _belongs(each, kept.processes)]
-    strangers = [each for each in strangers if OWN not in _command(each)]
+    strangers = [each for each in strangers if not any(own in _command(each) for own in OWN)]
     _, running = psutil.wait_procs(strangers, timeout=patience)
     words = [f"process {each.pid} ({_command(each)})" for each in running if not _ended(each)]
     if left.listeners:

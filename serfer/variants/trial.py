@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_NODES: Final = 50_000
-"""Nodes of a network, those of a function as often as it is called; the largest public networks have a tenth."""
+"""Nodes of a network, those of a function as often as it is called."""
 LONGEST_S: Final = 300.0
 PROCESSOR_S: Final = 240.0
 _MOST_DEPTH: Final = 32  # of functions and subgraphs in one another

@@ -15,9 +15,10 @@ def loop_threads():
 
 @pytest.fixture
 def loop():
+    before = loop_threads()
     thread = LoopThread()
     yield thread
-    assert loop_threads() == []
+    assert loop_threads() == before
 
 
 def test_a_coroutine_runs_on_the_loops_own_thread(loop):

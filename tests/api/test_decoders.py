@@ -186,6 +186,19 @@ def test_a_request_that_is_cancelled_while_a_decoder_starts_leaves_it_to_the_nex
     asyncio.run(check())
 
 
+def test_a_decoder_that_starts_while_its_event_loop_ends_is_not_lost(forks):
+    pool, requests = Decoders(DecodeLimits(1), forks), []
+
+    async def check():
+        requests.append(asyncio.create_task(pool.decode([png()], ["x"], RECIPE, "me")))
+        await until(lambda: pool._background)
+
+    asyncio.run(check())  # cancels the request
+    [decoder] = pool._idle
+    assert decoder.alive
+    pool.end()
+
+
 def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_bmp):
     async def check():
         pool = Decoders(DecodeLimits(1, request_processor_s=1000), forks)

@@ -206,7 +206,7 @@ class Decoders:
                 ours.close()
                 raise
 
-        starting = self._keep(asyncio.ensure_future(asyncio.to_thread(start)))
+        starting = self._in_a_thread(start)
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -227,7 +227,7 @@ class Decoders:
             finally:
                 decoder.close()
 
-        return await asyncio.shield(self._keep(asyncio.ensure_future(asyncio.to_thread(end))))
+        return await asyncio.shield(self._in_a_thread(end))
 
     def _lost(self, name: str, status: int | None) -> Exception:
         """Return what becomes of a request whose decoder ended by itself."""
@@ -241,9 +241,10 @@ class Decoders:
         _log.warning("an image decoder ended with exit status %s", status)
         return ImageError(f"{name} cannot be decoded: the decoder failed")
 
-    def _keep(self, future: asyncio.Future[_T]) -> asyncio.Future[_T]:
-        """Hold a reference until it is done: the event loop has none."""
-        self._background.add(future)
+    def _in_a_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Begin work that no cancelling ends: an event loop that ends cancels its tasks, and this is none."""
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+        self._background.add(future)  # the event loop has no reference
         future.add_done_callback(self._background.discard)
         return future
 

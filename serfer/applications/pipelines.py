@@ -31,7 +31,7 @@ class VariantPipelines:
         self._served = served
         self._own: set[str] = set()
         self._opening: dict[str, asyncio.Task[None]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Future[None]] = set()
         self._in_flight: Counter[str] = Counter()
         self._kept: frozenset[str] = frozenset()
         self._places: frozenset[str] | None = None
@@ -128,9 +128,9 @@ class VariantPipelines:
         del self._in_flight[name]
         pipeline = self._served.pop(name)
         log_event(logging.INFO, "variant closed", variant=name)
-        task = asyncio.create_task(asyncio.to_thread(pipeline.close))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        closing = asyncio.get_running_loop().run_in_executor(None, pipeline.close)  # no task that a loop's end cancels
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
 
 def _close_opened(opening: asyncio.Future[Pipeline]) -> None:

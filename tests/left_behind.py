@@ -1,6 +1,8 @@
-"""What tests leave behind: processes, and sockets that listen."""
+"""What tests leave behind: processes, sockets that listen, and threads of SerFer."""
 
 import os
+import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +14,26 @@ OWN = (
     "from multiprocessing.resource_tracker import main",  # Python's: it starts with the first pool, and stays
     "chrome_crashpad_handler",  # Chromium's, of no parent: it ends with the browser, which is the session's
 )
+OUR_THREADS = "serfer-"
 PATIENCE = 10.0  # s: what was killed a moment ago may still be ending
 
 
 @dataclass(frozen=True)
 class Left:
-    """Processes that this one has started, and listening sockets of its own by their addresses."""
+    """Processes that this one has started, listening sockets of its own by their addresses, and its threads."""
 
-    processes: frozenset[psutil.Process]
-    listeners: frozenset[tuple[str, int]]
+    processes: frozenset[psutil.Process] = frozenset()
+    listeners: frozenset[tuple[str, int]] = frozenset()
+    threads: frozenset[threading.Thread] = frozenset()
 
     def __or__(self, other):
-        return Left(self.processes | other.processes, self.listeners | other.listeners)
+        return Left(self.processes | other.processes, self.listeners | other.listeners, self.threads | other.threads)
 
     def __sub__(self, other):
-        return Left(self.processes - other.processes, self.listeners - other.listeners)
+        return Left(self.processes - other.processes, self.listeners - other.listeners, self.threads - other.threads)
 
 
-NOTHING = Left(frozenset(), frozenset())
+NOTHING = Left()
 
 
 def present():
@@ -37,7 +41,8 @@ def present():
     own = psutil.Process()
     inet = own.net_connections("tcp")
     listeners = frozenset(tuple(each.laddr) for each in inet if each.status == psutil.CONN_LISTEN)
-    return Left(frozenset(own.children(recursive=True)), listeners)
+    threads = frozenset(each for each in threading.enumerate() if each.name.startswith(OUR_THREADS))
+    return Left(frozenset(own.children(recursive=True)), listeners, threads)
 
 
 def marked():
@@ -53,14 +58,18 @@ def marked():
 
 
 def complaint(kept, patience=PATIENCE):
-    """Return in words what was left behind beside what is `kept`, with so many seconds for processes to end."""
+    """Return in words what was left behind beside what is `kept`, with so many seconds for what is ending."""
     left = present() - kept
     strangers = [each for each in left.processes | marked() if not _belongs(each, kept.processes)]
     strangers = [each for each in strangers if not any(own in _command(each) for own in OWN)]
+    end = time.monotonic() + patience
     _, running = psutil.wait_procs(strangers, timeout=patience)
     words = [f"process {each.pid} ({_command(each)})" for each in running if not _ended(each)]
     if left.listeners:
         words += [f"a socket that listens at {at}" for at in (present() - kept).listeners]
+    for thread in left.threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    words += [f"thread {each.name}" for each in left.threads if each.is_alive()]
     return ", ".join(sorted(words))
 
 

@@ -108,7 +108,7 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_behind(request):
-    """Let each file end with the processes, listening sockets and threads that it began with, but for the session's.
+    """Let each file end with the processes, listening sockets and open pipelines that it began with, or the session's.
 
     As yet in `make test` alone: the targets of minutes have not all been seen to end so.
     """

@@ -1,4 +1,4 @@
-"""What tests leave behind: processes, sockets that listen, and threads of SerFer."""
+"""What tests leave behind: processes, sockets that listen, and the event loops of pipelines."""
 
 import os
 import threading
@@ -14,13 +14,13 @@ OWN = (
     "from multiprocessing.resource_tracker import main",  # Python's: it starts with the first pool, and stays
     "chrome_crashpad_handler",  # Chromium's, of no parent: it ends with the browser, which is the session's
 )
-OUR_THREADS = "serfer-"
+LOOP = "serfer-loop"  # the thread of a pipeline that is open
 PATIENCE = 10.0  # s: what was killed a moment ago may still be ending
 
 
 @dataclass(frozen=True)
 class Left:
-    """Processes that this one has started, listening sockets of its own by their addresses, and its threads."""
+    """Processes that this one has started, listening sockets of its own by their addresses, and threads."""
 
     processes: frozenset[psutil.Process] = frozenset()
     listeners: frozenset[tuple[str, int]] = frozenset()
@@ -41,7 +41,7 @@ def present():
     own = psutil.Process()
     inet = own.net_connections("tcp")
     listeners = frozenset(tuple(each.laddr) for each in inet if each.status == psutil.CONN_LISTEN)
-    threads = frozenset(each for each in threading.enumerate() if each.name.startswith(OUR_THREADS))
+    threads = frozenset(each for each in threading.enumerate() if each.name == LOOP)
     return Left(frozenset(own.children(recursive=True)), listeners, threads)
 
 

@@ -85,7 +85,12 @@ def difference_on(directory, batch, net):
     return error, agreement(got, expected) if expected.dtype != np.float32 or expected.shape[1] > 1 else None
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+def some(values, *daily):
+    """The others are run weekly: each takes seconds of torch's exporter."""
+    return [value if value in daily else pytest.param(value, marks=pytest.mark.weekly) for value in values]
+
+
+@pytest.mark.parametrize("name", some(NETWORKS, "squeeze and excite", "its classes"))
 def test_the_plan_says_how_far_windows_are_from_the_whole_network_on_a_sample(name, tmp_path):
     net = NETWORKS[name]().eval()
     plan = serfer.map_plan(net, [(192, 192)], tmp_path / "plan", window=64, approximate=16)
@@ -117,7 +122,7 @@ def test_where_the_sample_has_one_class_everywhere_the_plan_says_that_nothing_wa
     assert "another class" not in plan.why
 
 
-@pytest.mark.parametrize("size", [(203, 318), (192, 320), (64, 401)])
+@pytest.mark.parametrize("size", some([(203, 318), (192, 320), (64, 401)], (203, 318)))
 @pytest.mark.parametrize("name", ["squeeze and excite", "without padding"])
 def test_each_window_is_the_networks_answer_to_its_own_pixels(name, size, tmp_path):
     net = NETWORKS[name]().eval()
@@ -133,7 +138,7 @@ def test_each_window_is_the_networks_answer_to_its_own_pixels(name, size, tmp_pa
         assert relative_error(result[..., *window.written.slices], own[..., *inside.slices]) <= EXACT
 
 
-@pytest.mark.parametrize("size", [(200, 300), (64, 500)])
+@pytest.mark.parametrize("size", some([(200, 300), (64, 500)], (200, 300)))
 def test_every_window_of_an_image_has_as_many_pixels_and_the_overlap_around_what_it_writes(size, tmp_path):
     plan = serfer.map_plan(Gated().eval(), [size], tmp_path / "plan", window=48, approximate=16)
     height, width = size
@@ -172,6 +177,7 @@ def test_one_approximate_plan_is_for_images_of_several_sizes(tmp_path):
             assert result.shape[2:] == (height, width)
 
 
+@pytest.mark.weekly
 def test_a_larger_overlap_is_closer_to_the_whole(tmp_path):
     errors = [
         serfer.map_plan(
@@ -182,7 +188,7 @@ def test_a_larger_overlap_is_closer_to_the_whole(tmp_path):
     assert errors[1] < errors[0]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_windows_are_chosen_by_price_where_none_are_given(tmp_path):
     plan = serfer.map_plan(Gated().eval(), [(9000, 12000)], tmp_path / "plan", approximate=32)
     assert len(plan.windows.of(9000, 12000)) > 4
@@ -190,7 +196,7 @@ def test_windows_are_chosen_by_price_where_none_are_given(tmp_path):
     assert max(plan.windows.difference.height, plan.windows.difference.width) < 9000
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_chosen_windows_do_not_compute_an_image_twice_because_it_is_little_more_than_one(tmp_path):
     plan = serfer.map_plan(Gated().eval(), [(2100, 2100)], tmp_path / "plan", approximate=16)
     read = sum(window.read.area for window in plan.windows.of(2100, 2100))
@@ -253,6 +259,13 @@ def test_a_network_whose_result_does_not_grow_with_the_image_is_refused(tmp_path
         serfer.map_plan(net, [(600, 600)], tmp_path / "plan", window=64, approximate=16)
 
 
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("gated") / "plan"
+    serfer.map_plan(Gated().eval(), [(128, 128)], directory, window=64, approximate=16)
+    return directory
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -263,8 +276,7 @@ def test_a_network_whose_result_does_not_grow_with_the_image_is_refused(tmp_path
         lambda windows: replace(windows, difference=replace(windows.difference, agreement=1.5)),
     ],
 )
-def test_a_difference_that_no_splitter_writes_is_refused(change, tmp_path):
-    serfer.map_plan(Gated().eval(), [(128, 128)], tmp_path / "plan", window=64, approximate=16)
-    plan = load_plan(tmp_path / "plan")
+def test_a_difference_that_no_splitter_writes_is_refused(change, gated):
+    plan = load_plan(gated)
     with pytest.raises(PlanError, match=r"plan\.json has"):
         parse_plan(dump_plan(sealed(replace(plan, windows=change(plan.windows)))))

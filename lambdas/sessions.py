@@ -89,9 +89,9 @@ class SessionCache:
     """ONNX Runtime sessions of one or more stages, by tile graph; the least recently used goes where memory ends.
 
     All together take about `most_bytes` (`session_bytes`), the newest one in any case. A run may take `longest_run_s`;
-    None: as long as the function's own timeout, which Lambda keeps. Graphs are in `directory`, and
-    so are weights, unless `source` fetches them. Any number of threads may use it: whoever needs a session that is
-    being built waits for that one, and nobody else waits. Over fetched weights one session is built at a time.
+    None: as long as the function's own timeout, which Lambda keeps. Graphs are in `directory`, and so are weights,
+    unless `source` fetches them. Any number of threads may use it: a thread that needs a session which is being built
+    waits for that one, and no other thread waits. Over fetched weights one session is built at a time.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class SessionCache:
         return outputs
 
     def _get(self, function: Function, graph: str) -> Session:
-        """Return the session of a graph: the first who asks builds it, and others wait for that."""
+        """Return the session of a graph: the first caller builds it, and others wait for that."""
         with self._lock:
             if graph in self._sessions:
                 self._sessions.move_to_end(graph)

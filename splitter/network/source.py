@@ -435,7 +435,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> t
     example = _given(_example_of(path, model) if example is None else example)
     light, run = _with_channels(model, example), _runner(path)
     if any_size:
-        with suppress(ImageNotTakenError):  # whoever reads its operators at that size says which of them is why
+        with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
     return Source(path.stem, f"from {path.name}", light, run, exported=False), example
 

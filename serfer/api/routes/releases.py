@@ -123,7 +123,7 @@ def releases_router(service: Service, keys: KeyRing | None, *, is_open: bool) ->
 def allowed(keys: KeyRing | None, scope: Scope, *, is_open: bool) -> list[Any]:
     """Return the dependency of a route that only keys with a scope may use.
 
-    Without keys, which would say who asks, a registry is read and not changed unless it `is_open`: others share it.
+    Without keys, which would name the caller, a registry is read and not changed unless it `is_open`: others share it.
     """
 
     async def guard(request: Request, name: str) -> None:

@@ -6,10 +6,12 @@ of them. Most networks have three kinds: with padding before, without any, and w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Rect, Span
@@ -20,8 +22,13 @@ from splitter.tiling.regions import AxisWalk, axis_node
 from splitter.tiling.rule import extent
 from splitter.windows.strides import Strides
 
-Shape = tuple[tuple[int, int], ...]
-"""Of each tensor, a window's first row and the row after its last one, relative to where the window's output is."""
+Shape = tuple[tuple[int, ...], ...]
+"""Of each tensor, a window's first row and the row after its last one, relative to where the window's output is.
+
+And of each selection (Gather) with an exception somewhere, as dead lines of a sensor make them, the rows it selects.
+"""
+_MOST_EXCEPTIONS = 8
+"""Windows along an axis that may be of kinds of their own by what they select: each has graphs of its own."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,30 @@ def axis_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
     names = sorted(walk.spans)
     shifts = {name: starts // known.of(output) * known.of(name) for name in names}
     relative = np.stack([walk.spans[name] - shifts[name] for name in names])  # tensors, 2, windows
-    shapes = tuple(tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(starts)))
+    shapes: tuple[Shape, ...] = tuple(
+        tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(starts))
+    )
+    by_selection = tuple(map(add, shapes, _selections(graph, axis, walk.spans, shifts)))
+    if len({*by_selection}) <= len({*shapes}) + _MOST_EXCEPTIONS:
+        shapes = by_selection
     return AxisSpans(extent(graph, graph.input, axis), dict(walk.spans), output, graph.input, shapes)
+
+
+def _selections(
+    graph: Graph, axis: int, spans: Mapping[str, Spans], shifts: Mapping[str, NDArray[np.int64]]
+) -> list[Shape]:
+    """Return, for each window, the rows that each selection takes for it, relative to where the window's output is."""
+    windows: list[Shape] = [()] * len(shifts[graph.output])
+    for node in graph.nodes:
+        if node.kind != "Gather":
+            continue
+        [source] = graph.activations(node)
+        every = np.arange(extent(graph, node.output, axis))
+        chosen = axis_node(graph, node, axis).inputs[source].field(np.stack([every, every + 1]))[0]
+        parts = zip(spans[node.output].T.tolist(), shifts[source].tolist(), strict=True)
+        taken = [tuple((chosen[start:stop] - shift).tolist()) for (start, stop), shift in parts]
+        windows = [(*known, rows) for known, rows in zip(windows, taken, strict=True)]
+    return windows
 
 
 def middle_regions(graph: Graph, rows: Strides, cols: Strides, step: int) -> dict[str, Rect]:

@@ -127,13 +127,16 @@ def test_sizes_for_which_the_network_has_other_operators_have_kinds_of_their_own
     check(net, tmp_path)
 
 
-def test_a_selection_with_an_exception_in_one_window_is_refused(tmp_path):
-    net = dead_lines(997)  # in the last window, which is of a kind of its own
+@pytest.mark.parametrize("lines", [(997,), (70, 300), (1, 64, 65, 700)])
+def test_a_window_in_which_a_selection_has_an_exception_is_of_a_kind_of_its_own(lines, tmp_path):
+    net = dead_lines(*lines)
     planned(net, [(64, 1000)], tmp_path)
     check(net, tmp_path)
-    for line in (70, 300, 700):
-        with pytest.raises(ModelError, match=r"'gather_\d+' \(Gather\) .* depends on where in the image it is$"):
-            planned(dead_lines(line), [(64, 1000)], tmp_path)
+
+
+def test_a_selection_with_exceptions_in_many_windows_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"'gather_\d+' \(Gather\) .* depends on where in the image it is$"):
+        planned(dead_lines(*range(70, 1000, 65)), [(64, 1000)], tmp_path)
 
 
 def test_windows_that_are_images_of_their_own_have_the_constants_of_their_size(tmp_path):

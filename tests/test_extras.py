@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -49,7 +51,10 @@ def plan(tmp_path_factory):
 def run(hidden, *commands):
     """Run commands in one process without some modules; return each one's exit code and standard error."""
     arguments = json.dumps([sorted(hidden), [[str(word) for word in command] for command in commands]])
-    done = subprocess.run([sys.executable, "-c", RUN, arguments], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as cache:  # a cache that has plans needs no splitter
+        variables = {**os.environ, "SERFER_CACHE_DIR": cache}
+        command = [sys.executable, "-c", RUN, arguments]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.stderr.count("\0") == 3 * len(commands), done.stderr
     parts = done.stderr.split("\0")[1:]
     return [(int(parts[index + 1]), parts[index]) for index in range(0, len(parts), 3)]

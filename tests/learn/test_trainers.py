@@ -88,7 +88,7 @@ def test_a_full_disk_is_told_and_leaves_no_model(monkeypatch):
 
 
 def test_a_training_ends_with_its_trainer_and_when_the_next_one_begins(monkeypatch):
-    monkeypatch.setattr(trainers, "_COMMAND", ("sleep", "60"))
+    monkeypatch.setattr(trainers, "_COMMAND", ("sh", "-c", "exec sleep 60"))  # further arguments are for the shell
     trainer = BackgroundTrainer(pytest.fail)
     first = trainer.begin(record())
     process = first._process

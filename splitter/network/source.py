@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import logging
+import mmap
 import os
 import re
 import tempfile
@@ -47,6 +48,8 @@ _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
 _FLOAT = int(onnx.TensorProto.FLOAT)
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Linux's number, which Python has a name for from 3.13 on."""
 _SILENT = 4
 """ONNX Runtime's level of errors that end the process: others are raised, and reported by SerFer."""
 
@@ -271,18 +274,22 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsMo
 
 def _export_for_any_size(module: torch.nn.Module, small: torch.Tensor, size: Size) -> SizedExport:
     """Export a module for the images that it treats as it does images of `size`: nothing of that size is computed."""
-    import torch  # noqa: PLC0415 - slow to import
-
-    try:
-        example = torch.empty((*small.shape[:2], *size))  # its memory is never written, so it takes none
-    except RuntimeError:  # not even addresses for so much
-        example = small
     try:
         with _inductor_cache(), _quiet():
+            example = _without_memory((*small.shape[:2], *size))
             program = _traced(module, example)
             return SizedExport(_as_onnx(program, example), SizeGuards.of(program))
     except Exception as error:  # as above
         raise ModelError(f"the network cannot be exported for images of any size: {_why_not(error)}") from error
+
+
+def _without_memory(shape: Sequence[int]) -> torch.Tensor:
+    """Return a tensor, (N, C, H, W) float32, that may be larger than the machine: it has addresses, and no memory."""
+    import torch  # noqa: PLC0415 - slow to import
+
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    nothing = mmap.mmap(-1, prod(shape) * torch.float32.itemsize, flags=kind)
+    return torch.frombuffer(nothing, dtype=torch.float32).reshape(*shape)
 
 
 def _traced(module: torch.nn.Module, example: torch.Tensor) -> torch.export.ExportedProgram:

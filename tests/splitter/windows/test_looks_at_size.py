@@ -55,6 +55,12 @@ def test_a_module_that_looks_at_the_images_size_is_planned_as_it_treats_images_o
     assert relative_error(got, whole(net, batch)) <= EXACT
 
 
+def test_what_a_module_does_to_images_that_no_memory_holds_is_planned(tmp_path):
+    size = (91_002, 91_008)  # 99 GB
+    plan = serfer.map_plan(Branching().eval(), [size], tmp_path / "plan")
+    assert "AveragePool" in [each.kind for each in plan.stages[0].operators]
+
+
 def test_what_a_module_does_only_to_large_images_is_refused_by_its_own_reason(tmp_path):
     with pytest.raises(ModelError, match="depends on the values of the image"):
         serfer.map_plan(OnlySmall().eval(), [(300, 300)], tmp_path / "plan")

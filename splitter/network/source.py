@@ -275,8 +275,11 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsMo
 def _export_for_any_size(module: torch.nn.Module, small: torch.Tensor, size: Size) -> SizedExport:
     """Export a module for the images that it treats as it does images of `size`: nothing of that size is computed."""
     try:
+        example = _without_memory((*small.shape[:2], *size))
+    except OSError:  # not even addresses for so much, as where the system promises no more than it has
+        example = small
+    try:
         with _inductor_cache(), _quiet():
-            example = _without_memory((*small.shape[:2], *size))
             program = _traced(module, example)
             return SizedExport(_as_onnx(program, example), SizeGuards.of(program))
     except Exception as error:  # as above

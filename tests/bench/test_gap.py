@@ -9,7 +9,7 @@ from bench.planner import gap
 from serfer.core.errors import ModelError
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_pooling_loses_no_more_than_allowed_on_real_digits():
     result = gap.measure(seeds=(0, 1))
     assert result.before > 0.95

@@ -36,7 +36,7 @@ def test_stand_ins_keep_latency_low_while_spot_instances_are_away():
     assert meanwhile["on_lambda"] < 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_surge_is_capped_by_lambda():
     rows = [*surge_rows(0, silent, (1.0,))]
     assert [row.figure for row in rows] == ["SageMaker", "MArk"]
@@ -44,7 +44,7 @@ def test_a_surge_is_capped_by_lambda():
     assert rows[1].values["usd"] < rows[0].values["usd"]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_costs_stand_beside_the_published_factors(tmp_path):
     minutes = np.arange(11 * 1440)
     counts = (3000 + 1500 * np.sin(minutes / 1440 * 2 * np.pi)).astype(int)

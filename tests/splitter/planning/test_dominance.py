@@ -110,12 +110,15 @@ def zoo():
     return graph
 
 
-@pytest.mark.slow
+WAYS_OF_LARGE = ({"weights": "auto"}, {"weights": "auto", "max_loss": 0.05})
+
+
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *(("alexnet", way) for way in FEWER_WAYS),
-        *((name, {"weights": "auto", **loss}) for name in ("vgg16", "resnet152") for loss in ({}, {"max_loss": 0.05})),
+        *(pytest.param("alexnet", way, marks=pytest.mark.slow) for way in FEWER_WAYS),
+        *(pytest.param("vgg16", way, marks=pytest.mark.slow) for way in WAYS_OF_LARGE),
+        *(pytest.param("resnet152", way, marks=pytest.mark.weekly) for way in WAYS_OF_LARGE),  # minutes
     ],
     ids=str,
 )

@@ -47,7 +47,7 @@ _SEED = "TEST_SEED"  # of tests that draw other cases each day; the processes of
 os.environ.setdefault(_SEED, datetime.now(UTC).strftime("%Y%m%d"))
 
 _TIMES = "TEST_EXAMPLES"  # so many times the examples, from the seed of the command line (make weekly)
-_LEAKS = "TEST_LEAKS"  # collect garbage after each file, which is then told of what it left open
+_LEAKS = "TEST_LEAKS"  # collect garbage after each file, so that what a file left open is reported there
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def nothing_left_behind(request):
     before = left_behind.present()
     yield
     if _LEAKS in os.environ:
-        gc.collect()  # what nobody closed is told of here, and not in a later file
+        gc.collect()  # what was not closed is reported here, not in a later file
     left = left_behind.complaint(before | _kept)
     _outlive(left_behind.present())  # the next file is not told of it
     assert not left or "not slow" not in request.config.option.markexpr, f"this file has left behind: {left}"

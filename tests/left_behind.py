@@ -58,7 +58,7 @@ def marked():
 
 
 def complaint(kept, patience=PATIENCE):
-    """Return in words what was left behind beside what is `kept`, with so many seconds for what is ending."""
+    """Return in words what was left behind besides what is `kept`, with `patience` seconds for what is ending."""
     left = present() - kept
     strangers = [each for each in left.processes | marked() if not _belongs(each, kept.processes)]
     strangers = [each for each in strangers if not any(own in _command(each) for own in OWN)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 async def to_its_end(call: Callable[[], None]) -> None:
     """Run a blocking call in a thread; a cancellation goes on once it has ended, as it may have had an effect."""
-    running = asyncio.get_running_loop().run_in_executor(None, call)  # no task, which the loop's end would cancel
+    running = asyncio.get_running_loop().run_in_executor(None, call)  # a task would be cancelled by the end of the loop
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -128,7 +128,8 @@ class VariantPipelines:
         del self._in_flight[name]
         pipeline = self._served.pop(name)
         log_event(logging.INFO, "variant closed", variant=name)
-        closing = asyncio.get_running_loop().run_in_executor(None, pipeline.close)  # no task that a loop's end cancels
+        # a task would be cancelled by the end of the loop
+        closing = asyncio.get_running_loop().run_in_executor(None, pipeline.close)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 

@@ -25,7 +25,7 @@ from splitter.windows.strides import Strides
 Shape = tuple[tuple[int, ...], ...]
 """Of each tensor, a window's first row and the row after its last one, relative to where the window's output is.
 
-And of each selection (Gather) with an exception somewhere, as dead lines of a sensor make them, the rows it selects.
+And the rows that each selection (Gather) takes, which may have an exception, as for the dead lines of a sensor.
 """
 _MOST_EXCEPTIONS = 8
 """Windows along an axis that may be of kinds of their own by what they select: each has graphs of its own."""

@@ -77,9 +77,8 @@ def test_a_file_that_was_altered_says_nothing(settings, text):
 
 def test_four_at_once_lose_nothing(settings):
     quotas = AccountQuotas(3008, 10, "x")
-    with ProcessPoolExecutor(
-        4, get_context("spawn")
-    ) as processes:  # of this process, whose memory may be large, no copies
+    spawn = get_context("spawn")  # the tests' own process may be too large to be forked
+    with ProcessPoolExecutor(4, spawn) as processes:
         keep = partial(remember, settings.cache_dir, account="1", quotas=quotas, date="2026-11-26")
         list(processes.map(keep, [f"region-{number}" for number in range(24)]))
     assert len(json.loads((settings.cache_dir / FILE).read_text())) == 24

@@ -91,5 +91,5 @@ def hold_and_release():
 
 
 def test_what_is_held_and_its_peak_are_seen_and_what_is_released_goes_back():
-    with get_context("spawn").Pool(1) as pool:  # where nobody else's memory comes and goes
+    with get_context("spawn").Pool(1) as pool:  # a process without other threads, whose memory would be counted
         pool.apply(hold_and_release)

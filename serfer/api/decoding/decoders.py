@@ -242,9 +242,9 @@ class Decoders:
         return ImageError(f"{name} cannot be decoded: the decoder failed")
 
     def _in_a_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Begin work that no cancelling ends: an event loop that ends cancels its tasks, and this is none."""
+        """Start work in a thread as a future, not a task: an event loop that ends cancels its tasks."""
         future = asyncio.get_running_loop().run_in_executor(None, work)
-        self._background.add(future)  # the event loop has no reference
+        self._background.add(future)  # the event loop keeps no reference
         future.add_done_callback(self._background.discard)
         return future
 

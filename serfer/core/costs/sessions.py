@@ -74,7 +74,7 @@ def run_within(
     """Return a session's outputs; `runtime` is onnxruntime.
 
     Raises TimeoutError where that takes longer than about `seconds`: a network may have a loop whose turns its input
-    decides, and no thread computes for a query that nobody waits for any more. ONNX Runtime looks between operators.
+    decides, and no thread should compute for a query whose caller is gone. ONNX Runtime looks between operators.
     """
     options = runtime.RunOptions()
     with _watch(seconds).over(options):

@@ -30,7 +30,7 @@ TIMES = range(5)  # that each process changes it
 
 
 def _meet(barrier):
-    global _together  # noqa: PLW0603 - a pool's processes have no other place
+    global _together  # noqa: PLW0603 - an initializer can keep it nowhere else
     _together = barrier
 
 

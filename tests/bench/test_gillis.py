@@ -76,6 +76,7 @@ def brute_force(gillis):
     return min(plans, key=lambda price: (round(price[0] * 1e9), price[1]))
 
 
+@pytest.mark.weekly
 def test_the_dynamic_programme_finds_the_best_of_all_plans():
     random = np.random.default_rng(3)
     masters, workers, tight = 0, 0, 0

@@ -41,6 +41,7 @@ def outcomes(folder, *policies, spot=False):
     return case.run()
 
 
+@pytest.mark.weekly
 def test_mark_is_tuned_and_policies_are_judged_on_the_second_half(folder):
     found = outcomes(folder, "ski-rental", "mark")
     tuned, plain, untuned = found
@@ -83,6 +84,7 @@ def test_settings_of_mark_reach_the_policy():
     assert on_s(900.0) > on_s(60.0) + 800
 
 
+@pytest.mark.weekly
 def test_values_are_learnt_from_the_first_half_before_the_second_is_judged(tmp_path, monkeypatch):
     monkeypatch.setattr(HalvesCase, "_tuned", lambda *_: MarkOptions())
     (tmp_path / "two-types.toml").write_text(TOML)

@@ -13,12 +13,14 @@ def by_system(load, seconds=None):
     return {row.system: row for row in run(load, seconds)}
 
 
+@pytest.mark.weekly
 def test_under_a_low_load_the_gpu_costs_many_times_what_infaas_does():
     rows = by_system(FLAT)
     assert min(rows["Clipper+ GPU"].cost_ratio, rows["SM+ GPU"].cost_ratio) > 10
     assert rows[INFAAS].qps == pytest.approx(rows["Clipper+ GPU"].qps, rel=0.02)
 
 
+@pytest.mark.weekly
 def test_under_a_high_load_infaas_upgrades_to_what_serves_it_and_cpus_serve_ten_queries_a_second():
     rows = by_system(STEADY, 30.0)
     assert rows["Clipper+ CPU"].qps == pytest.approx(10.0, abs=0.5)
@@ -26,6 +28,7 @@ def test_under_a_high_load_infaas_upgrades_to_what_serves_it_and_cpus_serve_ten_
     assert rows["SM+ GPU"].qps < rows["Clipper+ GPU"].qps
 
 
+@pytest.mark.weekly
 def test_under_spikes_infaas_answers_what_cpus_cannot_at_a_part_of_the_gpu_s_cost():
     rows = by_system(FLUCTUATING)
     assert rows["Clipper+ GPU"].cost_ratio > 2

@@ -40,6 +40,7 @@ def test_a_day_that_a_trace_does_not_have_is_refused_by_its_number(trace):
         read_day(trace, 2, print)
 
 
+@pytest.mark.weekly
 def test_variants_that_scale_answer_as_much_as_each_baseline_and_cost_less():
     rows = {row.system: row for row in figure5.run("a day", DAY, queries=16_000)}
     ours = rows[figure5.INFAAS]
@@ -47,6 +48,7 @@ def test_variants_that_scale_answer_as_much_as_each_baseline_and_cost_less():
     assert all(rows[name].usd_ratio > 1.2 for name in (figure5.CLIPPER, figure5.SM))
 
 
+@pytest.mark.weekly
 def test_a_network_that_shares_a_gpu_is_slower_than_on_one_of_its_own():
     rows = {(row.system, row.network): row for row in figure7.run("a day", DAY, queries=16_000)}
     assert rows[figure7.INFAAS, figure7.SMALL].p99_ms > 1.2 * rows[figure7.CLIPPER, figure7.SMALL].p99_ms
@@ -54,6 +56,7 @@ def test_a_network_that_shares_a_gpu_is_slower_than_on_one_of_its_own():
     assert alone[figure7.INFAAS, figure7.SMALL].p99_ms < 1.2 * alone[figure7.CLIPPER, figure7.SMALL].p99_ms
 
 
+@pytest.mark.weekly
 def test_the_command_shows_both_systems_and_networks_under_both_forms_of_the_day(trace, monkeypatch):
     monkeypatch.setattr(figure7, "_LOW", 5.0)
     monkeypatch.setattr(figure7, "_HIGH", 50.0)

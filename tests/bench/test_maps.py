@@ -5,6 +5,8 @@ import pytest
 from bench.pipeline.maps import Blended, measure, network
 from serfer.core.errors import UsageError
 
+pytestmark = pytest.mark.weekly
+
 
 def test_exact_windows_have_no_error_and_blended_ones_have():
     ways, maps = measure((208, 320), 136, 4, 1, lambda _: None)

@@ -28,6 +28,7 @@ def test_inputs_agree_with_the_pairs_of_the_text():
         assert make_policy(ON_DEMAND, scenario).observe(seen(60.0, 10.0)).total >= 0
 
 
+@pytest.mark.weekly
 def test_stand_ins_keep_latency_low_while_spot_instances_are_away():
     (row,) = interruption_rows(0, silent, (0.4,))
     before, meanwhile = row.values["before"], row.values["meanwhile"]

@@ -77,6 +77,7 @@ def test_the_rules_that_one_expects(units, up, down, expected):
     assert {"always": (True, True), "never": (False, False), "follow": (True, False)}[expected] == (started, kept)
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("text", [SMALL, TWO_TYPES, LARGE])
 def test_simulated_it_costs_no_more_than_the_cheapest_of_the_rules_that_make_sense(text):
     """Always, never, or from a burst's begin to its end: what each level pays of them on average is known."""

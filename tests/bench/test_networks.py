@@ -19,6 +19,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "networks.md").re
 ROWS = section(DOCUMENT, "networks").splitlines()[2:]
 AT_LEAST = 25
 # All of them take a worker twenty minutes: every second one, and others that are quick, of other families.
+# Half of these wait for `make weekly`.
 MEASURED = NETWORKS[::2] + chosen(
     [
         *("googlenet", "mobilenet_v2", "regnet_x_400mf", "resnet18", "squeezenet1_1", "resnet10t", "seresnet18"),
@@ -44,8 +45,14 @@ def test_the_table_has_every_network_and_most_are_tiled_up_to_their_global_pooli
     assert sum(len(count) == 2 and len({number.strip() for number in count}) == 1 for count in counts) >= AT_LEAST
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("network", MEASURED, ids=lambda network: f"{network.library}-{network.name}")
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(network, marks=pytest.mark.weekly if number % 2 else pytest.mark.slow)
+        for number, network in enumerate(MEASURED)
+    ],
+    ids=[f"{network.library}-{network.name}" for network in MEASURED],
+)
 def test_each_network_behaves_as_its_row_states(network):
     row = measure(network)
     assert networks_table([row]).markdown().splitlines()[2] in ROWS

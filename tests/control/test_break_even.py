@@ -139,8 +139,13 @@ def against_the_cheaper(world, load):
     return usd, min(others)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["square", "exponential", "heavy", "walk", "mixed", "changing"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mixed", "changing")),
+        *(pytest.param(kind, marks=pytest.mark.weekly) for kind in ("square", "exponential", "heavy", "walk")),
+    ],
+)
 def test_loads_of_many_kinds_cost_little_more_than_the_cheaper_of_the_plain_rule_and_lambda_alone(kind):
     for seed in range(6):
         chance, load = np.random.default_rng(seed), []

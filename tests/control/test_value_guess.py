@@ -67,7 +67,7 @@ def test_a_model_is_learnt_from_a_day_and_decides_half_an_hour_later():
 def test_trainings_come_less_often_and_see_no_more_than_the_past():
     trainer = Told()
     walk = Walk(trainer)
-    for _ in range(40 * 48):
+    for _ in range(20 * 48):
         walk.jump(DAY // 48)
     days = [record.end_s / 86_400 for record in trainer.records]
     assert days[:7] == [1, 2, 3, 4, 5, 6, pytest.approx(7.2, abs=0.03)]

@@ -386,8 +386,14 @@ def test_layers_do_not_depend_on_process_and_directory(kind, cache, tmp_path):
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("runtime", "architecture"),
+    [
+        pytest.param(runtime, architecture, marks=pytest.mark.weekly if (row + column) % 2 else [])
+        for row, runtime in enumerate(RUNTIMES)
+        for column, architecture in enumerate(["x86_64", "arm64"])
+    ],
+)
 def test_every_offered_worker_layer_stays_within_the_limit(runtime, architecture, cache, tmp_path):
     built = worker_layer(tmp_path / "layer", replace(OPTIONS, runtime=runtime, architecture=architecture), cache)
     assert built.bytes <= DEPENDENCY_ALLOWANCE

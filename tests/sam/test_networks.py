@@ -4,7 +4,6 @@ Neither a network nor credentials are needed once a network is split. A BUILD di
 drivers; its template and state machine are then those of each combination, since nothing else in it differs.
 """
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -32,7 +31,12 @@ from tests.sam.built import SAM, Stack, run_sam, sam_lint
 from tests.sam.offered import POOL, POOLED, findings, options, translated
 
 VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
-ALL = tuple(itertools.product(DRIVERS, STORES, ENGINES))
+PAIRED = tuple(
+    (DRIVERS[(row + column) % len(DRIVERS)], store, engine)
+    for row, store in enumerate(STORES)
+    for column, engine in enumerate(ENGINES)
+)
+"""Combinations in which any two choices are seen together."""
 pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
 
 
@@ -79,7 +83,7 @@ class _Network:
 
         return build
 
-    @pytest.mark.parametrize("chosen", ALL, ids="-".join)
+    @pytest.mark.parametrize("chosen", PAIRED, ids="-".join)
     def test_nothing_is_found_in_its_template(self, chosen, plan):
         """As SAM's translator makes it, of which cfn-lint knows most; SAM's own form is linted by its CLI below."""
         assert findings(json.dumps(translated(make_template(options(*chosen), [plan])))) == []
@@ -143,9 +147,9 @@ class TestEfficientNetLite0(_Network):
     @pytest.fixture(scope="class")
     @classmethod
     def linted(cls, plan, tmp_path_factory):
-        """Return what SAM CLI says of each combination's template, and of one that is wrong."""
+        """Return what SAM CLI says of each template of PAIRED, and of one that is wrong."""
         root = tmp_path_factory.mktemp("linted")
-        sources = {chosen: make_template(options(*chosen), [plan]) for chosen in ALL}
+        sources = {chosen: make_template(options(*chosen), [plan]) for chosen in PAIRED}
         sources["wrong",] = {"Resources": {"Wrong": {"Type": "AWS::Serverless::Wrong"}}}
         for chosen, source in sources.items():
             place = root / "-".join(chosen)
@@ -155,8 +159,8 @@ class TestEfficientNetLite0(_Network):
         results = sam_lint([root / "-".join(chosen) for chosen in sources], root)
         return dict(zip(sources, results, strict=True))
 
-    @pytest.mark.parametrize("chosen", ALL, ids="-".join)
-    def test_sam_finds_nothing_in_any_combination(self, chosen, linted):
+    @pytest.mark.parametrize("chosen", PAIRED, ids="-".join)
+    def test_sam_finds_nothing_whatever_is_chosen(self, chosen, linted):
         code, output = linted[chosen]
         assert code == 0, output
         assert "is a valid SAM Template" in output

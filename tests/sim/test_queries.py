@@ -269,7 +269,7 @@ def test_pings_are_within_the_ceiling_all_or_none():
     assert ran(load, world, Scripted([0], 10), window=window, max_usd_per_hour=9 * usd).pings == 0
 
 
-@pytest.mark.parametrize(("share", "lost"), [(0.2, 4), (0.8, 16)])
+@pytest.mark.parametrize(("share", "lost"), [(0.2, 4), pytest.param(0.8, 16, marks=pytest.mark.weekly)])
 def test_stand_ins_cover_an_interruption_until_spot_instances_are_back(share, lost):
     world, interrupted = scenario(), 480.0
     kind = replace(world.instance, qps=10.0, batches=((1, 45.0), (4, 145.0)))

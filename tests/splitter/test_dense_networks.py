@@ -56,7 +56,7 @@ def test_a_dense_network_equals_its_module(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NETWORKS, *LARGE])
+@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.weekly) for name in LARGE)])
 def test_dense_networks_equal_their_modules_on_every_grid(tmp_path, name):
     check(name, tmp_path)
 

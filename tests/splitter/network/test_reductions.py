@@ -51,7 +51,11 @@ def test_the_reference_is_torchs(kind, size, given_size, seed):
     assert answer.dtype == ("uint8" if kind == "argmax" else "float32")
 
 
-@pytest.mark.parametrize(("kind", "size"), [*product(KINDS, SIZES), *((kind, None) for kind in KINDS if kind)])
+SOME = [("argmax", None), ("softmax", SIZES[0]), ("sigmoid", SIZES[1]), (None, SIZES[0])]
+REST = [case for case in product(KINDS, [*SIZES, None]) if any(case) and case not in SOME]
+
+
+@pytest.mark.parametrize(("kind", "size"), [*SOME, *(pytest.param(*case, marks=pytest.mark.weekly) for case in REST)])
 @pytest.mark.filterwarnings("ignore::serfer.PlanWarning")
 def test_a_plan_answers_with_the_reduced_map(kind, size, tmp_path):
     net, batch = network("a map"), images()

@@ -92,7 +92,9 @@ def test_random_weights_are_reproducible_and_keep_the_callers_random_state():
     assert all(torch.equal(value, again[key]) for key, value in first.state_dict().items())
 
 
-@pytest.fixture(scope="module", params=ZOO)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.weekly if name == "resnet152" else []) for name in ZOO]
+)
 def network(request):
     """A network of the zoo with its module's answers to noise and to a photograph; it is built and exported once."""
     import torch  # noqa: PLC0415 - slow to import

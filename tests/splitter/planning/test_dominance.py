@@ -60,7 +60,16 @@ def limited(room=ROOM):
     return Budget(PackageLimit(DEPENDENCY_ALLOWANCE + room, DEPENDENCY_ALLOWANCE), AWS, memory_sizes(AWS.functions))
 
 
-@pytest.fixture(scope="module", params=[*NETWORKS, "wide", "deep"])
+SMALL = [*NETWORKS, "wide", "deep"]
+CASES = [
+    # at each commit every network and every way, a third of the pairs
+    pytest.param(name, way, marks=[] if (row + column) % 3 == 0 else pytest.mark.weekly, id=f"{name}-{way}")
+    for row, name in enumerate(SMALL)
+    for column, way in enumerate(WAYS)
+]
+
+
+@pytest.fixture(scope="module")
 def small(request):
     if request.param in NETWORKS:
         net, output = NETWORKS[request.param]()
@@ -73,7 +82,7 @@ def small(request):
     return from_onnx(net.model(output), 24, 24)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(("small", "way"), CASES, indirect=["small"])
 def test_no_plan_that_is_named_beats_the_chosen_one(small, way):
     """One zip holds some of these networks, none the others."""
     for room in (ROOM, 10 * ROOM):
@@ -82,6 +91,7 @@ def test_no_plan_that_is_named_beats_the_chosen_one(small, way):
             assert not better, text
 
 
+@pytest.mark.parametrize("small", SMALL, indirect=True)
 @pytest.mark.parametrize("given", [{"stages": 3}, {"grids": (2, 2)}, {"gang": "always"}], ids=str)
 def test_a_better_plan_that_was_ruled_out_is_named_with_what_ruled_it_out(small, given):
     better, text = checked(small, limited(10 * ROOM), **given)
@@ -117,8 +127,11 @@ WAYS_OF_LARGE = ({"weights": "auto"}, {"weights": "auto", "max_loss": 0.05})
     ("name", "way"),
     [
         *(pytest.param("alexnet", way, marks=pytest.mark.slow) for way in FEWER_WAYS),
-        *(pytest.param("vgg16", way, marks=pytest.mark.slow) for way in WAYS_OF_LARGE),
-        *(pytest.param("resnet152", way, marks=pytest.mark.weekly) for way in WAYS_OF_LARGE),  # minutes
+        *(
+            pytest.param(name, way, marks=pytest.mark.weekly)
+            for name in ("vgg16", "resnet152")
+            for way in WAYS_OF_LARGE
+        ),
     ],
     ids=str,
 )

@@ -32,7 +32,7 @@ from tests.splitter.planning.test_search import DEAR_BYTES, FACTS, INLINE_MOST, 
 STAGE_GRIDS = (ONE, Grid(2, 2))
 GANG_GRIDS = (Grid(2, 1), Grid(2, 2))
 MEMORY = (884, 3538)
-CASES = 6
+CASES = 3
 MORE_CASES = 80
 
 
@@ -222,7 +222,7 @@ def cases(count):
         yield graph, [cuts[0], *(cuts[at] for at in inner), cuts[-1]], budget
 
 
-@pytest.fixture(scope="module", params=[CASES, pytest.param(MORE_CASES, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[CASES, pytest.param(MORE_CASES, marks=pytest.mark.weekly)])
 def enumerated(request):
     """Every case with its search, and seconds and dollars of all of its chains."""
     priced = []

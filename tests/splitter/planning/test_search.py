@@ -28,7 +28,7 @@ from splitter.tiling.regions import infer_regions
 from tests.splitter.models import Net
 
 CASES = 200
-A_FEW = 60  # `make slow` has all of them
+A_FEW = 30  # `make weekly` has all of them
 MEMORY = (884, 1769, 7076)
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 2), *COLUMNS[:2])
 SLOW_NETWORK = replace(shipped_aws().functions, bandwidth=2e6, invoke_floor=2e-4, invoke_tail=1e-4)
@@ -229,7 +229,7 @@ def _little_rides_along():
         yield
 
 
-@pytest.fixture(scope="module", params=[A_FEW, pytest.param(CASES, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[A_FEW, pytest.param(CASES, marks=pytest.mark.weekly)])
 def enumerated(request):
     """Every case with seconds and dollars of all of its chains."""
     priced = [(*case, *prices(*case)) for case in cases(request.param)]
@@ -323,7 +323,7 @@ def test_a_greedy_planner_misses_the_best_chain(enumerated):
 
 
 def test_a_planner_limited_to_2x2_grids_misses_the_best_chain(enumerated):
-    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).sum() >= 10
+    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).sum() >= len(enumerated) / 6
 
 
 def test_the_supported_chains_are_on_the_frontier(enumerated):

@@ -135,10 +135,12 @@ def check(exported, name, size, window, directory):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_windows_make_the_result_of_the_whole_image(exported, name, tmp_path):
+@pytest.mark.parametrize(
+    ("size", "window"), [((148, 100), 32), pytest.param((212, 308), 64, marks=pytest.mark.weekly)], ids=str
+)
+def test_windows_make_the_result_of_the_whole_image(exported, name, size, window, tmp_path):
     scale = {"a coarse map": 4}.get(name, 1)
-    assert check(exported, name, (212, 308), 64 // scale, tmp_path / "plan") >= 12
-    assert check(exported, name, (148, 100), 32 // scale, tmp_path / "plan") >= 12
+    assert check(exported, name, size, window // scale, tmp_path / "plan") >= 12
 
 
 def test_sizes_that_the_stride_does_not_divide(exported, tmp_path):

@@ -40,8 +40,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine takes its time: how long an example takes says nothing about the code.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+_USUAL_EXAMPLES = settings.default.max_examples
+settings.register_profile("commit", deadline=None, max_examples=20)  # `make weekly` finds what is rarer
+settings.load_profile("commit")
 
 _SEED = "TEST_SEED"  # of tests that draw other cases each day; the processes of one run share it
 os.environ.setdefault(_SEED, datetime.now(UTC).strftime("%Y%m%d"))
@@ -137,5 +138,6 @@ def pytest_collection_modifyitems(items):
         if is_hypothesis_test(function) and function not in multiplied:
             multiplied.add(function)
             own = getattr(function, "_hypothesis_internal_use_settings", None) or settings.default
-            more = settings(own, max_examples=times * own.max_examples, derandomize=False, database=None)
+            examples = _USUAL_EXAMPLES if own is settings.default else own.max_examples
+            more = settings(own, max_examples=times * examples, derandomize=False, database=None)
             function._hypothesis_internal_use_settings = more

@@ -17,10 +17,16 @@ def about(_):
     """Stand for a property test."""
 
 
+@given(st.none())
+def usual(_):
+    """Stand for one without a number of its own."""
+
+
 def test_examples_are_multiplied_once_however_many_items_a_property_has(monkeypatch):
     monkeypatch.setenv("TEST_EXAMPLES", "2")
-    pytest_collection_modifyitems([SimpleNamespace(obj=about)] * 3)
+    pytest_collection_modifyitems([SimpleNamespace(obj=each) for each in (about, usual)] * 3)
     assert about._hypothesis_internal_use_settings.max_examples == 14
+    assert usual._hypothesis_internal_use_settings.max_examples == 200
 
 
 def test_a_process_that_is_left_behind_is_named_by_its_command_line():

@@ -113,7 +113,7 @@ def _is_true(model: onnx.ModelProto, name: str) -> bool:
 
 
 def check_windows(model: onnx.ModelProto) -> None:
-    """Refuse windows that are larger than the map they slide over, by the shapes that were inferred."""
+    """Refuse windows and blocks that do not fit into the map that they are of, by the shapes that were inferred."""
     values = (*model.graph.value_info, *model.graph.input, *model.graph.output)
     shapes = {value.name: value.type.tensor_type.shape.dim for value in values}
     for node in model.graph.node:
@@ -123,6 +123,12 @@ def check_windows(model: onnx.ModelProto) -> None:
             size = " x ".join(str(dim.dim_value) for dim in shapes.get(node.input[0], ())[2:])
             why = f"its window does not fit into a map of {size}; give an example of larger images"
             raise refuse(node.name or node.output[0], node.op_type, why)
+        if node.op_type == "SpaceToDepth":
+            block = next(each.i for each in node.attribute if each.name == "blocksize")
+            sides = [dim.dim_value for dim in shapes.get(node.input[0], ())[2:]]
+            if any(side % block for side in sides):
+                why = f"it takes maps whose sides are multiples of {block}, not {' x '.join(map(str, sides))}"
+                raise refuse(node.name or node.output[0], node.op_type, why)
 
 
 def check_batch(graph: Graph) -> None:

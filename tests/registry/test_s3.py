@@ -171,6 +171,8 @@ class TestSeaweed(S3Contract):
 
 
 class TestMoto(S3Contract):
+    test_of_writers_at_once_exactly_one_wins_each_version = None  # moto compares and writes in two steps
+
     @pytest.fixture(scope="class")
     @classmethod
     def server(cls):

@@ -42,7 +42,6 @@ from serfer.cli.shared.service_options import (
     RouteOption,
     ScenarioOption,
     SelectorOption,
-    ShadowOption,
     VariantInstancesOption,
     applications_of,
     ceiling_of_route,
@@ -94,7 +93,6 @@ def serve(
     scenario: ScenarioOption = None,
     max_usd_per_hour: CeilingOption = None,
     record: RecordOption = None,
-    shadow: ShadowOption = None,
     keep_warm: KeepWarmOption = None,
     policy_state: PolicyStateOption = None,
     history: HistoryOption = None,
@@ -130,7 +128,7 @@ def serve(
         instances=instances,
         scenario=scenario,
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
-        beside=BesideOptions(record, tuple(shadow or ()), None if settings.keep_warm else policy_state, history),
+        beside=BesideOptions(record, None if settings.keep_warm else policy_state, history),
     )
     models = served_models(model, plan) if model or plan or not applications else {}
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes

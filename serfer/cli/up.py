@@ -49,7 +49,6 @@ from serfer.cli.shared.service_options import (
     RouteOption,
     ScenarioOption,
     SelectorOption,
-    ShadowOption,
     VariantInstancesOption,
     applications_of,
     ceiling_of_route,
@@ -103,7 +102,6 @@ def up(
     scenario: ScenarioOption = None,
     max_usd_per_hour: CeilingOption = None,
     record: RecordOption = None,
-    shadow: ShadowOption = None,
     keep_warm: KeepWarmOption = None,
     policy_state: PolicyStateOption = None,
     history: HistoryOption = None,
@@ -130,7 +128,7 @@ def up(
         instances=instances,
         scenario=scenario,
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
-        beside=BesideOptions(record, tuple(shadow or ()), None if settings.keep_warm else policy_state, history),
+        beside=BesideOptions(record, None if settings.keep_warm else policy_state, history),
     )
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)
@@ -167,7 +165,6 @@ def up(
             "history": history,
         }
     )
-    options += [f"--shadow={each}" for each in shadow or ()]
     options += [f"--registry={registry}"] if registry else []
     options += [f"--app={each}" for each in app or ()]
     lines = _Lines()

@@ -42,7 +42,6 @@ from serfer.fleet.beside.learning import Learning
 from serfer.fleet.beside.lesson import Lesson, Teach
 from serfer.fleet.beside.options import NOTHING, BesideOptions
 from serfer.fleet.beside.recorder import Recorder
-from serfer.fleet.beside.shadows import MAX_SHADOWS, Shadows
 from serfer.fleet.beside.state_keeper import StateKeeper
 from serfer.fleet.beside.state_places import check_apart, open_place
 from serfer.fleet.controller import Controller
@@ -117,18 +116,6 @@ class Routing:
         """Return a policy that has seen nothing yet."""
         return make_policy(self.policy, self.scenario)
 
-    def shadows(self) -> list[Policy]:
-        """Return the policies that decide beside the router's.
-
-        Raises UsageError for one that there is not, or that is there already.
-        """
-        names = self.beside.shadows
-        if len({*names, self.policy}) <= len(names):
-            raise UsageError(f"--shadow is a policy besides {self.policy}, given once, not {', '.join(names)[:80]}")
-        if len(names) > MAX_SHADOWS:
-            raise UsageError(f"--shadow may be given {MAX_SHADOWS} times, not {len(names)}")
-        return [make_policy(name, self.scenario) for name in names]
-
 
 def choose_routing(
     route: str,
@@ -160,9 +147,8 @@ def choose_routing(
     check_instances(instances)
     routing = Routing(route, instances, read_scenario(scenario), ceiling, beside=beside)
     routing.check()
-    routing.shadows()  # says what is wrong with them
     if beside.state is not None:
-        open_place(beside.state, "model", routing.policy)  # same
+        open_place(beside.state, "model", routing.policy)  # says what is wrong with it
     return replace(routing, history=_read_history(beside.history)) if beside.history else routing
 
 
@@ -248,12 +234,10 @@ async def open_pool(
     provisioners = _provisioners(specs, routing.scenario, model, directory, registry)
     keeper = _keeper(routing, model, url)
     learnt = await asyncio.to_thread(keeper.restored, routing.new_policy) if keeper else None
-    router, beside = routing.router(learnt), routing.shadows()
+    router = routing.router(learnt)
     learning = Learning(settings.cache_dir / VALUES)
-    for policy in (router.policy, *beside):
-        learning.join(policy)
+    learning.join(router.policy)
     teach = _teaching(routing, learning)
-    shadows = Shadows(routing.policy, routing.scenario, beside, teach) if beside else None
     lesson = Lesson(routing.new_policy(), teach) if teach and learnt is None else None
     # Last of what is opened: nothing below raises, so nothing has to close it.
     http = open_http(settings.instance_key.get_secret_value())
@@ -269,7 +253,7 @@ async def open_pool(
         connect,
         admits=partial(admits, specs),
         ends=[bought for bought, spec in specs.items() if spec == LOCAL],
-        decider=Decider(router, recorder, shadows, keeper, lesson, fresh=learnt is None),
+        decider=Decider(router, recorder, keeper, lesson, fresh=learnt is None),
         ping=ping,
     )
     controller.start()

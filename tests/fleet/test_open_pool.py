@@ -198,23 +198,9 @@ def test_options_come_before_settings(file):
 
 
 @pytest.mark.parametrize(
-    ("shadows", "words"),
-    [
-        (("break-even",), "besides break-even"),
-        (("serverless", "serverless"), "given once"),
-        (("quick",), "there is no policy 'quick'"),
-    ],
-)
-def test_a_shadow_is_another_policy_given_once(file, shadows, words):
-    with pytest.raises(UsageError, match=words):
-        choose_routing("auto", "local", file, None, BesideOptions(shadows=shadows))
-
-
-@pytest.mark.parametrize(
     "beside",
     [
         BesideOptions(Path("r")),
-        BesideOptions(shadows=("serverless",)),
         BesideOptions(state="s"),
         BesideOptions(history=Path("h")),
     ],

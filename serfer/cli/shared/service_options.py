@@ -88,15 +88,6 @@ RecordOption = Annotated[
         help="With --route: write what the policy sees and decides, for serfer simulate --replay; at most 256 MiB.",
     ),
 ]
-ShadowOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shadow",
-        metavar="POLICY",
-        help="With --route: another policy decides beside it without spending, and what it would cost is counted; may "
-        "be repeated.",
-    ),
-]
 PolicyStateOption = Annotated[
     str | None,
     typer.Option(

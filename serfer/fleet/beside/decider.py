@@ -2,7 +2,6 @@
 
 observation ──> policy, in a thread ──> plan ──> controller
                     ├──> recording
-                    ├──> shadows
                     └──> state, every few minutes
 """
 
@@ -17,7 +16,6 @@ from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan
 from serfer.control.router import Router
 from serfer.fleet.beside.lesson import Lesson
 from serfer.fleet.beside.recorder import Recorder
-from serfer.fleet.beside.shadows import Course, Shadows
 from serfer.fleet.beside.state_keeper import SAVE_EVERY_S, StateKeeper
 
 _PATIENCE_S: Final = 10.0
@@ -33,7 +31,6 @@ class Decider:
         self,
         router: Router,
         recorder: Recorder | None = None,
-        shadows: Shadows | None = None,
         keeper: StateKeeper | None = None,
         lesson: Lesson | None = None,
         *,
@@ -45,13 +42,8 @@ class Decider:
         self._unsaved_s = 0.0
         self._deciding = Lock()  # a decision outlives the task that awaits it
         self._recorder = recorder
-        self._shadows = shadows
         if recorder and not lesson:
             recorder.begin(router.policy, router.scenario, fresh=fresh)
-
-    def courses(self) -> list[Course]:
-        """Return how the policy and its shadows stand; nothing where it has no shadows."""
-        return self._shadows.courses if self._shadows else []
 
     @property
     def troubles(self) -> Mapping[str, int]:
@@ -69,8 +61,6 @@ class Decider:
         """Report instances that were on before this driver started."""
         if self._recorder:
             self._recorder.resumed(fleet)
-        if self._shadows:
-            self._shadows.resumed(fleet)
         self._router.policy.resume(fleet)
 
     async def close(self, *, leads: bool = False) -> None:
@@ -79,8 +69,6 @@ class Decider:
             self._lesson.close()
         if self._keeper:
             await asyncio.to_thread(self._close_keeper, self._keeper, leads=leads)
-        if self._shadows:
-            self._shadows.close()
         if self._recorder:
             await asyncio.to_thread(self._recorder.close, _PATIENCE_S)
 
@@ -124,6 +112,4 @@ class Decider:
         finally:
             if self._recorder:
                 self._recorder.decided(seen, plan, failed)
-            if self._shadows:
-                self._shadows.decided(seen, plan)
         return plan

@@ -9,14 +9,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class BesideOptions:
-    """`record` is the file of a recording, `shadows` are the names of policies that decide without spending.
+    """`record` is the file of a recording.
 
     `state` is the directory or the `s3://` prefix where what the policy has learnt is kept, `history` the file of a
     load that it begins with where nothing is kept.
     """
 
     record: Path | None = None
-    shadows: tuple[str, ...] = ()
     state: str | None = None
     history: Path | None = None
 
@@ -24,8 +23,6 @@ class BesideOptions:
         """Yield the options that were given, as the command line calls them."""
         if self.record is not None:
             yield "--record"
-        if self.shadows:
-            yield "--shadow"
         if self.state is not None:
             yield "--policy-state"
         if self.history is not None:

@@ -12,7 +12,6 @@ from serfer.control.saved.replay import replay
 from serfer.fleet.beside.decider import Decider
 from serfer.fleet.beside.lesson import Lesson
 from serfer.fleet.beside.recorder import Recorder
-from serfer.fleet.beside.shadows import Shadows
 from tests.control.worlds import QPS, scenario, seen, steps
 
 WORLD = scenario(5.0, boot_s=40.0)
@@ -126,24 +125,6 @@ def test_what_is_learnt_before_the_history_is_not_saved():
     finish(lesson)
     asyncio.run(decided(decider, [(100.0, QPS)] * 3))
     assert keeper.offered == [lesson._policy]
-
-
-def test_shadows_see_the_history_before_the_load_and_pay_nothing_for_it():
-    teach = Lessons()
-    teach.goes_on.set()
-    policy = new_policy()
-    shadows = Shadows("serverless", WORLD, [policy], teach)
-    for each in LOAD:
-        shadows.decided(seen(*each), None)
-    (runner,) = shadows._runners
-    assert runner._thread.close(60)
-    taught = new_policy()
-    for each in (*HISTORY, *LOAD):
-        taught.observe(seen(*each))
-    assert policy.snapshot() == taught.snapshot()
-    queries = sum(seconds * rate for seconds, rate in LOAD)
-    assert runner.course.serverless_usd <= queries * WORLD.serverless.usd_per_query
-    assert runner.course.serverless_usd + runner.course.instances_usd > 0
 
 
 @pytest.mark.parametrize("name", ["serverless"])

@@ -64,8 +64,7 @@ from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.control.selection import DEFAULT
 from serfer.core.errors import UsageError
 from serfer.extras import installed
-from serfer.fleet.beside.options import BesideOptions
-from serfer.fleet.open_pool import routing_of
+from serfer.fleet.open_pool import PolicyOptions, routing_of
 from serfer.local.descriptors import FEW, raise_limit
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import listen
@@ -128,7 +127,7 @@ def up(
         instances=instances,
         scenario=scenario,
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
-        beside=BesideOptions(record, None if settings.keep_warm else policy_state, history),
+        options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
     )
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)

@@ -27,14 +27,13 @@ from drivers.instance.client import FaultKind
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
-from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, ShadowMetrics
+from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
 from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
 from serfer.core.served import EngineSignals, InstanceState, ModelState
 from serfer.core.variants import Place
-from serfer.fleet.beside.shadows import Course
 from serfer.fleet.keep_warm.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.status import Status, TypeStatus
@@ -154,7 +153,6 @@ def metrics() -> Iterator[str]:
     load = EngineSignals(0, 0, 0, 0, 0.0, 1.0, 1, 0.0, 0.0)
     state = ModelState("loaded", 0, 0, None, 0, 0, 0.0, "", load)
     repository: Any = SimpleNamespace(states=lambda: {"": state}, state=lambda: InstanceState("", 0, 0, 0.0))
-    course = Course("", 0, 0.0, 0.0, 0)
     served = SimpleNamespace(scaled=None, variants={"": SimpleNamespace(place=Place.INSTANCE)})
     copies = SimpleNamespace(changes=counts)
     fleet: Any = SimpleNamespace(
@@ -167,7 +165,6 @@ def metrics() -> Iterator[str]:
         *(
             ServiceMetrics(made, service),
             PoolMetrics(running),
-            ShadowMetrics(lambda: [course]),
             KeepWarmMetrics({"": warmth}),
             InstanceMetrics(repository),
             VariantMetrics(fleet, lambda _application, _variant: 0),

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.control.policies import make_policy
-from serfer.control.saved.fields import SavedFields
 from serfer.control.selection import Catalogue, make_selector
+from serfer.control.snapshots import SavedFields
 from serfer.control.windows import Windows, window_policies
 from serfer.core.variants import Objectives
 from splitter.tiling.operators import _RULES

@@ -13,8 +13,8 @@ from serfer.api.auth.keys import add_key, read_keys, remove_key
 from serfer.api.offline.record import OfflineRecord, OfflineRecords
 from serfer.core.errors import UnavailableError
 from serfer.files import write_whole
-from serfer.fleet.beside.recorder import Recorder
-from serfer.fleet.beside.state_places import open_place
+from serfer.fleet.policy_state import open_place
+from serfer.fleet.recorder import Recorder
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.raster.results.parts import ResultParts
 from serfer.registry import Registrations, open_registry, submission

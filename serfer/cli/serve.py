@@ -42,7 +42,6 @@ from serfer.cli.shared.service_options import (
     RouteOption,
     ScenarioOption,
     SelectorOption,
-    ShadowOption,
     VariantInstancesOption,
     applications_of,
     ceiling_of_route,
@@ -56,8 +55,7 @@ from serfer.cli.shared.service_options import (
 )
 from serfer.cli.shared.terminal import err
 from serfer.control.selection import DEFAULT
-from serfer.fleet.beside.options import BesideOptions
-from serfer.fleet.open_pool import routing_of
+from serfer.fleet.open_pool import PolicyOptions, routing_of
 from serfer.settings import load_settings
 from serfer.wiring.options import workers_of
 
@@ -94,7 +92,6 @@ def serve(
     scenario: ScenarioOption = None,
     max_usd_per_hour: CeilingOption = None,
     record: RecordOption = None,
-    shadow: ShadowOption = None,
     keep_warm: KeepWarmOption = None,
     policy_state: PolicyStateOption = None,
     history: HistoryOption = None,
@@ -130,7 +127,7 @@ def serve(
         instances=instances,
         scenario=scenario,
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
-        beside=BesideOptions(record, tuple(shadow or ()), None if settings.keep_warm else policy_state, history),
+        options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
     )
     models = served_models(model, plan) if model or plan or not applications else {}
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes

@@ -49,7 +49,6 @@ from serfer.cli.shared.service_options import (
     RouteOption,
     ScenarioOption,
     SelectorOption,
-    ShadowOption,
     VariantInstancesOption,
     applications_of,
     ceiling_of_route,
@@ -65,8 +64,7 @@ from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.control.selection import DEFAULT
 from serfer.core.errors import UsageError
 from serfer.extras import installed
-from serfer.fleet.beside.options import BesideOptions
-from serfer.fleet.open_pool import routing_of
+from serfer.fleet.open_pool import PolicyOptions, routing_of
 from serfer.local.descriptors import FEW, raise_limit
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import listen
@@ -103,7 +101,6 @@ def up(
     scenario: ScenarioOption = None,
     max_usd_per_hour: CeilingOption = None,
     record: RecordOption = None,
-    shadow: ShadowOption = None,
     keep_warm: KeepWarmOption = None,
     policy_state: PolicyStateOption = None,
     history: HistoryOption = None,
@@ -130,7 +127,7 @@ def up(
         instances=instances,
         scenario=scenario,
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
-        beside=BesideOptions(record, tuple(shadow or ()), None if settings.keep_warm else policy_state, history),
+        options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
     )
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)
@@ -167,7 +164,6 @@ def up(
             "history": history,
         }
     )
-    options += [f"--shadow={each}" for each in shadow or ()]
     options += [f"--registry={registry}"] if registry else []
     options += [f"--app={each}" for each in app or ()]
     lines = _Lines()

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
 from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
-from serfer.control.saved.fields import Snapshot
 from serfer.control.scenario import InstanceType, Market
+from serfer.control.snapshots import Snapshot
 
 
 class InstanceState(StrEnum):

@@ -25,7 +25,7 @@ from typing import Any
 from drivers.instance.client import InstanceClient
 from serfer.control.policy import Dispatched, InstanceGroup, InstanceState, Observation, ProvisioningPlan, paid_for
 from serfer.control.scenario import S_PER_HOUR
-from serfer.fleet.beside.decider import Decider
+from serfer.fleet.decider import Decider
 from serfer.fleet.latencies import of_all
 from serfer.fleet.leader import Leader, end_instances
 from serfer.fleet.log_events import Troubles, log_event

@@ -31,26 +31,20 @@ from serfer.control.policies.mark.policy import Mark
 from serfer.control.policies.plugged_in import find_policy
 from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
-from serfer.control.saved.state import StateOwner
 from serfer.control.scenario import InstanceType, Market, Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH
-from serfer.fleet.beside.decider import Decider
-from serfer.fleet.beside.learning import Learning
-from serfer.fleet.beside.lesson import Lesson, Teach
-from serfer.fleet.beside.options import NOTHING, BesideOptions
-from serfer.fleet.beside.recorder import Recorder
-from serfer.fleet.beside.shadows import MAX_SHADOWS, Shadows
-from serfer.fleet.beside.state_keeper import StateKeeper
-from serfer.fleet.beside.state_places import check_apart, open_place
 from serfer.fleet.controller import Controller
+from serfer.fleet.decider import Decider, Learning, Lesson, Teach
 from serfer.fleet.log_events import log_event
+from serfer.fleet.policy_state import StateOwner, open_keeper, open_place
 from serfer.fleet.pool import Pool
 from serfer.fleet.provisioner_url import LOCAL, admits, check_instances, open_provisioner, specs_by_purchase
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
+from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import PoolRegistry
 from serfer.learn.trainers import VALUES
 from serfer.settings import Settings
@@ -69,12 +63,28 @@ _NOT_ITS_OWN = ("SERFER_KEYS_FILE",)  # the drivers' keys do not open their inst
 
 
 @dataclass(frozen=True)
+class PolicyOptions:
+    """`record` is the file of a recording of the policy.
+
+    `state` is the directory or the `s3://` prefix where what it has learnt is kept, `history` the file of a load that
+    it begins with where nothing is kept.
+    """
+
+    record: Path | None = None
+    state: str | None = None
+    history: Path | None = None
+
+
+_NONE: Final = PolicyOptions()
+
+
+@dataclass(frozen=True)
 class Routing:
     """The targets of queries besides the plan's functions, and their budget.
 
     `route` is "auto", "gpu" (instances alone) or a policy as `make_policy` takes it, `instances` what
-    `specs_by_purchase` takes. `model` is what instances call the network, by default the plan's name. `beside`
-    is what goes beside the policy, `history` a load that it begins with.
+    `specs_by_purchase` takes. `model` is what instances call the network, by default the plan's name. `history` is
+    the load that the policy begins with.
     """
 
     route: str
@@ -82,7 +92,7 @@ class Routing:
     scenario: Scenario
     max_usd_per_hour: float = math.inf
     model: str | None = None
-    beside: BesideOptions = NOTHING
+    options: PolicyOptions = _NONE
     history: Trace | None = None
 
     def router(self, policy: Policy | None = None) -> Router:
@@ -117,25 +127,13 @@ class Routing:
         """Return a policy that has seen nothing yet."""
         return make_policy(self.policy, self.scenario)
 
-    def shadows(self) -> list[Policy]:
-        """Return the policies that decide beside the router's.
-
-        Raises UsageError for one that there is not, or that is there already.
-        """
-        names = self.beside.shadows
-        if len({*names, self.policy}) <= len(names):
-            raise UsageError(f"--shadow is a policy besides {self.policy}, given once, not {', '.join(names)[:80]}")
-        if len(names) > MAX_SHADOWS:
-            raise UsageError(f"--shadow may be given {MAX_SHADOWS} times, not {len(names)}")
-        return [make_policy(name, self.scenario) for name in names]
-
 
 def choose_routing(
     route: str,
     instances: str | None,
     scenario: Path | None,
     max_usd_per_hour: float | None,
-    beside: BesideOptions = NOTHING,
+    options: PolicyOptions = _NONE,
 ) -> Routing | None:
     """Return what was chosen, None for functions alone.
 
@@ -146,8 +144,15 @@ def choose_routing(
     if known not in ROUTES and (known in POLICIES or find_policy(route) is None):
         raise UsageError(f"--route is {', '.join(ROUTES)}, a plugged-in policy or MODULE:Class, not {route[:40]!r}")
     if route == SERVERLESS:
-        values = {"--instances": instances, "--scenario": scenario, "--max-usd-per-hour": max_usd_per_hour}
-        for option in [*(option for option, value in values.items() if value is not None), *beside.given()]:
+        values = {
+            "--instances": instances,
+            "--scenario": scenario,
+            "--max-usd-per-hour": max_usd_per_hour,
+            "--record": options.record,
+            "--policy-state": options.state,
+            "--history": options.history,
+        }
+        for option in [option for option, value in values.items() if value is not None]:
             raise UsageError(f"{option} is about a pool of instances: give --route auto, gpu or a policy with it")
         return None
     if instances is None:
@@ -158,12 +163,11 @@ def choose_routing(
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {max_usd_per_hour}")
     ceiling = math.inf if max_usd_per_hour is None else max_usd_per_hour
     check_instances(instances)
-    routing = Routing(route, instances, read_scenario(scenario), ceiling, beside=beside)
+    routing = Routing(route, instances, read_scenario(scenario), ceiling, options=options)
     routing.check()
-    routing.shadows()  # says what is wrong with them
-    if beside.state is not None:
-        open_place(beside.state, "model", routing.policy)  # same
-    return replace(routing, history=_read_history(beside.history)) if beside.history else routing
+    if options.state is not None:
+        open_place(options.state, "model", routing.policy)  # says what is wrong with it
+    return replace(routing, history=_read_history(options.history)) if options.history else routing
 
 
 def _read_history(file: Path) -> Trace:
@@ -180,17 +184,17 @@ def routing_of(
     instances: str | None = None,
     scenario: Path | None = None,
     max_usd_per_hour: float | None = None,
-    beside: BesideOptions = NOTHING,
+    options: PolicyOptions = _NONE,
 ) -> Routing | None:
     """Return what options say, and the settings where these say nothing; raises as `choose_routing`."""
     chosen = settings.route if route is None else route
     if chosen == SERVERLESS:
-        return choose_routing(chosen, instances, scenario, max_usd_per_hour, beside)
+        return choose_routing(chosen, instances, scenario, max_usd_per_hour, options)
     ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
     instances, scenario = instances or settings.instances, scenario or settings.scenario_file
-    if beside.state is None:
-        beside = replace(beside, state=settings.policy_state)
-    return choose_routing(chosen, instances, scenario, ceiling, beside)
+    if options.state is None:
+        options = replace(options, state=settings.policy_state)
+    return choose_routing(chosen, instances, scenario, ceiling, options)
 
 
 class RunningPool:
@@ -236,8 +240,8 @@ async def open_pool(
     InputError for a recording that cannot be written.
     """
     check_classifies(plan)
-    record = routing.beside.record
-    recorder = Recorder(record) if record else None
+    options = routing.options
+    recorder = Recorder(options.record) if options.record else None
     for warning in routing.scenario.warnings():
         log_event(logging.WARNING, "scenario", message=warning)
     driver, name = secrets.token_hex(16), plan.digest[:16]
@@ -246,14 +250,13 @@ async def open_pool(
     if LOCAL in specs.values():
         await sweep(registry.parent)
     provisioners = _provisioners(specs, routing.scenario, model, directory, registry)
-    keeper = _keeper(routing, model, url)
+    owner = StateOwner(model, routing.policy, routing.scenario.digest)
+    keeper = open_keeper(options.state, url, owner) if options.state is not None else None
     learnt = await asyncio.to_thread(keeper.restored, routing.new_policy) if keeper else None
-    router, beside = routing.router(learnt), routing.shadows()
+    router = routing.router(learnt)
     learning = Learning(settings.cache_dir / VALUES)
-    for policy in (router.policy, *beside):
-        learning.join(policy)
+    learning.join(router.policy)
     teach = _teaching(routing, learning)
-    shadows = Shadows(routing.policy, routing.scenario, beside, teach) if beside else None
     lesson = Lesson(routing.new_policy(), teach) if teach and learnt is None else None
     # Last of what is opened: nothing below raises, so nothing has to close it.
     http = open_http(settings.instance_key.get_secret_value())
@@ -269,7 +272,7 @@ async def open_pool(
         connect,
         admits=partial(admits, specs),
         ends=[bought for bought, spec in specs.items() if spec == LOCAL],
-        decider=Decider(router, recorder, shadows, keeper, lesson, fresh=learnt is None),
+        decider=Decider(router, recorder, keeper, lesson, fresh=learnt is None),
         ping=ping,
     )
     controller.start()
@@ -288,16 +291,6 @@ def _teaching(routing: Routing, learning: Learning) -> Teach | None:
             see_history(policy, routing.scenario, place_until(time.time(), history), wanted=wanted)
 
     return teach
-
-
-def _keeper(routing: Routing, model: str, store: str) -> StateKeeper | None:
-    """Return what keeps the policy's state, None where it is not kept; raises UsageError for a place in `store`."""
-    where = routing.beside.state
-    if where is None:
-        return None
-    check_apart(where, store)
-    owner = StateOwner(model, routing.policy, routing.scenario.digest)
-    return StateKeeper(open_place(where, model, routing.policy), owner)
 
 
 def _provisioners(

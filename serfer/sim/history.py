@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from serfer.control.policy import Observation, Policy
+from serfer.control.rate_account import AccountedPolicy
 from serfer.control.scenario import Scenario
-from serfer.control.shadow import Shadow
 from serfer.sim.rates import PERIOD_S, steps_of
 from serfer.sim.traces import Trace
 
@@ -53,10 +53,10 @@ def see_history(
     The history is on the policy's clock (`place_before`, `place_until`). It is left off where it is not `wanted` any
     more. Raises UsageError for a load of too many steps.
     """
-    steps, shadow = steps_of(history, period_s), Shadow(policy, scenario)
+    steps, accounted = steps_of(history, period_s), AccountedPolicy(policy, scenario)
     now_s = history.begin_s
     for seconds, rate in zip(steps.durations_s.tolist(), steps.rates.tolist(), strict=True):
         if not wanted():
             return
         now_s += seconds
-        shadow.observe(Observation(now_s, seconds, rate))
+        accounted.observe(Observation(now_s, seconds, rate))

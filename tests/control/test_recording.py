@@ -17,10 +17,9 @@ from serfer.control.policy import (
     Observation,
     ProvisioningPlan,
 )
-from serfer.control.saved.plain_json import write_json
-from serfer.control.saved.recording import Decided, Resumed, event_fields, header_fields, read_recording
-from serfer.control.saved.replay import replay
+from serfer.control.recording import Decision, RunningFleet, event_fields, header_fields, read_recording, replay
 from serfer.control.scenario import Market
+from serfer.control.snapshots import write_json
 from serfer.core.errors import InputError
 from tests.control.worlds import QPS, fleet, rows, scenario, seen, steps
 
@@ -53,11 +52,11 @@ def recorded(path, load, *, name="break-even", taught=(), serving=0):
         policy.observe(seen(seconds, rate))
     header, events = header_fields(policy, WORLD, fresh=not taught), []
     if serving:
-        events.append(Resumed(fleet(serving)))
+        events.append(RunningFleet(fleet(serving)))
         policy.resume(fleet(serving))
     for number, (seconds, rate) in enumerate(steps(load, 5.0)):
         observation = seen(seconds, rate, 5.0 * number)
-        events.append(Decided(observation, policy.observe(observation)))
+        events.append(Decision(observation, policy.observe(observation)))
     return written(path, header, events)
 
 
@@ -70,10 +69,10 @@ def test_every_field_of_an_observation_and_a_plan_comes_back(tmp_path):
     defaults = {field.name: field.default for field in dataclasses.fields(FULL)}
     assert all(getattr(FULL, name) != default for name, default in defaults.items())
     events = [
-        Decided(FULL, PLAN),
-        Decided(seen(1.0, 0.0), ProvisioningPlan((), "nothing")),
-        Decided(FULL, None, "ValueError"),
-        Resumed(fleet(2)),
+        Decision(FULL, PLAN),
+        Decision(seen(1.0, 0.0), ProvisioningPlan((), "nothing")),
+        Decision(FULL, None, "ValueError"),
+        RunningFleet(fleet(2)),
     ]
     path = written(tmp_path / "r", header_fields(make_policy("serverless", WORLD), WORLD, fresh=True), events)
     header, back = read_recording(path)

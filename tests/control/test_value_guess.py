@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.guesses.value_guess import ValueGuess
 from serfer.control.policy import Observation
-from serfer.control.saved.fields import SavedFields
+from serfer.control.snapshots import SavedFields
 from serfer.control.values.features import NAMES
 from serfer.control.values.load_history import DAY
 from tests.control.values.worlds import Told

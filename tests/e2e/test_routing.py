@@ -364,18 +364,15 @@ def test_an_invalid_scenario_is_named_with_file_and_key(serfer_here, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_service_is_recorded_shadowed_and_goes_on_from_what_it_learnt(serve, serfer_here, scenario, tmp_path):
+def test_a_service_is_recorded_and_goes_on_from_what_it_learnt(serve, serfer_here, scenario, tmp_path):
     record, state, past = tmp_path / "r.jsonl", tmp_path / "state", tmp_path / "past.csv"
     past.write_text("t_seconds,rps\n0,0\n600,300\n900,0\n1500,300\n1800,0\n")
-    options = ("--store", "memory://", "--policy-state", state, "--record", record, "--shadow", "instances")
-    shadow = 'serfer_shadow_instances{policy="instances"}'
+    options = ("--store", "memory://", "--policy-state", state, "--record", record)
     for more in (("--history", past), ()):
         command, url = serve(*options, *more)
         with Burst(url) as burst:
             burst.answered("gpu")
-            eventually(lambda url=url: metric(url, shadow) >= 1, "the shadow wants an instance")
             burst.end()
-        assert metric(url, 'serfer_shadow_usd_total{policy="break-even",target="serverless"}') > 0
         assert metric(url, 'serfer_pool_troubles_total{of="state"}') == 0
         command.interrupt(signal.SIGTERM)
         result = command.end()

@@ -10,15 +10,14 @@ import pytest
 
 from serfer.control.policies import make_policy
 from serfer.control.policy import on_demand, paid_for
+from serfer.control.recording import Decision, read_recording, replay
 from serfer.control.router import Router
-from serfer.control.saved.recording import Decided, read_recording
-from serfer.control.saved.replay import replay
 from serfer.core.errors import StoreUnavailableError, UnavailableError
 from serfer.fleet import controller as controller_module
-from serfer.fleet.beside.decider import Decider
-from serfer.fleet.beside.recorder import Recorder
 from serfer.fleet.controller import Controller, Timing, _Paid
+from serfer.fleet.decider import Decider
 from serfer.fleet.pool import Pool
+from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry, PoolView
 from storage.coordination import InterceptedCoordination
 from storage.memory import MemoryStore
@@ -544,7 +543,7 @@ def test_what_a_controller_recorded_is_replayed_to_the_same_decisions(tmp_path):
     run(scene)
     header, events = read_recording(tmp_path / "r.jsonl")
     events = [*events]
-    assert any(event.seen.now_s > 1.7e9 and event.seen.fleet for event in events if isinstance(event, Decided))
+    assert any(event.seen.now_s > 1.7e9 and event.seen.fleet for event in events if isinstance(event, Decision))
     report = replay(header, events, scenario(), make_policy("break-even", scenario()))
     assert (report.decisions, report.same) == (120, 120)
     assert report.recorded.most_instances == 2

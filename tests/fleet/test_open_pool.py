@@ -10,8 +10,7 @@ import pytest
 from serfer.control.policies.mark.lstm import LstmWeights
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import InputError, UsageError
-from serfer.fleet.beside.options import BesideOptions
-from serfer.fleet.open_pool import _command, _label, choose_routing, routing_of
+from serfer.fleet.open_pool import PolicyOptions, _command, _label, choose_routing, routing_of
 from serfer.fleet.purchase import Purchase
 from serfer.settings import Settings
 from tests.fleet.fakes import SCENARIO
@@ -198,46 +197,31 @@ def test_options_come_before_settings(file):
 
 
 @pytest.mark.parametrize(
-    ("shadows", "words"),
+    ("option", "given"),
     [
-        (("break-even",), "besides break-even"),
-        (("serverless", "serverless"), "given once"),
-        (("quick",), "there is no policy 'quick'"),
+        ("--record", PolicyOptions(record=Path("r"))),
+        ("--policy-state", PolicyOptions(state="s")),
+        ("--history", PolicyOptions(history=Path("h"))),
     ],
 )
-def test_a_shadow_is_another_policy_given_once(file, shadows, words):
-    with pytest.raises(UsageError, match=words):
-        choose_routing("auto", "local", file, None, BesideOptions(shadows=shadows))
-
-
-@pytest.mark.parametrize(
-    "beside",
-    [
-        BesideOptions(Path("r")),
-        BesideOptions(shadows=("serverless",)),
-        BesideOptions(state="s"),
-        BesideOptions(history=Path("h")),
-    ],
-)
-def test_what_goes_beside_a_policy_needs_one(beside):
-    (option,) = beside.given()
+def test_options_of_a_policy_need_one(option, given):
     with pytest.raises(UsageError, match=f"{option} is about a pool"):
-        choose_routing("serverless", None, None, None, beside)
+        choose_routing("serverless", None, None, None, given)
 
 
 def test_the_setting_says_where_what_was_learnt_is_kept(file, tmp_path):
     settings = Settings(route="auto", instances="local", scenario_file=file, policy_state="s3://bucket/state")
-    assert routing_of(settings).beside.state == "s3://bucket/state"
-    assert routing_of(settings, beside=BesideOptions(state=str(tmp_path))).beside.state == str(tmp_path)
+    assert routing_of(settings).options.state == "s3://bucket/state"
+    assert routing_of(settings, options=PolicyOptions(state=str(tmp_path))).options.state == str(tmp_path)
     assert routing_of(settings, route="serverless") is None
     with pytest.raises(UsageError, match="--policy-state"):
-        routing_of(settings, beside=BesideOptions(state="ftp://a/b"))
+        routing_of(settings, options=PolicyOptions(state="ftp://a/b"))
 
 
 def test_a_history_is_read_before_anything_starts(file, tmp_path):
     trace = tmp_path / "past.csv"
     trace.write_text("t_seconds,rps\n0,5\n600,80\n")
-    assert choose_routing("auto", "local", file, None, BesideOptions(history=trace)).history.seconds == 1200
+    assert choose_routing("auto", "local", file, None, PolicyOptions(history=trace)).history.seconds == 1200
     trace.write_text("no trace\n")
     with pytest.raises(InputError, match=r"past\.csv, line 1"):
-        choose_routing("auto", "local", file, None, BesideOptions(history=trace))
+        choose_routing("auto", "local", file, None, PolicyOptions(history=trace))

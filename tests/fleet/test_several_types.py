@@ -15,16 +15,15 @@ from serfer.control.policy import (
     Observation,
     ProvisioningPlan,
 )
+from serfer.control.recording import Decision, read_recording, replay
 from serfer.control.router import Router
-from serfer.control.saved.recording import Decided, read_recording
-from serfer.control.saved.replay import replay
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UnavailableError
-from serfer.fleet.beside.decider import Decider
-from serfer.fleet.beside.recorder import Recorder
 from serfer.fleet.controller import Controller, Timing
+from serfer.fleet.decider import Decider
 from serfer.fleet.pool import Pool
 from serfer.fleet.purchase import Purchase
+from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry
 from storage.memory import MemoryStore
 from tests.fleet.fakes import GPU, TWO_TYPES, Clock, FakeProvisioner, Net
@@ -370,13 +369,13 @@ def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_aw
     run(scene)
     header, events = read_recording(tmp_path / "r.jsonl")
     events = [*events]
-    decided = [event for event in events if isinstance(event, Decided)]
+    decided = [event for event in events if isinstance(event, Decision)]
     assert len({(group.kind, group.market) for event in decided for group in event.seen.fleet}) >= 2
     assert [one for event in decided for one in event.seen.interruptions] == [Interruption("gpu", 1)]
     report = replay(header, events, spot_scenario(), make_policy("mark-spot", spot_scenario()))
     assert report.decisions == report.same == 250
     changed = [
-        replace(event, seen=replace(event.seen, fleet=(), interruptions=())) if isinstance(event, Decided) else event
+        replace(event, seen=replace(event.seen, fleet=(), interruptions=())) if isinstance(event, Decision) else event
         for event in events
     ]
     assert replay(header, changed, spot_scenario(), make_policy("mark-spot", spot_scenario())).same < 250

@@ -12,9 +12,9 @@ from bench.policies.policies import Options, cases, results
 from serfer.cli.main import app
 from serfer.control.policies import POLICIES, SEVERAL_TYPES, make_policy
 from serfer.control.policy import Observation, on_demand
-from serfer.control.saved.plain_json import write_json
-from serfer.control.saved.recording import Decided, event_fields, header_fields
+from serfer.control.recording import Decision, event_fields, header_fields
 from serfer.control.scenario_files import read_scenario
+from serfer.control.snapshots import write_json
 from serfer.core.errors import InputError, UsageError, WrongAnswerError
 from serfer.sim.calibration import write_calibration
 from serfer.sim.generators import GENERATORS
@@ -436,7 +436,7 @@ def recorded(path, scenario, decided=0):
     """Write a recording of the policy that wants no instances, which wanted `decided`."""
     world = read_scenario(scenario)
     plan = on_demand(world.instance, decided, "everything on lambda")
-    events = [Decided(Observation(float(at), 1.0, 20.0), plan) for at in range(1, 101)]
+    events = [Decision(Observation(float(at), 1.0, 20.0), plan) for at in range(1, 101)]
     lines = [header_fields(make_policy("serverless", world), world, fresh=True), *map(event_fields, events)]
     path.write_bytes(b"".join(write_json(line) + b"\n" for line in lines))
     return path

@@ -15,7 +15,7 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
-from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, ShadowMetrics
+from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.api.offline.jobs import OfflineJobs
@@ -237,8 +237,6 @@ def make_service(
     for pipeline in pipelines.values():
         if isinstance(pipeline.target, RunningPool):
             telemetry.metrics.registry.register(PoolMetrics(pipeline.target))
-            if pipeline.target.controller.decider.courses():
-                telemetry.metrics.registry.register(ShadowMetrics(pipeline.target.controller.decider.courses))
     kept = {name: each.warmth for name, each in pipelines.items() if isinstance(each.warmth, KeepWarm)}
     if kept:
         telemetry.metrics.registry.register(KeepWarmMetrics(kept))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from drivers.instance.client import FaultKind
 from serfer.control.router import Reason
-from serfer.fleet.beside.shadows import Course
 from serfer.fleet.keep_warm.keep_warm import KeepWarm
 from serfer.fleet.open_pool import RunningPool
 
@@ -76,33 +75,6 @@ class PoolMetrics(Collector):
                 instances.add_metric([bought.kind, bought.market, state], float(count))
             usd.add_metric([bought.kind, bought.market], one.hour_usd)
         yield from (instances, usd)
-
-
-class ShadowMetrics(Collector):
-    """The policies that decide beside the live one of a driver, and that one itself, all by one account."""
-
-    def __init__(self, courses: Callable[[], Sequence[Course]]) -> None:
-        self._courses = courses
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield everything as it is now."""
-        wanted = GaugeMetricFamily(
-            "serfer_shadow_instances", "Instances that a policy wants, live or shadow.", labels=["policy"]
-        )
-        usd = CounterMetricFamily(
-            "serfer_shadow_usd",
-            "Dollars that a policy would have cost since the start, at the level of rates, live or shadow.",
-            labels=["policy", "target"],
-        )
-        troubles = CounterMetricFamily(
-            "serfer_shadow_troubles", "Observations that a shadow failed on, or had no time for.", labels=["policy"]
-        )
-        for course in self._courses():
-            wanted.add_metric([course.policy], course.wanted)
-            usd.add_metric([course.policy, "serverless"], course.serverless_usd)
-            usd.add_metric([course.policy, "gpu"], course.instances_usd)
-            troubles.add_metric([course.policy], course.troubles)
-        yield from (wanted, usd, troubles)
 
 
 class KeepWarmMetrics(Collector):

@@ -13,15 +13,14 @@ from serfer.core.errors import WrongAnswerError
 
 if TYPE_CHECKING:
     from serfer.control.policy import InstanceCount, ProvisioningPlan
-    from serfer.control.saved.replay import Difference, ReplayReport
+    from serfer.control.recording import Difference, ReplayReport
     from serfer.control.values.trainer import Trainer
 
 
 def replay_recording(file: Path, scenario: Path, policy: str | None, trainer: Trainer | None, *, as_json: bool) -> None:
     """Replay a recording and print the report; raises WrongAnswerError where its own policy decides otherwise."""
     from serfer.control.policies import make_policy  # noqa: PLC0415 - the command line starts fast
-    from serfer.control.saved.recording import read_recording  # noqa: PLC0415 - same
-    from serfer.control.saved.replay import replay  # noqa: PLC0415 - same
+    from serfer.control.recording import read_recording, replay  # noqa: PLC0415 - same
     from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - same
     from serfer.control.values.trainer import Trainable  # noqa: PLC0415 - same
 

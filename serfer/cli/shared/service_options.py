@@ -18,7 +18,7 @@ from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
-from serfer.fleet.beside.state_places import open_place
+from serfer.fleet.policy_state import open_place
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
@@ -86,15 +86,6 @@ RecordOption = Annotated[
     typer.Option(
         metavar="FILE",
         help="With --route: write what the policy sees and decides, for serfer simulate --replay; at most 256 MiB.",
-    ),
-]
-ShadowOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shadow",
-        metavar="POLICY",
-        help="With --route: another policy decides beside it without spending, and what it would cost is counted; may "
-        "be repeated.",
     ),
 ]
 PolicyStateOption = Annotated[

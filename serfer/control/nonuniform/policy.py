@@ -21,8 +21,8 @@ from serfer.control.nonuniform.mix import mix
 from serfer.control.nonuniform.rate_dispatcher import MeanRate, RateDispatcher
 from serfer.control.nonuniform.sizes import Size, sizes_of
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan, on_demand_in
-from serfer.control.saved.fields import MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import Market, Scenario
+from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
 
 _MEAN_S: Final = 10.0  # of the rate
 _MOST: Final = 1000  # instances: no pool has more

@@ -68,7 +68,7 @@ def _with_forecaster(name: str) -> Callable[[Scenario], Policy] | None:
 
     def make(scenario: Scenario) -> Policy:
         made = kind(scenario, replace(kind.options, forecaster=file))
-        made.name = name  # recordings and shadows tell it from the one without a file
+        made.name = name  # recordings tell it from the one without a file
         return made
 
     return make

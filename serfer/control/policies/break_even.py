@@ -24,8 +24,8 @@ from serfer.control.policies.guesses.value_guess import ValueGuess
 from serfer.control.policies.guesses.windows_guess import WindowsGuess
 from serfer.control.policies.robustness_budget import RobustnessBudget
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
-from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.values.trainer import Trainer
 
 _FADING_S: Final = 2 * 86_400.0  # in which what a rule cost loses all but 1/e of its weight

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from serfer.control.policies.capacity_levels import Bools, Floats
-from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import SavedFields, Snapshot
 
 SIZES: Final = tuple(product((0.0, 0.3, 1.0), (1.0, 4.0, 16.0, 64.0)))  # (start, stop), in starts
 PLAIN: Final = SIZES.index((1.0, 1.0))

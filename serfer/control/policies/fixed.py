@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
-from serfer.control.saved.fields import MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import S_PER_HOUR, Scenario
+from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
 
 _ROUNDING: Final = 1e-9  # instances
 _MAX_PEAKS: Final = 100_000  # in a snapshot

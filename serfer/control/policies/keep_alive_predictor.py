@@ -6,7 +6,7 @@ from typing import Final
 
 from serfer.control.policies.length_histograms import LengthHistogram, hazards
 from serfer.control.policies.renewal import BURST, QUIET, Actions, best_actions
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 
 BOOT_TICKS: Final = 8
 _CLOCK: Final = 480  # ticks: an hour where a boot takes one minute, four where it takes four

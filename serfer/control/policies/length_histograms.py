@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from serfer.control.policies.capacity_levels import Floats
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 
 _LONG: Final = 0.998  # what is left of a length's weight after the next one
 _SHORT: Final = 0.9

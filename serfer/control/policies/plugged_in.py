@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from serfer.control.policy import ByRates, InstanceCount, InstanceGroup, Observation, Policy, ProvisioningPlan
-from serfer.control.saved.fields import Snapshot
 from serfer.control.scenario import Market, Scenario
+from serfer.control.snapshots import Snapshot
 from serfer.core.errors import InputError, UsageError
 from serfer.core.wire import MAX_BATCH
 from serfer.modules import in_one_line, load_entry, load_object, plugged_in

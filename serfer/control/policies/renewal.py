@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from serfer.control.policies.capacity_levels import Bools, Floats
-from serfer.control.saved.fields import SavedFields, Snapshot, packed
+from serfer.control.snapshots import SavedFields, Snapshot, packed
 
 BURST: Final = 0
 QUIET: Final = 1

@@ -13,8 +13,8 @@ import numpy as np
 
 from serfer.control.policies.capacity_levels import Bools, Floats
 from serfer.control.policies.work_function import WorkFunction
-from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import SavedFields, Snapshot
 
 
 class RobustnessBudget:

@@ -8,8 +8,8 @@ from typing import Final
 from serfer.control.policies.capacity_levels import MAX_LEVELS, levels_of
 from serfer.control.policies.work_function import WorkFunction
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
-from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import SavedFields, Snapshot
 
 _LAYOUT: Final = 1  # of snapshots: another number for other fields
 

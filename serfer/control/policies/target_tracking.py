@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
-from serfer.control.saved.fields import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 
 _POINT_S: Final = 60.0
 _LOW: Final = 0.9  # of the target, below which the alarm for scale-in is

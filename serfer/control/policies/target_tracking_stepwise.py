@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
-from serfer.control.saved.fields import MOST_COUNTED, SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import MOST_COUNTED, SavedFields, Snapshot
 
 _OVER: Final = 2.0  # instances are kept at half of what they can do
 _WINDOW_S: Final = 60.0

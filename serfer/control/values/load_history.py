@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 
 SLOT_S: Final = 10.0
 DAY: Final = 8640  # slots

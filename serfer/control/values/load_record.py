@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.saved.fields import SavedFields
-from serfer.control.saved.plain_json import read_json, write_json
+from serfer.control.snapshots import SavedFields, read_json, write_json
 from serfer.control.values.features import LevelFacts
 from serfer.control.values.load_history import MAX_SLOTS
 from serfer.core.errors import InputError

@@ -11,8 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.saved.fields import SavedFields, Snapshot
-from serfer.control.saved.plain_json import read_json, write_json
+from serfer.control.snapshots import SavedFields, Snapshot, read_json, write_json
 from serfer.control.values.features import NAMES, Bools, Floats, LevelFacts
 from serfer.control.values.forest import MAX_TEXT, Forest
 from serfer.core.errors import InputError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.windows import Windows
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.idle_histogram import RANGE_S, IdleHistogram
 from serfer.control.windows.windows import MOST_S, Windows
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.windows import Windows
 
 BIN_S: Final = 60.0

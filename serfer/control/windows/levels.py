@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.windows import MOST_S, WindowPolicy, Windows
 
 MOST_LEVELS: Final = 128

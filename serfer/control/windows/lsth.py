@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.hybrid import STANDARD, LongForecast, beyond
 from serfer.control.windows.idle_histogram import IdleHistogram
 from serfer.control.windows.windows import Windows

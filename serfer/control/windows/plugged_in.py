@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.fixed import FixedKeepAlive
 from serfer.control.windows.hybrid import SPAN_S, HybridHistogram
 from serfer.control.windows.lsth import GAMMA, LongShortHistogram

@@ -21,10 +21,10 @@ from threading import Lock
 from typing import Final
 
 from serfer.control.windows import WarmLevels
-from serfer.fleet.beside.state_keeper import SAVE_EVERY_S, StateKeeper
 from serfer.fleet.controller import PERIOD_S, Timing
 from serfer.fleet.keep_warm.in_flight import InFlight
 from serfer.fleet.log_events import Troubles, log_event
+from serfer.fleet.policy_state import SAVE_EVERY_S, StateKeeper
 from serfer.fleet.registry import DriverLoad, PoolRegistry, PoolView
 from serfer.fleet.warming import Warming
 

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from serfer.control.environments import PINGED_AFTER
-from serfer.control.saved.state import StateOwner
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.plan import Plan
-from serfer.fleet.beside.state_keeper import StateKeeper
-from serfer.fleet.beside.state_places import check_apart, open_place
 from serfer.fleet.keep_warm.keep_warm import KeepWarm, Ping, PingLimits
+from serfer.fleet.policy_state import StateOwner, open_keeper
 from serfer.fleet.registry import PoolRegistry
 from serfer.pipeline.warm import environments
 from storage.store import Store
@@ -41,7 +39,8 @@ async def open_keep_warm(
     or a place that cannot be.
     """
     make = window_policies(options.windows)
-    state = _state(options, plan, url)
+    owner = StateOwner(plan.model, f"keep-warm-{options.windows}", "")
+    state = open_keeper(options.state, url, owner) if options.state is not None else None
 
     def new() -> WarmLevels:
         return WarmLevels(make)
@@ -53,12 +52,3 @@ async def open_keep_warm(
     opened = KeepWarm(restored or new(), registry, ping, limits, state=state, paid=paid)
     opened.start()
     return opened
-
-
-def _state(options: WarmOptions, plan: Plan, url: str) -> StateKeeper | None:
-    """Return what keeps the learnt windows, None where they are not kept."""
-    if options.state is None:
-        return None
-    check_apart(options.state, url)
-    policy = f"keep-warm-{options.windows}"
-    return StateKeeper(open_place(options.state, plan.model, policy), StateOwner(plan.model, policy, ""))

@@ -8,10 +8,9 @@ from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
 from serfer.control.nonuniform.replayed_shares import DispatchAccount
 from serfer.control.policies import make_policy
 from serfer.control.policy import Dispatched, InstanceGroup, InstanceState, Observation
-from serfer.control.saved.plain_json import write_json
-from serfer.control.saved.recording import Decided, event_fields, header_fields, read_recording
-from serfer.control.saved.replay import replay
+from serfer.control.recording import Decision, event_fields, header_fields, read_recording, replay
 from serfer.control.scenario import Market
+from serfer.control.snapshots import write_json
 from tests.control.nonuniform.test_rate_dispatcher import WORLD, Place
 
 TARGETS = [Place("large", 0, 16), Place("small", 0, 2)]
@@ -35,7 +34,7 @@ def observations():
 def test_a_recording_holds_batch_sizes_and_dispatch_and_its_replay_gives_the_same_shares(tmp_path):
     policy, path = make_policy("infless", WORLD), tmp_path / "recording"
     lines = [header_fields(policy, WORLD, fresh=True)]
-    lines += [event_fields(Decided(seen, policy.observe(seen))) for seen in observations()]
+    lines += [event_fields(Decision(seen, policy.observe(seen))) for seen in observations()]
     path.write_bytes(b"".join(write_json(line) + b"\n" for line in lines))
     header, events = read_recording(path)
     report = replay(header, events, WORLD, make_policy("infless", WORLD))

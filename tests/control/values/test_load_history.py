@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.saved.fields import SavedFields
+from serfer.control.snapshots import SavedFields
 from serfer.control.values.load_history import DAY, MAX_SLOTS, SLOT_S, LoadHistory
 from serfer.core.errors import InputError
 

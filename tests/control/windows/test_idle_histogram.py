@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.saved.fields import SavedFields
+from serfer.control.snapshots import SavedFields
 from serfer.control.windows.idle_histogram import BINS, RANGE_S, SLOTS, IdleHistogram
 from serfer.core.errors import InputError
 

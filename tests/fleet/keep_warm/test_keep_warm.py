@@ -6,14 +6,12 @@ import pytest
 
 from drivers.driver import NO_CONTEXT
 from serfer.api.observability.pool_metrics import KeepWarmMetrics
-from serfer.control.saved.state import StateOwner
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.errors import StoreUnavailableError, UnavailableError
-from serfer.fleet.beside.state_keeper import StateKeeper
-from serfer.fleet.beside.state_places import open_place
 from serfer.fleet.controller import Timing
 from serfer.fleet.keep_warm.in_flight import InFlight
 from serfer.fleet.keep_warm.keep_warm import KeepWarm, PingLimits
+from serfer.fleet.policy_state import StateKeeper, StateOwner, open_place
 from serfer.fleet.registry import PoolRegistry
 from storage.coordination import InterceptedCoordination
 from storage.memory import MemoryStore

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from serfer.control.policies.capacity_levels import Bools, Floats
 from serfer.control.policy import Observation
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 
 
 class Guess(Protocol):

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from serfer.control.policies.capacity_levels import Bools, Floats
 from serfer.control.policy import Observation
-from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.values.features import LONGEST, Bursts, LevelFacts, level_features, load_features
 from serfer.control.values.load_history import DAY, LoadHistory
 from serfer.control.values.load_record import LoadRecord

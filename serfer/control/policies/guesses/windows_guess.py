@@ -10,8 +10,8 @@ import numpy as np
 from serfer.control.policies.capacity_levels import Bools, Floats, lambda_units
 from serfer.control.policies.keep_alive_predictor import BOOT_TICKS, KeepAlivePredictor
 from serfer.control.policy import Observation
-from serfer.control.saved.fields import SavedFields, Snapshot
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import SavedFields, Snapshot
 
 _LEAST_TICK_S: Final = 1.0
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from serfer.control.policies.mark.schedule import Key
-from serfer.control.saved.fields import MOST_COUNTED, SavedFields, Snapshot
 from serfer.control.scenario import Market, Scenario
+from serfer.control.snapshots import MOST_COUNTED, SavedFields, Snapshot
 
 _MAX_PLANS: Final = 10_000  # in a snapshot
 _MAX_KINDS: Final = 64  # types and markets in one of them

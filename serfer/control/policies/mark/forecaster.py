@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from serfer.control.policies.mark.lstm import LstmForecaster, read_lstm
 from serfer.control.policies.mark.seasonal import SeasonalSmoothing
-from serfer.control.saved.fields import Snapshot
+from serfer.control.snapshots import Snapshot
 from serfer.core.errors import InputError, UsageError
 from serfer.modules import in_one_line, load_entry, load_object, plugged_in
 

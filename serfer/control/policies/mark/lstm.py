@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.saved.fields import MOST_QPS, SavedFields, Snapshot
+from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
 from serfer.core.errors import InputError
 
 Floats = NDArray[np.float64]

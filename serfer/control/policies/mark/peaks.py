@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from serfer.control.saved.fields import MOST_QPS, SavedFields, Snapshot
+from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
 
 _ROUNDING: Final = 1e-9
 _MOST_UNITS: Final = 2 * 1440  # that one late observation counts for

@@ -16,8 +16,8 @@ from serfer.control.policies.mark.schedule import Candidate, Key, fill
 from serfer.control.policies.mark.slo_monitor import SloMonitor
 from serfer.control.policies.mark.standby import Standby
 from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Observation, ProvisioningPlan
-from serfer.control.saved.fields import MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import InstanceType, Market, Scenario
+from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
 from serfer.core.errors import InputError
 
 _LAYOUT: Final = 1  # of snapshots: another number for other fields

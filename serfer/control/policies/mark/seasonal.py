@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.saved.fields import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
+from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 
 Floats = NDArray[np.float64]
 DAY: Final = 1440  # minutes

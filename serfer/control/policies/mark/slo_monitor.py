@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serfer.control.policy import Observation
-from serfer.control.saved.fields import SavedFields, Snapshot
+from serfer.control.snapshots import SavedFields, Snapshot
 
 
 class SloMonitor:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from serfer.control.policy import InstanceGroup, InstanceState, Observation
-from serfer.control.saved.fields import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 from serfer.control.scenario import InstanceType, Market, Scenario
+from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 from serfer.core.errors import InputError
 
 _ROUNDING: Final = 1e-9

@@ -9,10 +9,10 @@ import pytest
 
 from serfer.control.policies import make_policy
 from serfer.control.policy import on_demand
-from serfer.control.saved.recording import Decided, read_recording
+from serfer.control.recording import Decision, read_recording
 from serfer.core.errors import InputError
-from serfer.fleet.beside import recorder as recorder_module
-from serfer.fleet.beside.recorder import Recorder
+from serfer.fleet import recorder as recorder_module
+from serfer.fleet.recorder import Recorder
 from tests import bugs
 from tests.control.worlds import scenario, seen
 
@@ -33,7 +33,7 @@ def test_lines_are_whole_and_for_their_owner_alone(tmp_path):
     recorder.close(60)
     header, events = read_recording(tmp_path / "r.jsonl")
     assert header.policy == "break-even"
-    assert [*events] == [Decided(seen(1.0, 2.0), PLAN), Decided(seen(1.0, 3.0), None, "ValueError")]
+    assert [*events] == [Decision(seen(1.0, 2.0), PLAN), Decision(seen(1.0, 3.0), None, "ValueError")]
     assert stat.S_IMODE((tmp_path / "r.jsonl").stat().st_mode) == 0o600
     assert "secret" not in (tmp_path / "r.jsonl").read_text()
 
@@ -57,7 +57,7 @@ def test_a_policy_whose_snapshot_fails_is_recorded_without_it(tmp_path, caplog):
     recorder.close(60)
     header, events = read_recording(tmp_path / "r.jsonl")
     assert (header.fresh, header.state) == (False, None)
-    assert [*events] == [Decided(seen(1.0, 2.0), PLAN)]
+    assert [*events] == [Decision(seen(1.0, 2.0), PLAN)]
     (message,) = [record.serfer["message"] for record in caplog.records if record.message == "record"]
     assert message.startswith("forgetful cannot tell what it had learnt before")
 

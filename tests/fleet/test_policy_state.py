@@ -1,20 +1,30 @@
 """What a policy has learnt survives restarts; what cannot be taken is refused, and the service starts without it."""
 
 import asyncio
+import json
 import stat
 from dataclasses import replace
 from threading import Event
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serfer.control.policies import POLICIES, make_policy
 from serfer.control.policy import Learner
 from serfer.control.router import Router
-from serfer.control.saved.state import StateOwner
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.fleet.beside.decider import Decider
-from serfer.fleet.beside.state_keeper import StateKeeper
-from serfer.fleet.beside.state_places import StateFile, check_apart, open_place
+from serfer.fleet import policy_state
+from serfer.fleet.decider import Decider
+from serfer.fleet.policy_state import (
+    StateFile,
+    StateKeeper,
+    StateOwner,
+    check_apart,
+    decode_state,
+    encode_state,
+    open_place,
+)
 from tests.control.worlds import QPS, scenario, seen, steps
 from tests.moto_server import ACCESS, MotoServer
 
@@ -22,6 +32,8 @@ WORLD = scenario(5.0, boot_s=40.0)
 OWNER = StateOwner("alexnet", "break-even", WORLD.digest)
 LEARNERS = [name for name in POLICIES if isinstance(make_policy(name, WORLD), Learner)]
 BURSTS = [*steps([(300, 0.0), (120, 1.5 * QPS)] * 8, 5.0)]
+SNAPSHOT = {"version": 1, "numbers": [0.1, 1 / 3, 2e-300], "text": "ü\n"}
+DATA = encode_state(OWNER, 1.7e9, SNAPSHOT)
 
 
 def new_policy(world=WORLD, name="break-even"):
@@ -285,3 +297,66 @@ def test_an_object_that_is_too_large_is_not_read_whole(monkeypatch, server, acce
         client.put_object(Bucket="versioned", Key="m.p.json", Body=b"x" * 1000)
     with pytest.raises(InputError, match="more than 100 bytes"):
         open_place("s3://versioned", "m", "p").read(100)
+
+
+def test_a_state_comes_back_as_it_was():
+    assert decode_state(DATA, OWNER) == SNAPSHOT
+
+
+@settings(derandomize=True, max_examples=200)
+@given(length=st.integers(0, len(DATA) - 1))
+def test_a_torn_state_is_refused(length):
+    with pytest.raises(InputError):
+        decode_state(DATA[:length], OWNER)
+
+
+@settings(derandomize=True, max_examples=200)
+@given(at=st.integers(DATA.index(b"\n") + 1, len(DATA) - 1), bit=st.integers(0, 7))
+def test_an_altered_snapshot_is_refused(at, bit):
+    with pytest.raises(InputError, match="SHA-256"):
+        decode_state(DATA[:at] + bytes([DATA[at] ^ 1 << bit]) + DATA[at + 1 :], OWNER)
+
+
+@settings(derandomize=True, max_examples=200)
+@given(data=st.binary(max_size=300))
+def test_anything_else_is_refused(data):
+    with pytest.raises(InputError):
+        decode_state(data, OWNER)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (replace(OWNER, model="resnet"), "about the load of 'alexnet', not of 'resnet'"),
+        (replace(OWNER, policy="ski-rental"), "of the policy 'break-even', not of 'ski-rental'"),
+        (replace(OWNER, scenario="1" * 64), "other prices or speeds"),
+    ],
+)
+def test_another_owners_state_is_refused_by_name(other, words):
+    with pytest.raises(InputError, match=words):
+        decode_state(DATA, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2}, "newer version, 2"),
+        ({"version": "x"}, "another version"),
+        ({"format": "x"}, "not a policy's state"),
+        ({"bytes": 1}, "torn"),
+        ({"bytes": None}, "bytes should be a whole number"),
+        ({"more": 1}, "unknown 'more'"),
+    ],
+)
+def test_other_first_lines_are_refused(changes, words):
+    first, body = DATA.split(b"\n", 1)
+    with pytest.raises(InputError, match=words):
+        decode_state(json.dumps({**json.loads(first), **changes}).encode() + b"\n" + body, OWNER)
+
+
+def test_what_is_no_json_or_too_large_is_not_kept(monkeypatch):
+    with pytest.raises(ValueError, match="JSON"):
+        encode_state(OWNER, 0.0, {"a": float("nan")})
+    monkeypatch.setattr(policy_state, "MAX_SNAPSHOT_BYTES", 10)
+    with pytest.raises(ValueError, match="larger than 10"):
+        encode_state(OWNER, 0.0, SNAPSHOT)

@@ -1,11 +1,12 @@
-"""Reads the fields of a snapshot, which came from a file: each is checked for type, shape and bounds."""
+"""Snapshots of what policies have learnt: plain JSON, whose fields are checked for type, shape and bounds when read."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from serfer.core.errors import InputError
 
 Snapshot = dict[str, Any]
 """What a policy has learnt, as plain JSON values."""
+MAX_SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 MOST_COUNTED: Final = 2**53
 """The most that a snapshot counts of anything: whole numbers up to it are floats, too."""
 MOST_QPS: Final = 1e12
@@ -164,3 +166,23 @@ class SavedFields:
 def packed(flags: NDArray[np.bool_]) -> str:
     """Return an array of true and false as hexadecimal digits, four to a digit."""
     return np.packbits(flags).tobytes().hex()
+
+
+def read_json(data: bytes, where: str) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value; raises InputError that says where it is none."""
+    try:
+        return json.loads(data, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}") from error
+
+
+def write_json(fields: Snapshot) -> bytes:
+    """Return an object in one line; raises ValueError for numbers that are not finite.
+
+    Piece by piece: json's own encoder would hold the interpreter for as long as a large snapshot takes.
+    """
+    return "".join(json.JSONEncoder(allow_nan=False, separators=(",", ":")).iterencode(fields)).encode()
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")

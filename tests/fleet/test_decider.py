@@ -1,4 +1,4 @@
-"""A policy learns from a history beside the one that decides, and takes over with all that came meanwhile."""
+"""Policies learn from a history while another one decides, and values in the background, with the extra."""
 
 import asyncio
 from threading import Event
@@ -6,13 +6,14 @@ from threading import Event
 import pytest
 
 from serfer.control.policies import make_policy
+from serfer.control.policies.break_even import BreakEven
+from serfer.control.policies.ski_rental import SkiRental
+from serfer.control.recording import read_recording, replay
 from serfer.control.router import Router
-from serfer.control.saved.recording import read_recording
-from serfer.control.saved.replay import replay
-from serfer.fleet.beside.decider import Decider
-from serfer.fleet.beside.lesson import Lesson
-from serfer.fleet.beside.recorder import Recorder
-from serfer.fleet.beside.shadows import Shadows
+from serfer.fleet import decider as decider_module
+from serfer.fleet.decider import Decider, Learning, Lesson
+from serfer.fleet.recorder import Recorder
+from serfer.learn.trainers import BackgroundTrainer, KeptTrainer
 from tests.control.worlds import QPS, scenario, seen, steps
 
 WORLD = scenario(5.0, boot_s=40.0)
@@ -128,24 +129,6 @@ def test_what_is_learnt_before_the_history_is_not_saved():
     assert keeper.offered == [lesson._policy]
 
 
-def test_shadows_see_the_history_before_the_load_and_pay_nothing_for_it():
-    teach = Lessons()
-    teach.goes_on.set()
-    policy = new_policy()
-    shadows = Shadows("serverless", WORLD, [policy], teach)
-    for each in LOAD:
-        shadows.decided(seen(*each), None)
-    (runner,) = shadows._runners
-    assert runner._thread.close(60)
-    taught = new_policy()
-    for each in (*HISTORY, *LOAD):
-        taught.observe(seen(*each))
-    assert policy.snapshot() == taught.snapshot()
-    queries = sum(seconds * rate for seconds, rate in LOAD)
-    assert runner.course.serverless_usd <= queries * WORLD.serverless.usd_per_query
-    assert runner.course.serverless_usd + runner.course.instances_usd > 0
-
-
 @pytest.mark.parametrize("name", ["serverless"])
 def test_a_policy_without_snapshots_may_have_a_history(name, tmp_path, caplog):
     teach = Lessons()
@@ -156,3 +139,52 @@ def test_a_policy_without_snapshots_may_have_a_history(name, tmp_path, caplog):
     asyncio.run(decided(decider, LOAD[:3]))
     recorder.close(60)
     assert any("cannot be replayed" in record.serfer["message"] for record in caplog.records)
+
+
+def trainer(policy):
+    return policy._values._trainer
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    monkeypatch.setattr(decider_module, "can_learn", lambda: True)
+
+
+@pytest.mark.usefixtures("installed")
+def test_each_policy_that_can_learn_has_a_trainer_of_its_own(tmp_path):
+    policies, pool = [BreakEven(scenario()), BreakEven(scenario())], Learning(tmp_path)
+    for policy in [*policies, SkiRental(scenario())]:
+        pool.join(policy)
+    first, second = map(trainer, policies)
+    assert isinstance(first, BackgroundTrainer)
+    assert isinstance(second, BackgroundTrainer)
+    assert first is not second
+    pool.close()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_history_is_learnt_from_at_once(tmp_path):
+    policy, pool = BreakEven(scenario()), Learning(tmp_path)
+    with pool.at_once(policy):
+        assert trainer(policy) == KeptTrainer(tmp_path)
+    assert isinstance(trainer(policy), BackgroundTrainer)
+
+
+def test_without_the_extra_nothing_is_learnt(monkeypatch, tmp_path):
+    monkeypatch.setattr(decider_module, "can_learn", lambda: False)
+    policy, pool = BreakEven(scenario()), Learning(tmp_path)
+    pool.join(policy)
+    with pool.at_once(policy):
+        assert trainer(policy) is None
+    assert trainer(policy) is None
+    pool.close()
+
+
+@pytest.mark.usefixtures("installed")
+def test_closing_ends_trainings_that_run(monkeypatch, tmp_path):
+    ended = []
+    monkeypatch.setattr(BackgroundTrainer, "close", lambda self: ended.append(self))  # noqa: PLW0108 - a method
+    policy, pool = BreakEven(scenario()), Learning(tmp_path)
+    pool.join(policy)
+    pool.close()
+    assert ended == [trainer(policy)]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from serfer.control.policies import make_policy
 from serfer.control.policy import InstanceCount, InstanceState, Interruption, Observation, ProvisioningPlan, on_demand
+from serfer.control.rate_account import AccountedPolicy, RateAccount
 from serfer.control.scenario import Market, parse_scenario
-from serfer.control.shadow import RateAccount, Shadow
 from serfer.sim.rates import run_rates
 from serfer.sim.traces import Trace
 from tests.control.worlds import QPS, fleet, rows, scenario, seen
@@ -22,15 +22,15 @@ def test_an_account_is_the_simulators(load, name):
     durations, rates = (np.array(values, float) for values in zip(*load, strict=True))
     trace = Trace("load", durations, rates)
     run = run_rates(trace, world, make_policy(name, world), period_s=5.0)
-    shadow = Shadow(make_policy(name, world), world)
+    accounted = AccountedPolicy(make_policy(name, world), world)
     for seconds, rate in zip(run.steps.durations_s.tolist(), run.steps.rates.tolist(), strict=True):
-        shadow.observe(seen(seconds, rate))
-    shadow.account.want(ProvisioningPlan((), "the end"))  # the least billed time
-    assert shadow.account.serverless_usd == pytest.approx(run.serverless_usd)
-    assert shadow.account.instances_usd == pytest.approx(run.instances_usd)
+        accounted.observe(seen(seconds, rate))
+    accounted.account.want(ProvisioningPlan((), "the end"))  # the least billed time
+    assert accounted.account.serverless_usd == pytest.approx(run.serverless_usd)
+    assert accounted.account.instances_usd == pytest.approx(run.instances_usd)
 
 
-def test_a_shadow_sees_the_fleet_that_it_would_have():
+def test_a_policy_sees_the_fleet_that_it_would_have():
     world, fleets = scenario(boot_s=10.0), []
 
     class Two:
@@ -43,15 +43,15 @@ def test_a_shadow_sees_the_fleet_that_it_would_have():
         def resume(self, fleet):
             pass
 
-    shadow = Shadow(Two(), world)
-    shadow.resume(fleet(1))
+    accounted = AccountedPolicy(Two(), world)
+    accounted.resume(fleet(1))
     for _ in range(3):
-        shadow.observe(Observation(0.0, 8.0, 0.0, fleet(7)))
+        accounted.observe(Observation(0.0, 8.0, 0.0, fleet(7)))
     booting, serving = InstanceState.BOOTING, InstanceState.SERVING
     assert fleets == [[(serving, 1)], [(booting, 1), (serving, 1)], [(serving, 2)]]
 
 
-def test_a_shadow_sees_no_interruptions_of_a_fleet_that_is_not_its_own():
+def test_a_policy_sees_no_interruptions_of_a_fleet_that_is_not_its_own():
     world, lost = scenario(), []
 
     class Watching:
@@ -65,8 +65,8 @@ def test_a_shadow_sees_no_interruptions_of_a_fleet_that_is_not_its_own():
             pass
 
     interrupted = Observation(0.0, 1.0, 0.0, fleet(1), interruptions=(Interruption("gpu", 1),))
-    Shadow(Watching(), world).observe(interrupted)
-    Shadow(Watching(), world, same_fleet=True).observe(interrupted)
+    AccountedPolicy(Watching(), world).observe(interrupted)
+    AccountedPolicy(Watching(), world, same_fleet=True).observe(interrupted)
     assert lost == [(), interrupted.interruptions]
 
 

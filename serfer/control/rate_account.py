@@ -1,4 +1,4 @@
-"""A policy beside the one that spends: what it would want, and what that would cost, on the same observations."""
+"""What the plans of a policy would cost at the level of rates, where nothing is started or paid for."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ class RateAccount:
 
     An instance costs from its launch on, for its least billed time at least, and serves `qps` once it has booted; the
     last launched of a type and market is the first one stopped. Lambda takes what is left of the load, and is paid for
-    the pings that environments take which a plan wants warm.
+    the pings that environments take which a plan wants warm. `seconds` have passed, in which plans wanted
+    `most_instances` at most, and `instance_s` instances times seconds.
     """
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._now_s = 0.0  # of what has passed: a service's clock may be set back
+        self.seconds = 0.0  # of what has passed: a service's clock may be set back
+        self.most_instances, self.instance_s, self._wanted = 0, 0.0, 0
         self._launches: dict[_Bought, list[tuple[float, int]]] = {}  # (when, how many), in order
         self._environments = Environments(scenario.serverless)
         self.instances_usd = self.serverless_usd = 0.0
@@ -36,7 +38,8 @@ class RateAccount:
 
     def pass_time(self, elapsed_s: float, rate: float) -> None:
         """Pay for `elapsed_s` seconds at `rate` queries/s."""
-        begin_s, self._now_s = self._now_s, self._now_s + elapsed_s
+        begin_s, self.seconds = self.seconds, self.seconds + elapsed_s
+        self.instance_s += self._wanted * elapsed_s
         served = 0.0
         for (name, market), launches in self._launches.items():
             kind = self._scenario.kind(name)
@@ -44,11 +47,11 @@ class RateAccount:
             for launched_s, count in launches:
                 self.instances_usd += count * price * elapsed_s
                 ready_s = max(begin_s, launched_s + kind.boot_s)
-                served += count * kind.qps * max(0.0, self._now_s - ready_s)
+                served += count * kind.qps * max(0.0, self.seconds - ready_s)
         rest = max(rate * elapsed_s - served, 0.0)
         self.serverless_usd += rest * self._scenario.serverless.usd_per_query
         if elapsed_s > 0:
-            self._environments.use(self._now_s, environments(self._scenario.serverless, rest / elapsed_s))
+            self._environments.use(self.seconds, environments(self._scenario.serverless, rest / elapsed_s))
 
     def want(self, plan: ProvisioningPlan) -> None:
         """Launch, stop and ping so that there is what a plan wants; raises KeyError for a type the scenario lacks."""
@@ -57,14 +60,16 @@ class RateAccount:
             self._scenario.kind(name)
         for bought in [*self._launches, *wanted]:
             self._set(bought, wanted.get(bought, 0))
-        pings = self._environments.keep(self._now_s, plan.warm)
+        self._wanted = plan.total
+        self.most_instances = max(self.most_instances, self._wanted)
+        pings = self._environments.keep(self.seconds, plan.warm)
         self.serverless_usd += pings * self._scenario.serverless.usd_per_query
 
     def fleet(self) -> tuple[InstanceGroup, ...]:
         """Return the instances that are paid for."""
         groups = []
         for (name, market), launches in self._launches.items():
-            ready_s = self._now_s - self._scenario.kind(name).boot_s
+            ready_s = self.seconds - self._scenario.kind(name).boot_s
             booting = sum(count for launched_s, count in launches if launched_s > ready_s)
             serving = sum(count for _, count in launches) - booting
             counts = ((InstanceState.BOOTING, booting), (InstanceState.SERVING, serving))
@@ -75,7 +80,7 @@ class RateAccount:
         launches = self._launches.setdefault(bought, [])
         more = count - sum(on for _, on in launches)
         if more > 0:
-            launches.append((self._now_s, more))
+            launches.append((self.seconds, more))
         while more < 0:
             launched_s, on = launches.pop()
             stopped = min(on, -more)
@@ -89,20 +94,19 @@ class RateAccount:
     def _bill_least(self, bought: _Bought, launched_s: float, count: int) -> None:
         """Pay what is left of the least billed time of instances that stop."""
         kind = self._scenario.kind(bought[0])
-        left_s = max(0.0, kind.min_billing_s - (self._now_s - launched_s))
+        left_s = max(0.0, kind.min_billing_s - (self.seconds - launched_s))
         self.instances_usd += count * left_s * kind.market_usd_per_hour(bought[1]) / S_PER_HOUR
 
 
-class Shadow:
-    """A policy on observations of another one's service, whose fleet it sees only with `same_fleet`.
+class AccountedPolicy:
+    """A policy on observations of another one's service, and the account of what it would cost.
 
-    Otherwise it sees the fleet that it would have.
+    It sees the fleet that it would have; with `same_fleet`, that of the service.
     """
 
     def __init__(self, policy: Policy, scenario: Scenario, *, same_fleet: bool = False) -> None:
         self.policy = policy
         self.account = RateAccount(scenario)
-        self.wanted = 0
         self._same_fleet = same_fleet
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
@@ -112,7 +116,6 @@ class Shadow:
             seen = replace(seen, fleet=self.account.fleet(), interruptions=())
         plan = self.policy.observe(seen)
         self.account.want(plan)
-        self.wanted = plan.total
         return plan
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:

@@ -1,4 +1,4 @@
-"""Writes what a pool's policy sees and decides to a file; serfer/control/saved/recording.py has the format."""
+"""Writes what a pool's policy sees and decides to a file; serfer/control/recording.py has the format and the replay."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, Policy, ProvisioningPlan
-from serfer.control.saved.fields import Snapshot
-from serfer.control.saved.plain_json import MAX_SNAPSHOT_BYTES, write_json
-from serfer.control.saved.recording import MAX_RECORDING_BYTES, Decided, Resumed, event_fields, header_fields
+from serfer.control.recording import MAX_RECORDING_BYTES, Decision, RunningFleet, event_fields, header_fields
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import MAX_SNAPSHOT_BYTES, Snapshot, write_json
 from serfer.core.errors import InputError
-from serfer.fleet.beside.background import Background
+from serfer.fleet.background import Background
 from serfer.fleet.log_events import log_event
 
 _MAX_WAITING: Final = 1000  # lines: a quarter of an hour
@@ -49,19 +48,19 @@ class Recorder:
     def resumed(self, fleet: Sequence[InstanceGroup]) -> None:
         """Record instances that were on before."""
         if self._begun:
-            self._event(Resumed(tuple(fleet)))
+            self._event(RunningFleet(tuple(fleet)))
 
     def decided(self, seen: Observation, plan: ProvisioningPlan | None, error: BaseException | None = None) -> None:
         """Record a decision, or that the policy failed."""
         if self._begun:
-            self._event(Decided(seen, plan, type(error).__name__ if error else None))
+            self._event(Decision(seen, plan, type(error).__name__ if error else None))
 
     def close(self, patience_s: float) -> None:
         """Write what is left."""
         if self._writer.close(patience_s):
             self._file.close()
 
-    def _event(self, event: Resumed | Decided) -> None:
+    def _event(self, event: RunningFleet | Decision) -> None:
         self._put(partial(self._write, partial(event_fields, event), self._most))
 
     def _put(self, work: Callable[[], None]) -> None:

@@ -1,4 +1,6 @@
-"""Recordings of a live policy: what it began with, saw and decided, one JSON object a line.
+"""Recordings of a live policy, and their replay under the same policy or another one.
+
+A recording is what the policy began with, saw and decided, one JSON object a line:
 
     {"format": "serfer policy recording", "version": 1, "policy": NAME, "scenario": DIGEST, "fresh": BOOL, "state": ...}
     {"resume": [group, ...]}                       instances that were on when the service started
@@ -11,15 +13,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from serfer.control.nonuniform.replayed_shares import DispatchAccount, DispatchedShare
 from serfer.control.policy import InstanceGroup, Learner, Observation, Policy, ProvisioningPlan
-from serfer.control.saved.fields import Snapshot
-from serfer.control.saved.plain_json import MAX_SNAPSHOT_BYTES, read_json
+from serfer.control.rate_account import AccountedPolicy, RateAccount
 from serfer.control.scenario import Scenario
+from serfer.control.snapshots import MAX_SNAPSHOT_BYTES, Snapshot, read_json
 from serfer.core.errors import InputError
 from serfer.core.structure import structure, unstructure
 
@@ -48,14 +51,14 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class RunningFleet:
     """Instances that were on when the service started."""
 
     resume: tuple[InstanceGroup, ...]
 
 
 @dataclass(frozen=True)
-class Decided:
+class Decision:
     """An observation, and the plan that followed; None where the policy failed."""
 
     seen: Observation
@@ -80,7 +83,7 @@ def _state_of(policy: Policy) -> Snapshot | None:
         return None
 
 
-def event_fields(event: Resumed | Decided) -> Snapshot:
+def event_fields(event: RunningFleet | Decision) -> Snapshot:
     """Return a later line's fields; those that are empty are left out."""
     fields: Snapshot = unstructure(event)
     return {key: _brief(value) for key, value in fields.items() if value is not None}
@@ -95,7 +98,7 @@ def _brief(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     return {key: _brief(one) for key, one in value.items() if one not in (None, []) and (key, one) != ("batch", 0)}
 
 
-def read_recording(path: Path) -> tuple[Header, Iterator[Resumed | Decided]]:
+def read_recording(path: Path) -> tuple[Header, Iterator[RunningFleet | Decision]]:
     """Open a recording; its lines are read one by one. Raises InputError that names the file and the line.
 
     A last line without its end is left out: the service was ended while it wrote that.
@@ -125,14 +128,14 @@ class _Names:
 _NAMES: Final = ("policy", "scenario", "fresh")
 
 
-def _events(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[Resumed | Decided]:
+def _events(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[RunningFleet | Decision]:
     for number, line in lines:
         where = f"{path}, line {number}"
         fields = read_json(line, where)
         if isinstance(fields, dict) and "resume" in fields:
-            yield structure(Resumed, fields, where, error=InputError)
+            yield structure(RunningFleet, fields, where, error=InputError)
             continue
-        event = structure(Decided, _whole(fields), where, error=InputError)
+        event = structure(Decision, _whole(fields), where, error=InputError)
         seen = event.seen
         if not (math.isfinite(seen.now_s) and 0 <= seen.elapsed_s < math.inf and 0 <= seen.rate < math.inf):
             raise InputError(f"{where}: times and rates are finite, and not negative")
@@ -167,3 +170,94 @@ def _bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         most = _MAX_LINE_BYTES
         if file.tell() > MAX_RECORDING_BYTES + MAX_SNAPSHOT_BYTES:
             raise InputError(f"{path} is larger than a recording can be")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first observation (counted from 1) after which another plan followed; None where a policy failed."""
+
+    at: int
+    now_s: float
+    recorded: ProvisioningPlan | None
+    replayed: ProvisioningPlan | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a policy wanted, at most and on average over time, and what that costs at the level of rates."""
+
+    policy: str
+    most_instances: int
+    mean_instances: float
+    serverless_usd: float
+    instances_usd: float
+
+    @classmethod
+    def of(cls, policy: str, account: RateAccount) -> Totals:
+        """Return the totals of an account."""
+        mean = account.instance_s / account.seconds if account.seconds else 0.0
+        return cls(policy, account.most_instances, mean, account.serverless_usd, account.instances_usd)
+
+    @property
+    def usd(self) -> float:
+        """Dollars of both targets."""
+        return self.serverless_usd + self.instances_usd
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """The decisions of a recording beside those of a replay; `same` counts equal plans, `first` is where they part.
+
+    `dispatch` is where the recorded driver sent its queries, under a policy that dispatches by rates.
+    """
+
+    decisions: int
+    seconds: float
+    same: int
+    first: Difference | None
+    recorded: Totals
+    replayed: Totals
+    dispatch: tuple[DispatchedShare, ...] = ()
+
+
+def replay(
+    header: Header, events: Iterable[RunningFleet | Decision], scenario: Scenario, policy: Policy
+) -> ReplayReport:
+    """Run a policy that has seen nothing yet over a recording; raises InputError where that is of another scenario.
+
+    The recorded policy sees what it saw. Another one sees the same load, and the fleet that it would have had.
+    """
+    if header.scenario != scenario.digest:
+        raise InputError("the recording was made with other prices or speeds than --scenario has: give that scenario")
+    same_policy = policy.name == header.policy
+    if same_policy:
+        header.begin(policy)
+    recorded, replayed = RateAccount(scenario), AccountedPolicy(policy, scenario, same_fleet=same_policy)
+    dispatch = DispatchAccount(scenario)
+    decisions = same = 0
+    first = None
+    for event in events:
+        if isinstance(event, RunningFleet):
+            recorded.adopt(event.resume)
+            replayed.resume(event.resume)
+            continue
+        seen = event.seen
+        dispatch.take(seen)
+        recorded.pass_time(seen.elapsed_s, seen.rate)
+        if event.plan is not None:
+            recorded.want(event.plan)
+        plan = _plan_of(replayed, seen)
+        decisions += 1
+        if plan == event.plan:
+            same += 1
+        elif first is None:
+            first = Difference(decisions, seen.now_s, event.plan, plan)
+    totals = Totals.of(header.policy, recorded), Totals.of(policy.name, replayed.account)
+    return ReplayReport(decisions, recorded.seconds, same, first, *totals, dispatch.rows())
+
+
+def _plan_of(policy: AccountedPolicy, seen: Observation) -> ProvisioningPlan | None:
+    try:
+        return policy.observe(seen)
+    except Exception:  # noqa: BLE001 - the live one's errors are survived and recorded, too
+        return None

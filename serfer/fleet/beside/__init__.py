@@ -1,1 +1,0 @@
-"""What runs beside a pool's policy, in threads of its own: a recording, shadows, and what was learnt, kept."""

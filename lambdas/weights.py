@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import (
     AlteredPieceError,
     MissingKeyError,
@@ -34,6 +33,7 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.plan import Artefact
+from serfer.core.retry import Backoff
 
 PART_BYTES, PARTS_AT_ONCE = 8 << 20, 8
 _TRIES, _BACKOFF = 4, Backoff(base=0.1, longest=1.0)

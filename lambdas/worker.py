@@ -19,11 +19,11 @@ import numpy as np
 
 from lambdas.cells import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
 from lambdas.sessions import SessionCache
-from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.keys import NO_QUERY, StoreCounts, input_key, output_key, query_keys, reply_key
 from serfer.core.plan import Function, Piece, Plan, Stage, Tile
+from serfer.core.retry import Backoff
 from serfer.core.wire import (
     Buffer,
     CleanUp,

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Final
 from serfer.applications.meters import DriverSignals
 from serfer.control.canary import BUCKETS, Conduct
 from serfer.control.selection.scaling.demand import NetworkDemand
-from serfer.core.backoff import Backoff
 from serfer.core.errors import PlanError
+from serfer.core.retry import Backoff
 from serfer.core.structure import Bounds, structure, unstructure
 from storage.coordination import Coordination
 

@@ -36,7 +36,6 @@ from serfer.client.messages import (
 )
 from serfer.client.stored import Parts, StoredOutput, StoredResult, read_parts, read_stored
 from serfer.client.tensors import INLINE, LINK, ServedTensor, infer_call, read_tensors
-from serfer.core.backoff import Backoff
 from serfer.core.errors import (
     KeyRefusedError,
     RequestRefusedError,
@@ -45,6 +44,7 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
+from serfer.core.retry import Backoff
 from serfer.core.served import JobStatus, ServedModel, ServedRegistration, ServedReport
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeVar
 
 from serfer.control.policy import NO_QUERIES, InstanceState, Interruption, LatencyWindow
 from serfer.control.scenario import Market
-from serfer.core.backoff import Backoff
 from serfer.core.errors import PlanError, StoreUnavailableError
+from serfer.core.retry import Backoff
 from serfer.core.structure import structure, unstructure
 from serfer.core.wire import MAX_BATCH
 from serfer.fleet.lease import Election, Lease

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import InputError, RegistrationLostError, UnavailableError, UsageError
+from serfer.core.retry import Backoff
 from serfer.core.variants import NAME, Application, NetworkVersion, Validation, check_variant
 from serfer.registry.records import encode_record
 from serfer.registry.registration_record import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.retry import Backoff
 from serfer.core.variants import Application
 from serfer.registry import garbage
 from serfer.registry.garbage import Collected

@@ -9,8 +9,8 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
+from serfer.core.retry import Backoff
 from storage.coordination import Coordination, Entry
 from storage.s3.errors import Answer, no_s3, refusal
 from storage.s3.http import Request

@@ -25,8 +25,8 @@ from botocore.session import Session
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, ProtocolError
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import StoreUnavailableError
+from serfer.core.retry import Backoff
 from storage.s3.address import Address
 from storage.s3.errors import CONNECT_S, READ_S, Answer, no_s3, unreachable
 from storage.store import Bytes

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
 
-from serfer.core.backoff import Backoff
+from serfer.core.retry import Backoff
 from serfer.offline.notify.event import JobEvent
 from serfer.offline.notify.target import Target
 

@@ -1,9 +1,5 @@
 """Retries of what may succeed later: how long to wait before each, how many there are, and a hook that sees them all.
 
-    retry ── call ──▶ its value, or an error that its policy does not retry
-              ▲    │ any other: RetryPolicy.wait
-              └────┘ after the wait; where there is none, attempts or time are used up, and the error is raised
-
 Waits grow and are random, so that callers that failed together do not retry together: "equal jitter" of M. Brooker,
 Exponential Backoff And Jitter, AWS Architecture Blog, 2015, of which half is kept. Clocks and sleeping are the
 caller's; one that is no function call, such as a generator, asks RetryPolicy.wait itself.

@@ -44,7 +44,7 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from serfer.core.retry import Backoff
+from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.served import JobStatus, ServedModel, ServedRegistration, ServedReport
 
 T = TypeVar("T")
@@ -88,19 +88,18 @@ class Retries:
 
     def next_wait(self, attempt: int, error: ServiceError, left_s: float, chance: float) -> float | None:
         """Return how long to wait after the `attempt`-th try, from 1, failed; None if there is to be no other."""
-        if attempt > self.most or not isinstance(error, ServiceUnavailableError):
-            return None
-        wait = (error.retry_after_s or 0.0) + self.backoff(attempt, chance)
-        return wait if wait < left_s else None
+        policy = RetryPolicy("client", ServiceUnavailableError, self.backoff, self.most + 1)
+        return policy.wait(attempt, error, left_s, error.retry_after_s or 0.0, chance)
 
     def next_look(self, look: int, requested_s: float | None, left_s: float, chance: float) -> float | None:
         """Return how long to wait after the `look`-th look, from 1, at what has not ended; None when time is up."""
-        wait = self.backoff(look, chance) if requested_s is None else requested_s
+        wait = self.backoff.wait(look, chance) if requested_s is None else requested_s
         return min(wait, 0.8 * left_s) if left_s > _LAST_LOOK_S else None  # the rest is for the look itself
 
-    def backoff(self, attempt: int, chance: float) -> float:
-        """Return the wait after the `attempt`-th try, from 1, where the service does not say."""
-        return Backoff(self.base_s, self.longest_s).wait(attempt, chance)
+    @property
+    def backoff(self) -> Backoff:
+        """The waits where the service does not say."""
+        return Backoff(self.base_s, self.longest_s)
 
 
 class Conversation:

@@ -31,7 +31,7 @@ from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
 from sam.samconfig import StackSettings
 from sam.stacks import find_stack
 from sam.teardown import forget_uploads, tear_down
-from serfer.client.client import Client
+from serfer.client.sync_client import Client
 from serfer.core.costs.cost_model import HOURS_A_MONTH, invocation_usd, plan_load
 from serfer.core.errors import (
     KeyRefusedError,

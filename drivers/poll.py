@@ -23,10 +23,10 @@ from typing import Protocol
 from drivers.clock import LOOP_CLOCK, Clock, timeout_at
 from drivers.invoker import to_failure
 from drivers.query_store import delete
-from serfer.core.backoff import Backoff
 from serfer.core.checksum import verified
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, StoreUnavailableError
 from serfer.core.keys import StoreCounts, reply_key
+from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.core.wire import Report, Task, unpack_result
 from storage.store import Range, Store

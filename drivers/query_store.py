@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from drivers.clock import LOOP_CLOCK, Clock
 from serfer.core.checksum import protect
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import StoreCounts
+from serfer.core.retry import RetryPolicy, retry_async
 from serfer.core.run_machine import Retry
 from serfer.core.wire import Buffer
 from storage.counting import CountingStore
@@ -19,7 +21,7 @@ from storage.store import Range, Store
 
 STRAGGLER_S = 30.0
 """Seconds for which the clean-up of a query waits for tasks that may still write."""
-_DELETE_TRIES = 3
+_DELETE_ATTEMPTS = 3
 _Value = TypeVar("_Value")
 
 
@@ -91,23 +93,12 @@ class QueryStore:
 
 async def retry_store(call: Callable[[], _Value], retry: Retry, deadline: float, clock: Clock = LOOP_CLOCK) -> _Value:
     """Call the store in a thread, and again while it does not answer and there is time left on the clock."""
-    failures = 0
-    while True:
-        try:
-            return await asyncio.to_thread(call)
-        except StoreUnavailableError:
-            failures += 1
-            wait = retry.backoff.wait(failures, random.random())  # noqa: S311 - jitter, not a secret
-            if failures >= retry.unavailable_attempts or clock.time() + wait >= deadline:
-                raise
-        await clock.sleep(wait)
+    policy = RetryPolicy("store", StoreUnavailableError, retry.backoff, retry.unavailable_attempts)
+    return await retry_async(partial(asyncio.to_thread, call), policy, clock.sleep, lambda: deadline - clock.time())
 
 
 async def delete(store: Store, keys: Sequence[str], retry: Retry, clock: Clock) -> None:
     """Delete keys, or let them expire where the store stays away."""
-    for failures in range(1, _DELETE_TRIES + 1):
-        try:
-            return await asyncio.to_thread(store.delete, keys)
-        except StoreUnavailableError:
-            await clock.sleep(retry.backoff.wait(failures, random.random()))  # noqa: S311 - as above
-    return None
+    policy = RetryPolicy("store", StoreUnavailableError, retry.backoff, _DELETE_ATTEMPTS)
+    with suppress(StoreUnavailableError):
+        await retry_async(partial(asyncio.to_thread, store.delete, keys), policy, clock.sleep)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import (
     AlteredPieceError,
     MissingKeyError,
@@ -34,9 +32,10 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.plan import Artefact
+from serfer.core.retry import Backoff, RetryPolicy, retry
 
 PART_BYTES, PARTS_AT_ONCE = 8 << 20, 8
-_TRIES, _BACKOFF = 4, Backoff(base=0.1, longest=1.0)
+_READING = RetryPolicy("weights", StoreUnavailableError, Backoff(base=0.1, longest=1.0), attempts=4)
 _RUNTIME_MB = 48  # resident memory of interpreter and imports, before any weights (measured)
 _FORM = "SERFER_WEIGHTS is not s3://BUCKET/PREFIX or file:///DIR"
 
@@ -186,12 +185,7 @@ class WeightSource:
 
     def _read(self, name: str, start: int, into: memoryview) -> None:
         with into:
-            for failures in range(1, _TRIES):
-                try:
-                    return self._ranges.read(name, start, into)
-                except StoreUnavailableError:
-                    self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311 - jitter, not a secret
-            return self._ranges.read(name, start, into)
+            retry(lambda: self._ranges.read(name, start, into), _READING, self._sleep)
 
     def _wrong(self, weights: Artefact, what: str) -> PlanError:
         return PlanError(

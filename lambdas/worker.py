@@ -8,7 +8,6 @@ stays its own.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,11 +18,11 @@ import numpy as np
 
 from lambdas.cells import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
 from lambdas.sessions import SessionCache
-from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.keys import NO_QUERY, StoreCounts, input_key, output_key, query_keys, reply_key
 from serfer.core.plan import Function, Piece, Plan, Stage, Tile
+from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.core.wire import (
     Buffer,
     CleanUp,
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from lambdas.weights import WeightSource
     from serfer.core.plan.borders import Member
 
-_REPLY_RETRIES, _REPLY_BACKOFF = 5, Backoff(base=0.05, longest=0.8)
+_REPLY = RetryPolicy("reply", StoreUnavailableError, Backoff(base=0.05, longest=0.8), attempts=6)
 
 
 class _Read(NamedTuple):
@@ -269,12 +268,8 @@ class Worker:
 
     def _put_reply(self, key: str, value: bytes, ttl: float) -> None:
         """Put a reply, and again if the store does not answer: the driver has no other way to learn of it."""
-        for failures in range(1, _REPLY_RETRIES + 1):
-            try:
-                return self._store.put(key, value, ttl)
-            except StoreUnavailableError:
-                time.sleep(_REPLY_BACKOFF.wait(failures, random.random()))  # noqa: S311 - jitter, not a secret
-        return self._store.put(key, value, ttl)  # whatever it raises has Lambda try the event again
+        # whatever it raises has Lambda try the event again
+        retry(lambda: self._store.put(key, value, ttl), _REPLY, time.sleep)
 
     def clean_up(self, request: CleanUp) -> None:
         """Delete the keys of a query: its crops, what every stage wrote and, unless it is to be kept, its answer."""

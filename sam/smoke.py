@@ -31,7 +31,7 @@ from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
 from sam.samconfig import StackSettings
 from sam.stacks import find_stack
 from sam.teardown import forget_uploads, tear_down
-from serfer.client.client import Client
+from serfer.client.sync_client import Client
 from serfer.core.costs.cost_model import HOURS_A_MONTH, invocation_usd, plan_load
 from serfer.core.errors import (
     KeyRefusedError,
@@ -41,6 +41,7 @@ from serfer.core.errors import (
     WrongAnswerError,
 )
 from serfer.core.plan import Plan
+from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.settings import Settings
 from serfer.wiring.deployed import deployed_functions, find_deployment
 from storage import open_store
@@ -49,7 +50,7 @@ QUERIES = 10
 """Queries to the REST API."""
 _KEPT_HOURS = 3
 """Hours of fixed costs in the estimate: a SnapStart snapshot is billed for at least three."""
-_OPENING_S, _OPENING_TRIES = 2.0, 60  # until API Gateway knows a key that was just made
+_OPENING = RetryPolicy("api key", KeyRefusedError, Backoff(2.0, 2.0), attempts=80)
 _SAM = Path(sys.prefix) / "sam" / "bin" / "sam"
 _DRIVER_FUNCTION, _STORES = "function", ("s3", "s3express")
 Say = Callable[[str], None]
@@ -240,15 +241,7 @@ def _reachable(url: str, endpoint: str) -> str:
 
 def _until_open(client: Client) -> None:
     """Wait until API Gateway takes a new key, which is some seconds after the stack is there."""
-    for tries_left in reversed(range(_OPENING_TRIES)):
-        try:
-            client.models()
-        except KeyRefusedError:
-            if not tries_left:
-                raise
-            time.sleep(_OPENING_S)
-        else:
-            return
+    retry(client.models, _OPENING, time.sleep)
 
 
 def _image(plan: Plan) -> bytes:

@@ -17,15 +17,15 @@ from serfer import torchvision_import
 from serfer.extras import named_extras
 
 if TYPE_CHECKING:
-    from serfer.client.client import AsyncClient as AsyncClient
-    from serfer.client.client import AsyncJob as AsyncJob
-    from serfer.client.client import Client as Client
-    from serfer.client.client import Job as Job
-    from serfer.client.registering import AsyncRegistrationJob as AsyncRegistrationJob
-    from serfer.client.registering import RegistrationJob as RegistrationJob
+    from serfer.client.async_client import AsyncClient as AsyncClient
+    from serfer.client.async_client import AsyncJob as AsyncJob
+    from serfer.client.async_client import AsyncRegistrationJob as AsyncRegistrationJob
     from serfer.client.results import AsyncServedResult as AsyncServedResult
     from serfer.client.results import ServedOutput as ServedOutput
     from serfer.client.results import ServedResult as ServedResult
+    from serfer.client.sync_client import Client as Client
+    from serfer.client.sync_client import Job as Job
+    from serfer.client.sync_client import RegistrationJob as RegistrationJob
     from serfer.client.tensors import ServedTensor as ServedTensor
     from serfer.core.errors import AlteredPieceError as AlteredPieceError
     from serfer.core.errors import BrokenPlanError as BrokenPlanError
@@ -165,12 +165,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncClient": ("serfer.client.client", "AsyncClient"),
-    "AsyncJob": ("serfer.client.client", "AsyncJob"),
-    "AsyncRegistrationJob": ("serfer.client.registering", "AsyncRegistrationJob"),
+    "AsyncClient": ("serfer.client.async_client", "AsyncClient"),
+    "AsyncJob": ("serfer.client.async_client", "AsyncJob"),
+    "AsyncRegistrationJob": ("serfer.client.async_client", "AsyncRegistrationJob"),
     "AsyncServedResult": ("serfer.client.results", "AsyncServedResult"),
-    "Client": ("serfer.client.client", "Client"),
-    "Job": ("serfer.client.client", "Job"),
+    "Client": ("serfer.client.sync_client", "Client"),
+    "Job": ("serfer.client.sync_client", "Job"),
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
@@ -180,7 +180,7 @@ _HOMES = {
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
     "Registered": ("serfer.variants.register", "Registered"),
-    "RegistrationJob": ("serfer.client.registering", "RegistrationJob"),
+    "RegistrationJob": ("serfer.client.sync_client", "RegistrationJob"),
     "Result": ("serfer.pipeline.result", "Result"),
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
     "SelectedVariant": ("serfer.core.served", "SelectedVariant"),

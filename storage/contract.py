@@ -40,7 +40,7 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import MissingKeyError, UsageError
 from storage import Range, Store
-from storage.coordination import Coordination, Entry
+from storage.coordination import ContendedError, Coordination, Entry, InterceptedCoordination, change
 from storage.exchange import START, Exchange, Message
 
 TTL = 60.0
@@ -315,19 +315,68 @@ class CoordinationContract(_Keys):
             assert entry is not None
             assert entry.version in versions
 
-    def test_increments_of_many_callers_are_all_kept(self, coordination: Coordination, key: str) -> None:
-        def increment(_: int) -> None:
-            while True:
-                entry = coordination.get(key)
-                value, version = (int(entry.value), entry.version) if entry else (0, None)
-                if coordination.compare_and_set(key, version, b"%d" % (value + 1), TTL):
-                    return
+    def test_changes_of_many_callers_are_all_kept(self, coordination: Coordination, key: str) -> None:
+        def increment(_: int) -> Entry | None:
+            return change(coordination, key, lambda value: b"%d" % (int(value or 0) + 1), TTL)
 
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(increment, range(12)))
+            entries = list(threads.map(increment, range(12)))
+        assert coordination.get(key) in entries
+        assert {int(entry.value) for entry in entries if entry} == {*range(1, 13)}
+
+    def test_a_change_is_made_again_of_what_another_writer_wrote(self, coordination: Coordination, key: str) -> None:
+        read = []
+
+        def changed(value: bytes | None) -> bytes:
+            read.append(value)
+            if value is None:
+                coordination.compare_and_set(key, None, b"theirs", TTL)
+            return b"mine after " + (value or b"nothing")
+
+        entry = change(coordination, key, changed, TTL, sleep=lambda _: None)
+        assert (read, entry) == ([None, b"theirs"], coordination.get(key))
+        assert entry is not None
+        assert entry.value == b"mine after theirs"
+
+    def test_a_change_may_leave_what_is_there(self, coordination: Coordination, key: str) -> None:
+        assert change(coordination, key, lambda _: None, TTL) is None
+        version = coordination.compare_and_set(key, None, b"x", TTL)
+        assert change(coordination, key, lambda _: None, TTL) == Entry(b"x", str(version)) == coordination.get(key)
+        assert change(coordination, key, lambda value: None if value else b"new", TTL, known=None) == Entry(
+            b"x", str(version)
+        )
+
+    def test_a_change_of_what_is_known_reads_only_where_that_has_changed(
+        self, coordination: Coordination, key: str
+    ) -> None:
+        requests: list[str] = []
+        watched = InterceptedCoordination(coordination, requests.append)
+        entry = change(watched, key, lambda _: b"1", TTL, known=None)
+        newer = change(watched, key, lambda _: b"2", TTL, known=entry)
+        assert requests == ["compare_and_set"] * 2
+        last = change(watched, key, lambda value: (value or b"") + b"3", TTL, known=entry, sleep=lambda _: None)
+        assert requests[2:] == ["compare_and_set", "get", "compare_and_set"]
+        assert newer is not None
+        assert last is not None
+        assert (newer.value, last.value) == (b"2", b"23")
+
+    def test_a_change_ends_with_its_time_where_others_always_come_first(
+        self, coordination: Coordination, key: str
+    ) -> None:
+        waits: list[float] = []
+
+        def changed(value: bytes | None) -> bytes:
+            entry = coordination.get(key)
+            coordination.compare_and_set(key, entry.version if entry else None, b"theirs", TTL)
+            return (value or b"") + b"mine"
+
+        with pytest.raises(ContendedError, match="others change"):
+            change(coordination, key, changed, TTL, sleep=waits.append, left_s=lambda: 1.0 - sum(waits))
+        assert 3 <= len(waits) <= 10
+        assert sum(waits) < 1.0
         entry = coordination.get(key)
         assert entry is not None
-        assert entry.value == b"12"
+        assert entry.value == b"theirs"
 
     @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])
     def test_time_to_live_of_a_version_must_be_a_positive_number(

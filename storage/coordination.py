@@ -1,9 +1,12 @@
 """State that several drivers change: small values, each with a version, and compare-and-set."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from serfer.core.errors import StoreError
+from serfer.core.errors import StoreError, StoreUnavailableError
+from serfer.core.retry import Backoff, RetryPolicy, retry
 
 
 class Entry(NamedTuple):
@@ -13,12 +16,8 @@ class Entry(NamedTuple):
     version: str
 
 
-class Coordination(Protocol):
-    """Values under keys, each for a time to live; every method may be called from several threads at once.
-
-    Keys look like a Store's, but no key is used through both interfaces. Every method raises UsageError for a malformed
-    key and StoreUnavailableError where the backend does not answer.
-    """
+class Versioned(Protocol):
+    """Values under keys, each with a version; every method may be called from several threads at once."""
 
     def get(self, key: str) -> Entry | None:
         """Return what lies under a key, None where there is nothing or it has expired."""
@@ -39,8 +38,70 @@ class Coordination(Protocol):
             StoreError: the backend has no atomic compare-and-set.
         """
 
+
+class Coordination(Versioned, Protocol):
+    """Values under keys, each for a time to live.
+
+    Keys look like a Store's, but no key is used through both interfaces. Every method raises UsageError for a malformed
+    key and StoreUnavailableError where the backend does not answer.
+    """
+
     def delete(self, keys: Sequence[str]) -> None:
         """Remove the keys, whatever their versions; absent ones are fine."""
+
+
+class ContendedError(StoreUnavailableError):
+    """Other writers came first each time that a value was to be changed."""
+
+
+CHANGES: Final = RetryPolicy("change", ContendedError, Backoff(0.02, 1.0), attempts=30)
+"""The usual attempts of a change: 12 to 24 seconds of waits."""
+UNREAD: Final = Entry(b"", "")
+"""In place of an entry: read what lies there first."""
+
+
+def change(
+    values: Versioned,
+    key: str,
+    f: Callable[[bytes | None], bytes | None],
+    ttl: float,
+    *,
+    known: Entry | None = UNREAD,
+    policy: RetryPolicy = CHANGES,
+    sleep: Callable[[float], object] = time.sleep,
+    left_s: Callable[[], float] = lambda: math.inf,
+) -> Entry | None:
+    """Replace a value by what `f` makes of it, and return what then lies under the key.
+
+    `f` gets None where there is no value, and is called again with what another writer wrote first, so it has to be a
+    pure function of what it gets. Where it returns None, nothing is written. The value is read first, unless what
+    probably lies there is `known`. Raises what `f` and `values` raise; ContendedError once the policy's attempts, or
+    the seconds that are left, are used up.
+    """
+
+    def attempt() -> Entry | None:
+        nonlocal known
+        entry, known = values.get(key) if known is UNREAD else known, UNREAD
+        value = f(entry.value if entry else None)
+        if value is None:
+            return entry
+        version = values.compare_and_set(key, entry.version if entry else None, value, ttl)
+        if version is None:
+            raise ContendedError(f"others change {key!r} all the time: --store is too slow for so many")
+        return Entry(value, version)
+
+    return retry(attempt, policy, sleep, left_s)
+
+
+def set_once(
+    values: Versioned, key: str, value: bytes, ttl: float, stays: Callable[[bytes], bool] = lambda _: True
+) -> Entry:
+    """Write a value unless one is there that `stays`, and return what then is there: `value` itself if written."""
+
+    def changed(there: bytes | None) -> bytes | None:
+        return None if there is not None and stays(there) else value
+
+    return change(values, key, changed, ttl, known=None) or Entry(value, "")  # there is one: no change leaves nothing
 
 
 class NoCoordination(Coordination):

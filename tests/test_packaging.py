@@ -98,7 +98,8 @@ def test_torch_alone_comes_from_the_index_that_make_is_given():
 
 def test_the_clients_distribution_has_the_modules_that_the_client_imports():
     names = "{name for name in sys.modules if name.partition('.')[0] == 'serfer'}"
-    look = f"import serfer, sys; serfer.Client; print(*(sys.modules[name].__file__ for name in {names}))"
+    clients = "serfer.Client, serfer.AsyncClient"
+    look = f"import serfer, sys; {clients}; print(*(sys.modules[name].__file__ for name in {names}))"
     loaded = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     included = CLIENT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     files = {(ROOT / "serfer" / "client" / source).resolve(): ROOT / target for source, target in included.items()}

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -24,6 +25,7 @@ from bench.chaos.budget import Reply, reply_of
 from bench.chaos.remote_driver import Configuration, RemoteDriver
 from bench.core.processes import descendants, used_s
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
+from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.local.lambda_.access import fetch, random_access
 from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.runtime import BOOTSTRAP
@@ -39,7 +41,7 @@ from serfer.wiring.open_pipeline import open_pipeline
 _KEYS = "serfer:*"
 _MAX_BYTES = 1 << 20
 _ANSWER_S = 10.0
-_TRIES = 8
+_OPENING = RetryPolicy("chaos", StoreUnavailableError, Backoff(0.0, 0.0), attempts=8)
 _MS_PER_S = 1000.0
 
 
@@ -137,10 +139,7 @@ class Testbed:
             faults=conditions.faults,
             settings=self._settings,
         )
-        for _ in range(_TRIES - 1):
-            with suppress(StoreUnavailableError):
-                return build()
-        return build()
+        return retry(build, _OPENING, time.sleep)
 
     @property
     def tasks(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivers.dispatching.environments import Environments, Use
-from serfer.core.backoff import Backoff
+from serfer.core.retry import Backoff
 
 WARM = "Warm environments were expected."
 COLD = "No warm environments of the other plan were expected to be free."

@@ -13,8 +13,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from drivers.clock import Clock
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S
-from serfer.core.backoff import Backoff
 from serfer.core.errors import UnavailableError
+from serfer.core.retry import Backoff
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials

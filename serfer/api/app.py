@@ -49,6 +49,7 @@ from serfer.api.routes.repository import Holding, changes_router, repository_rou
 from serfer.api.routes.results import Results
 from serfer.api.service import Service
 from serfer.core.errors import SerferError
+from serfer.core.retry import observe_retries
 from serfer.settings import Settings
 
 _APPLICATIONS = "/v1/applications"
@@ -98,11 +99,12 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        if service.applications is not None:
-            service.applications.start()
-        yield
-        await results.close(FINISH_S)
-        await service.close()
+        with observe_retries(telemetry.metrics.retried):
+            if service.applications is not None:
+                service.applications.start()
+            yield
+            await results.close(FINISH_S)
+            await service.close()
         await asyncio.to_thread(telemetry.close)
 
     app = FastAPI(

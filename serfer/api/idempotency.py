@@ -16,7 +16,7 @@ from http import HTTPStatus
 from serfer.api.http.problems import Problem
 from serfer.api.requests import IdempotencyKey
 from serfer.core.errors import DeadlineError
-from storage.coordination import Coordination
+from storage.coordination import Coordination, Entry, set_once
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,20 @@ class IdempotencyStore:
 
     def _find(self, key: IdempotencyKey) -> bytes | None:
         entry = self._coordination.get(_key(key))
-        if entry is None:
-            return None
-        head, _, body = entry.value.partition(b"\n")
-        if json.loads(head) != key.digest:
-            raise Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one"
-            )
-        return body
+        return _body(entry, key) if entry else None
 
     def _keep(self, key: IdempotencyKey, body: bytes) -> Reply:
         """Set an answer unless another driver was first, and return the key's answer."""
         value = json.dumps(key.digest).encode() + b"\n" + body
-        if self._coordination.compare_and_set(_key(key), None, value, self._ttl_s):
-            return Reply(body, replayed=False)
-        return Reply(self._find(key) or body, replayed=True)
+        entry = set_once(self._coordination, _key(key), value, self._ttl_s)
+        return Reply(body, replayed=False) if entry.value is value else Reply(_body(entry, key), replayed=True)
+
+
+def _body(entry: Entry, key: IdempotencyKey) -> bytes:
+    head, _, body = entry.value.partition(b"\n")
+    if json.loads(head) != key.digest:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one")
+    return body
 
 
 def _key(key: IdempotencyKey) -> str:

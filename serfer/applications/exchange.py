@@ -10,19 +10,19 @@ checked before anything in it is used: other programs may write to the store.
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from serfer.applications.meters import DriverSignals
 from serfer.control.canary import BUCKETS, Conduct
 from serfer.control.selection.scaling.demand import NetworkDemand
-from serfer.core.backoff import Backoff
 from serfer.core.errors import PlanError
+from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.structure import Bounds, structure, unstructure
-from storage.coordination import Coordination
+from storage.coordination import ContendedError, Coordination, change
 
 MAX_DRIVERS: Final = 64
 GONE_S: Final = 5.0
@@ -30,8 +30,7 @@ _RECORD_TTL_S = 60.0
 _MAX_BYTES = 4 << 20
 _MAX_VARIANTS = 1000
 _MAX_REASON = 1000
-_TRIES = 4
-_BACKOFF = Backoff(0.02, 0.2)
+_CHANGES = RetryPolicy("variants", ContendedError, Backoff(0.02, 0.2), attempts=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,37 +86,34 @@ class Exchange:
         Where others write at the same time again and again, or MAX_DRIVERS are there, it is not written this time.
         """
         self._beats += 1
+        own = replace(own, beats=self._beats)
         others: list[Seen] = []
-        for attempt in range(1, _TRIES + 1):
-            found = self._coordination.get(self._key)
-            others = self._running(_decoded(found.value) if found else ())
+
+        def joined(value: bytes | None) -> bytes:
+            nonlocal others
+            others = self._running(value)
             entries = [each.entry for each in others]
-            if len(entries) < MAX_DRIVERS:
-                entries.append(_numbered(own, self._beats))
-            if self._coordination.compare_and_set(
-                self._key, found.version if found else None, _encoded(entries), _RECORD_TTL_S
-            ):
-                break
-            time.sleep(_BACKOFF.wait(attempt, random.random()))  # noqa: S311 - no secret
+            return _encoded([*entries, own] if len(entries) < MAX_DRIVERS else entries)
+
+        with suppress(ContendedError):
+            change(self._coordination, self._key, joined, _RECORD_TTL_S, policy=_CHANGES)
         return others
 
     def leave(self) -> None:
         """Take this driver's entry out; the last driver deletes the record."""
-        for attempt in range(1, _TRIES + 1):
-            found = self._coordination.get(self._key)
-            entries = [each.entry for each in self._running(_decoded(found.value))] if found else []
+
+        def left(value: bytes | None) -> bytes | None:
+            entries = [each.entry for each in self._running(value)]
             if not entries:
                 self._coordination.delete([self._key])
-                return
-            if self._coordination.compare_and_set(
-                self._key, found.version if found else None, _encoded(entries), _RECORD_TTL_S
-            ):
-                return
-            time.sleep(_BACKOFF.wait(attempt, random.random()))  # noqa: S311 - no secret
+            return _encoded(entries) if entries else None
 
-    def _running(self, entries: tuple[DriverEntry, ...]) -> list[Seen]:
+        with suppress(ContendedError):
+            change(self._coordination, self._key, left, _RECORD_TTL_S, policy=_CHANGES)
+
+    def _running(self, value: bytes | None) -> list[Seen]:
         """Return the entries of the other drivers that have written lately."""
-        now = self._clock()
+        now, entries = self._clock(), () if value is None else _decoded(value)
         first_seen = {}
         for entry in entries:
             beats, at = self._first_seen.get(entry.driver, (-1, now))
@@ -125,10 +121,6 @@ class Exchange:
         self._first_seen = first_seen
         seen = [Seen(entry, now - first_seen[entry.driver][1]) for entry in entries if entry.driver != self._driver]
         return [each for each in seen if each.age_s < GONE_S]
-
-
-def _numbered(entry: DriverEntry, beats: int) -> DriverEntry:
-    return replace(entry, beats=beats)
 
 
 def _encoded(entries: list[DriverEntry]) -> bytes:

@@ -4,8 +4,8 @@
                     ▲                       │ or a fault
                     └── after a wait ◀──────┴──▶ ServiceError, if another try is pointless or the time is up
 
-Each conversation is a generator of tries that takes replies, so that the client that blocks and the one that does not
-(serfer/client/client.py) hold the same ones. Time comes from a Clock, and a wait is something that a Try asks for.
+Each conversation is a generator of tries that takes replies, so that the client for asyncio (async_client.py) and the
+one that blocks hold the same ones. Time comes from a Clock, and a wait is something that a Try asks for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import quote
 from serfer.client.arrays import CRC_BYTES, NpySink, PartSink, Values
 from serfer.client.messages import (
     Call,
+    Form,
     QueryOptions,
     Reply,
     Upload,
@@ -36,7 +37,6 @@ from serfer.client.messages import (
 )
 from serfer.client.stored import Parts, StoredOutput, StoredResult, read_parts, read_stored
 from serfer.client.tensors import INLINE, LINK, ServedTensor, infer_call, read_tensors
-from serfer.core.backoff import Backoff
 from serfer.core.errors import (
     KeyRefusedError,
     RequestRefusedError,
@@ -45,6 +45,7 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
+from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.served import JobStatus, ServedModel, ServedRegistration, ServedReport
 
 T = TypeVar("T")
@@ -86,21 +87,24 @@ class Retries:
     base_s: float = 0.1
     longest_s: float = 5.0
 
+    def __post_init__(self) -> None:
+        if self.most < 0:
+            raise UsageError(f"retries must be 0 or more, not {self.most}")
+
     def next_wait(self, attempt: int, error: ServiceError, left_s: float, chance: float) -> float | None:
         """Return how long to wait after the `attempt`-th try, from 1, failed; None if there is to be no other."""
-        if attempt > self.most or not isinstance(error, ServiceUnavailableError):
-            return None
-        wait = (error.retry_after_s or 0.0) + self.backoff(attempt, chance)
-        return wait if wait < left_s else None
+        policy = RetryPolicy("client", ServiceUnavailableError, self.backoff, self.most + 1)
+        return policy.wait(attempt, error, left_s, error.retry_after_s or 0.0, chance)
 
     def next_look(self, look: int, requested_s: float | None, left_s: float, chance: float) -> float | None:
         """Return how long to wait after the `look`-th look, from 1, at what has not ended; None when time is up."""
-        wait = self.backoff(look, chance) if requested_s is None else requested_s
+        wait = self.backoff.wait(look, chance) if requested_s is None else requested_s
         return min(wait, 0.8 * left_s) if left_s > _LAST_LOOK_S else None  # the rest is for the look itself
 
-    def backoff(self, attempt: int, chance: float) -> float:
-        """Return the wait after the `attempt`-th try, from 1, where the service does not say."""
-        return Backoff(self.base_s, self.longest_s).wait(attempt, chance)
+    @property
+    def backoff(self) -> Backoff:
+        """The waits where the service does not say."""
+        return Backoff(self.base_s, self.longest_s)
 
 
 class Conversation:
@@ -154,16 +158,15 @@ class Conversation:
         """Cancel a job; one that is already gone is not an error."""
         yield from self._answer(Call("DELETE", _place(job), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
-    def register(self, application: str, form: Upload) -> Steps[ServedRegistration]:
+    def register(self, application: str, form: Form) -> Steps[ServedRegistration]:
         """Hand a network in to be registered, with time for its bytes, and return how far it is."""
         call = Call(
             method="POST",
             path=_registrations(application),
             expected=(HTTPStatus.ACCEPTED,),
-            headers={"Content-Type": form.content_type},
-            content=form.content,
+            form=form,
         )
-        deadline = self.clock.monotonic() + self._timeout_s + len(form.content) / _SLOWEST
+        deadline = self.clock.monotonic() + self._timeout_s + form.nbytes / _SLOWEST
         reply = yield from self._answer(call, deadline)
         return read_registration(reply)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from serfer.core.errors import (
     ImageError,
@@ -60,6 +60,27 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
+class Form:
+    """A form (multipart/form-data): values, and open files as httpx takes them.
+
+    Files are sent as they are read, in each try from their beginning.
+    """
+
+    values: Mapping[str, str]
+    files: Sequence[tuple[str, tuple[str, IO[bytes]]]] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files."""
+        return sum(os.fstat(file.fileno()).st_size for _, (_, file) in self.files)
+
+    def close(self) -> None:
+        """Close the files."""
+        for _, (_, file) in self.files:
+            file.close()
+
+
+@dataclass(frozen=True)
 class Call:
     """A request, the same in each try; a reply with a status that is not `expected` is an error.
 
@@ -73,6 +94,7 @@ class Call:
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = field(default=None, repr=False)
+    form: Form | None = None
     most_reply_bytes: int | None = None
     sink: Sink | None = field(default=None, repr=False, compare=False)
     elsewhere: bool = False
@@ -159,7 +181,10 @@ def upload(images: Image | Sequence[Image], names: Sequence[str] | None) -> Uplo
 
 
 def _head(name: str) -> bytes:
-    """Return the header of a part, in which every name of printable characters survives."""
+    """Return the header of a part, in which every name of printable characters survives.
+
+    httpx writes a quotation mark as %22 and a percent sign as it is, so that names of both could not be told apart.
+    """
     quoted = "".join(filter(str.isprintable, name)).replace("\\", "\\\\").replace('"', '\\"')
     return f'Content-Disposition: form-data; name="image"; filename="{quoted}"\r\n\r\n'.encode(errors="replace")
 

@@ -1,21 +1,19 @@
-"""Registrations of networks over HTTP: what is sent, what comes back, and handles of those that run."""
+"""Networks that are handed in to be registered: the form that is sent."""
 
 from __future__ import annotations
 
-import io
-import secrets
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
-from serfer.client.conversation import Conversation
-from serfer.client.messages import Upload
-from serfer.client.wire import AsyncWire, Wire
+from serfer.client.messages import Form
 from serfer.core.errors import InputError, UsageError
-from serfer.core.served import ServedRegistration
 
 Place: TypeAlias = str | PathLike[str]
 _ONNX = ".onnx"
@@ -31,7 +29,7 @@ class Described:
     options: Mapping[str, str | float] = field(default_factory=dict)
 
 
-def registration_form(network: Place, validation: Place, described: Described) -> Upload:
+def registration_form(network: Place, validation: Place, described: Described) -> Form:
     """Return the form of a registration; a directory of images goes as a zip. Raises InputError for what is not there.
 
     A network is an ONNX file, by its suffix, or the name of one of the zoo.
@@ -44,40 +42,42 @@ def registration_form(network: Place, validation: Place, described: Described) -
         files.append(("network", Path(network)))
     else:
         texts["network"] = str(network)
-    boundary, parts = secrets.token_hex(16), []
-    for name, text in texts.items():
+    for name in texts:
         if '"' in name or not name.isprintable():
             raise UsageError(f"{name!r:.40} is not an option of a registration")
-        parts.append(_part(boundary, f'name="{name}"', text.encode()))
-    parts += [
-        _part(boundary, f'name="{name}"; filename="{_called(Path(path))}"', _read(Path(path)))
-        for name, path in files
-        if path is not None
-    ]
-    return Upload(b"".join([*parts, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}")
-
-
-def _part(boundary: str, disposition: str, data: bytes) -> bytes:
-    head = f"--{boundary}\r\nContent-Disposition: form-data; {disposition}\r\n\r\n"
-    return head.encode(errors="replace") + data + b"\r\n"
+    with ExitStack() as opened:
+        sent = [
+            (name, (_called(Path(path)), opened.enter_context(_open(Path(path)))))
+            for name, path in files
+            if path is not None
+        ]
+        opened.pop_all()  # the form closes them
+    return Form(texts, sent)
 
 
 def _called(path: Path) -> str:
-    return "".join(filter(str.isprintable, path.name)).replace("\\", "\\\\").replace('"', '\\"')
+    return "".join(filter(str.isprintable, path.name))
 
 
-def _read(path: Path) -> bytes:
-    """Return a file, or a directory as a zip; its images are not compressed again."""
+def _open(path: Path) -> IO[bytes]:
+    """Open a file, or a directory as a zip; its images are not compressed again."""
     try:
-        if not path.is_dir():
-            return path.read_bytes()
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-            for file in _files(path):
-                archive.write(file, file.relative_to(path).as_posix())
-        return buffer.getvalue()
+        if path.is_file():
+            return path.open("rb")
+        with ExitStack() as undone:
+            copy = undone.enter_context(tempfile.TemporaryFile())
+            if path.is_dir():
+                with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as archive:
+                    for file in _files(path):
+                        archive.write(file, file.relative_to(path).as_posix())
+            else:  # a pipe, say: of a length that only its end shows
+                with path.open("rb") as source:
+                    shutil.copyfileobj(source, copy)
+            copy.flush()
+            undone.pop_all()
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return copy
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -85,51 +85,3 @@ def _files(folder: Path) -> Iterator[Path]:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if path.is_file() and not hidden:
             yield path
-
-
-@dataclass(frozen=True)
-class RegistrationJob:
-    """A registration that was handed in: the service makes and measures variants, and registers them at the end."""
-
-    application: str
-    id: str
-    _wire: Wire = field(repr=False)
-    _conversation: Conversation = field(repr=False)
-
-    def status(self) -> ServedRegistration:
-        """Return how far it is."""
-        return self._wire.run(self._conversation.registration(self.application, self.id))
-
-    def result(self, timeout_s: float) -> ServedRegistration:
-        """Wait until it is done, at most `timeout_s`.
-
-        Raises RequestRefusedError with the reason where it failed or was stopped, and ServiceDeadlineError when the
-        time is up: it goes on, and `result` may be called again.
-        """
-        return self._wire.run(self._conversation.registered(self.application, self.id, timeout_s))
-
-    def cancel(self) -> None:
-        """Stop it, and forget it; a network that is registered stays."""
-        self._wire.run(self._conversation.cancel_registration(self.application, self.id))
-
-
-@dataclass(frozen=True)
-class AsyncRegistrationJob:
-    """All of RegistrationJob, awaited."""
-
-    application: str
-    id: str
-    _wire: AsyncWire = field(repr=False)
-    _conversation: Conversation = field(repr=False)
-
-    async def status(self) -> ServedRegistration:
-        """Return how far it is."""
-        return await self._wire.run(self._conversation.registration(self.application, self.id))
-
-    async def result(self, timeout_s: float) -> ServedRegistration:
-        """Wait until it is done as `RegistrationJob.result` does."""
-        return await self._wire.run(self._conversation.registered(self.application, self.id, timeout_s))
-
-    async def cancel(self) -> None:
-        """Stop it, and forget it."""
-        await self._wire.run(self._conversation.cancel_registration(self.application, self.id))

@@ -9,11 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from serfer.client.arrays import FileValues, MemoryValues, written_whole
-from serfer.client.conversation import Conversation
+from serfer.client.async_session import AsyncSession
 from serfer.client.stored import StoredOutput, StoredResult
-from serfer.client.tensors import MAX_ANSWER_BYTES, ServedTensor
-from serfer.client.wire import AsyncWire, Wire
+from serfer.client.sync_session import Session
+from serfer.client.tensors import ServedTensor
 from serfer.core.errors import UsageError
 
 PathLike = str | os.PathLike[str]
@@ -29,8 +28,7 @@ class ServedOutput:
     """
 
     _output: StoredOutput
-    _wire: Wire
-    _conversation: Conversation
+    _session: Session
 
     @property
     def name(self) -> str:
@@ -55,19 +53,14 @@ class ServedOutput:
     @cached_property
     def tensor(self) -> ServedTensor:
         """Its values, at most 1 GiB of them; downloaded once."""
-        values = _in_memory(self._output)
-        self._wire.run(self._conversation.fetch(self._output, values, None))
-        return _tensor(self._output, values)
+        return self._session.tensor(self._output)
 
     def download(self, path: PathLike, *, timeout_s: float | None = None) -> Path:
         """Write it to a .npy file, which appears whole or not at all, in place of one that is there; return its path.
 
         Within `timeout_s`, by default the client's and a second for each megabyte.
         """
-        with written_whole(Path(path)) as file:
-            values = FileValues(self._output.form, file)
-            self._wire.run(self._conversation.fetch(self._output, values, timeout_s))
-        return Path(path)
+        return self._session.download(self._output, Path(path), timeout_s)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -81,13 +74,12 @@ class ServedOutput:
 class ServedResult(Mapping[str, ServedOutput]):
     """A result that the service keeps, with its outputs by name, until `expires`, in seconds since 1970."""
 
-    def __init__(self, stored: StoredResult, wire: Wire, conversation: Conversation) -> None:
+    def __init__(self, stored: StoredResult, session: Session) -> None:
         self.id = stored.id
         self.model = stored.model
         self.expires = stored.expires
-        self._wire = wire
-        self._conversation = conversation
-        self._outputs = {each.form.name: ServedOutput(each, wire, conversation) for each in stored.outputs}
+        self._session = session
+        self._outputs = {each.form.name: ServedOutput(each, session) for each in stored.outputs}
 
     def download(self, name: str, path: PathLike, *, timeout_s: float | None = None) -> Path:
         """Write an output to a .npy file, as `ServedOutput.download` does."""
@@ -95,7 +87,7 @@ class ServedResult(Mapping[str, ServedOutput]):
 
     def delete(self) -> None:
         """Delete the result; one that is already gone is not an error."""
-        self._wire.run(self._conversation.delete_result(self.id))
+        self._session.run(self._session.conversation.delete_result(self.id))
 
     def __getitem__(self, name: str) -> ServedOutput:
         return self._outputs[name]
@@ -113,48 +105,28 @@ class ServedResult(Mapping[str, ServedOutput]):
 class AsyncServedResult:
     """All of ServedResult, awaited: `outputs` has the form of each output by name."""
 
-    def __init__(self, stored: StoredResult, wire: AsyncWire, conversation: Conversation) -> None:
+    def __init__(self, stored: StoredResult, session: AsyncSession) -> None:
         self.id = stored.id
         self.model = stored.model
         self.expires = stored.expires
         self.outputs = {each.form.name: each.form for each in stored.outputs}
         self._stored = {each.form.name: each for each in stored.outputs}
-        self._wire = wire
-        self._conversation = conversation
+        self._session = session
 
     async def tensor(self, name: str) -> ServedTensor:
         """Download an output, of at most 1 GiB."""
-        output = _named(self._stored, name)
-        values = _in_memory(output)
-        await self._wire.run(self._conversation.fetch(output, values, None))
-        return _tensor(output, values)
+        return await self._session.tensor(_named(self._stored, name))
 
     async def download(self, name: str, path: PathLike, *, timeout_s: float | None = None) -> Path:
         """Write an output to a .npy file as `ServedOutput.download` does."""
-        output = _named(self._stored, name)
-        with written_whole(Path(path)) as file:
-            values = FileValues(output.form, file)
-            await self._wire.run(self._conversation.fetch(output, values, timeout_s))
-        return Path(path)
+        return await self._session.download(_named(self._stored, name), Path(path), timeout_s)
 
     async def delete(self) -> None:
         """Delete the result as `ServedResult.delete` does."""
-        await self._wire.run(self._conversation.delete_result(self.id))
+        await self._session.run(self._session.conversation.delete_result(self.id))
 
     def __repr__(self) -> str:
         return f"AsyncServedResult({self.id!r}, {[*self.outputs]})"
-
-
-def _in_memory(output: StoredOutput) -> MemoryValues:
-    """Return memory for an output; raises UsageError for one that is too large."""
-    form = output.form
-    if form.nbytes > MAX_ANSWER_BYTES:
-        raise UsageError(f"output {form.name!r} has {form.nbytes:,} bytes, too many for memory: download it to a file")
-    return MemoryValues(form)
-
-
-def _tensor(output: StoredOutput, values: MemoryValues) -> ServedTensor:
-    return ServedTensor(output.form.name, output.form.datatype, output.form.shape, values.take())
 
 
 def _named(outputs: Mapping[str, _Output], name: str) -> _Output:

@@ -6,48 +6,34 @@ A reply's body is kept, or, where its call has a sink, passed on as it comes: th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
 import httpx
 
-from serfer.client.conversation import Steps, T, Try
+from serfer.client.conversation import Try
 from serfer.client.messages import Call, Reply, unreadable
-from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError
+from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
 
 R = TypeVar("R")
+_KEY = re.compile(r"[!-~]{1,1024}")
 MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
 _CONNECT_S = 5.0
 _LOST = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
 
 class Wire:
-    """Holds a conversation over httpx, and waits in between."""
+    """Sends tries over httpx, and waits in between."""
 
     def __init__(self, http: httpx.Client, sleep: Callable[[float], None], now: Callable[[], float]) -> None:
         self.http = http
         self._sleep = sleep
         self._now = now
 
-    def run(self, steps: Steps[T]) -> T:
-        """Hold a conversation to its end."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    reply = self._send(step)
-                except (httpx.HTTPError, TimeoutError) as error:
-                    step = steps.throw(_fault(error, step, self.http.base_url))
-                else:
-                    step = steps.send(reply)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
-            steps.close()
-
-    def _send(self, step: Try) -> Reply:
+    def send(self, step: Try) -> Reply:
+        """Wait as a try asks for, send it, and return the reply."""
         if step.after_s:
             self._sleep(step.after_s)
         latest = self._now() + step.timeout_s
@@ -64,30 +50,14 @@ class Wire:
 
 
 class AsyncWire:
-    """Holds a conversation over httpx, and lets other tasks run meanwhile."""
+    """Sends tries over httpx, and lets other tasks run meanwhile."""
 
     def __init__(self, http: httpx.AsyncClient, sleep: Callable[[float], Awaitable[None]]) -> None:
         self.http = http
         self._sleep = sleep
 
-    async def run(self, steps: Steps[T]) -> T:
-        """Hold a conversation to its end."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    reply = await self._send(step)
-                except (httpx.HTTPError, TimeoutError) as error:
-                    step = steps.throw(_fault(error, step, self.http.base_url))
-                else:
-                    step = steps.send(reply)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
-            steps.close()
-
-    async def _send(self, step: Try) -> Reply:
+    async def send(self, step: Try) -> Reply:
+        """Wait as a try asks for, send it, and return the reply."""
         if step.after_s:
             await self._sleep(step.after_s)
         async with asyncio.timeout(step.timeout_s):
@@ -121,12 +91,15 @@ def _request(step: Try, http: httpx.Client | httpx.AsyncClient) -> httpx.Request
     if call.elsewhere:
         extensions = {"timeout": timeout.as_dict()}
         return httpx.Request(call.method, call.path, headers=call.headers, extensions=extensions)
+    form = call.form
     return http.build_request(
         call.method,
         call.path,
         params=call.params or None,  # an empty mapping would take a link's own query away
         headers=call.headers,
         content=call.content,
+        data=None if form is None else form.values,
+        files=None if form is None else form.files,
         timeout=timeout,
     )
 
@@ -163,7 +136,7 @@ class _Body:
         return Reply(self._response.status_code, self._response.headers, body)
 
 
-def _fault(error: Exception, step: Try, base_url: httpx.URL) -> ServiceError:
+def fault(error: Exception, step: Try, base_url: httpx.URL) -> ServiceError:
     """Return what it means that no reply came."""
     reason = str(error) or type(error).__name__
     place = httpx.URL(step.call.path).host if step.call.elsewhere else base_url
@@ -172,3 +145,25 @@ def _fault(error: Exception, step: Try, base_url: httpx.URL) -> ServiceError:
     if isinstance(error, httpx.TimeoutException | TimeoutError):
         return ServiceDeadlineError(f"no answer from {place} in time: allow more (timeout_s)")
     return ServiceError(f"no answer from {place} that can be read: {reason}")
+
+
+def checked_url(base_url: str) -> str:
+    """Return a service's address; raises UsageError for what is not one."""
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise UsageError("base_url is not a URL: give one such as http://localhost:8000") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError("base_url must begin with http:// or https:// and name a host, as in http://localhost:8000")
+    if url.userinfo or url.query or url.fragment:
+        raise UsageError("base_url takes no user, no query and no fragment: an API key goes into api_key")
+    return str(url)
+
+
+def headers(api_key: str | None) -> dict[str, str]:
+    """Return what every request carries; replies come uncompressed, so that their bound is known as they arrive."""
+    if api_key is not None and not _KEY.fullmatch(api_key):
+        raise UsageError("api_key must be visible ASCII characters, 1 to 1024 of them and nothing around them")
+    plain = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "serfer"}
+    # X-API-Key and not a bearer token: API Gateway, which is in front of function drivers, reads no other header.
+    return plain if api_key is None else {**plain, "X-API-Key": api_key}

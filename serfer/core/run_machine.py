@@ -41,7 +41,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import (
     AlteredPieceError,
     BrokenPlanError,
@@ -58,6 +57,7 @@ from serfer.core.errors import (
     StoreUnavailableError,
     TaskFailedError,
 )
+from serfer.core.retry import Backoff
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
 

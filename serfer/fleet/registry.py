@@ -14,21 +14,21 @@ other.
 from __future__ import annotations
 
 import json
-import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Final, TypeVar
 
 from serfer.control.policy import NO_QUERIES, InstanceState, Interruption, LatencyWindow
 from serfer.control.scenario import Market
-from serfer.core.backoff import Backoff
-from serfer.core.errors import PlanError, StoreUnavailableError
+from serfer.core.errors import PlanError
+from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.structure import structure, unstructure
 from serfer.core.wire import MAX_BATCH
 from serfer.fleet.lease import Election, Lease
-from storage.coordination import Coordination
+from storage.coordination import UNREAD, ContendedError, Coordination, Entry, change
 
 MAX_DRIVERS: Final = 64
 MAX_MEMBERS: Final = 256
@@ -42,8 +42,8 @@ _WORD = re.compile(r"[!-~]{1,300}")
 _URL = re.compile(r"https?://[!-~]{1,290}")
 _MAX_NUMBER = 1e12
 _MAX_KIND, _MAX_KINDS = 64, 16
-_BACKOFF = Backoff(0.02, 0.2)  # after another driver's write came first
-_TRIES, _LEAVE_TRIES = 4, 32
+_CHANGES = RetryPolicy("pool", ContendedError, Backoff(0.02, 0.2), attempts=4)
+_LEAVING = replace(_CHANGES, attempts=32)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class PoolRegistry:
         self._election = Election(driver, clock)
         self._beats = 0
         self._changed: dict[str, tuple[int, float]] = {}  # by driver: its beats, and when they were first seen
-        self._last: tuple[_Record, str | None] = _Record(), None
+        self._last: Entry | None = None  # as this driver read or wrote it last
 
     @property
     def leads(self) -> bool:
@@ -173,57 +173,63 @@ class PoolRegistry:
         """
         self._beats += 1
         own = _Entry(load, self._beats)
-        for _ in _tries(_TRIES):
-            record, version = self._read()
+        view, lease, begun = PoolView(), Lease("", 0), self._clock()
+
+        def exchanged(record: _Record) -> _Record:
+            nonlocal view, lease, begun
             others = self._running(record)
-            lease = self._election.proposal(record.lease)
-            entries = (*others, own) if len(others) < MAX_DRIVERS else others
+            view, lease = _view(others, record), self._election.proposal(record.lease)
             begun = self._clock()
-            if self._write(replace(record, drivers=entries, lease=lease), version):
-                self._election.written(lease, begun)
-                break
-        return PoolView(tuple(entry.load for entry in others), record.fleet)
+            return replace(record, drivers=(*others, own) if len(others) < MAX_DRIVERS else others, lease=lease)
+
+        with suppress(ContendedError):
+            self._last = self._change(exchanged)
+            self._election.written(lease, begun)
+        return view
 
     def look(self) -> PoolView:
         """Read what the others wrote."""
-        record, _ = self._read()
-        return PoolView(tuple(entry.load for entry in self._running(record)), record.fleet)
+        self._last = self._coordination.get(self._key)
+        record = _decoded(self._last.value if self._last else None)
+        return _view(self._running(record), record)
 
     def publish(self, fleet: FleetState) -> bool:
         """Write the state of the fleet where it has changed; say whether this driver holds the lease."""
-        record, version = self._last
-        for _ in _tries(_TRIES):
-            if record.lease is None or record.lease.holder != self.driver:
-                return False
-            if record.fleet == fleet or self._write(replace(record, fleet=fleet), version):
-                return True
-            record, version = self._read()
-        raise self._busy()
+        holds = False
+
+        def published(record: _Record) -> _Record | None:
+            nonlocal holds
+            holds = record.lease is not None and record.lease.holder == self.driver
+            return replace(record, fleet=fleet) if holds and record.fleet != fleet else None
+
+        self._last = self._change(published, known=self._last)
+        return holds
 
     def leave(self) -> bool:
         """Take this driver out and release the lease; say whether it was the last one, which clears the record."""
-        for _ in _tries(_LEAVE_TRIES):
-            record, version = self._read()
+        others: tuple[_Entry, ...] = ()
+
+        def left(record: _Record) -> _Record:
+            nonlocal others
             others = self._running(record)
-            left = _Record(others, self._election.released(record.lease), record.fleet) if others else _Record()
-            if self._write(left, version, _RECORD_TTL_S if others else _CLEARED_TTL_S):
-                return not others
-        raise self._busy()
+            return _Record(others, self._election.released(record.lease), record.fleet) if others else _Record()
 
-    def _read(self) -> tuple[_Record, str | None]:
-        entry = self._coordination.get(self._key)
-        self._last = (_Record(), None) if entry is None else (_decoded(entry.value), entry.version)
-        return self._last
+        self._last = self._change(left, policy=_LEAVING)
+        if not others and self._last is not None:
+            self._coordination.compare_and_set(self._key, self._last.version, self._last.value, _CLEARED_TTL_S)
+        return not others
 
-    def _write(self, record: _Record, version: str | None, ttl_s: float = _RECORD_TTL_S) -> bool:
-        """Write a record in place of a version, and say whether that was still there."""
-        written = self._coordination.compare_and_set(self._key, version, _encoded(record), ttl_s)
-        if written is not None:
-            self._last = record, written
-        return written is not None
+    def _change(
+        self,
+        step: Callable[[_Record], _Record | None],
+        known: Entry | None = UNREAD,
+        policy: RetryPolicy = _CHANGES,
+    ) -> Entry | None:
+        def changed(value: bytes | None) -> bytes | None:
+            record = step(_decoded(value))
+            return None if record is None else _encoded(record)
 
-    def _busy(self) -> StoreUnavailableError:
-        return StoreUnavailableError(f"other drivers change {self._key} all the time: --store is too slow for so many")
+        return change(self._coordination, self._key, changed, _RECORD_TTL_S, known=known, policy=policy)
 
     def _running(self, record: _Record) -> tuple[_Entry, ...]:
         """Return the entries of other drivers that have changed within TTL_S, and remember when each did."""
@@ -236,12 +242,8 @@ class PoolRegistry:
         return tuple(entry for entry in others if now - changed[entry.load.driver][1] <= TTL_S)
 
 
-def _tries(count: int) -> Iterator[None]:
-    """Yield so many times, with growing waits between."""
-    yield
-    for failures in range(1, count):
-        time.sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        yield
+def _view(others: tuple[_Entry, ...], record: _Record) -> PoolView:
+    return PoolView(tuple(entry.load for entry in others), record.fleet)
 
 
 _T = TypeVar("_T", _Entry, Lease, FleetState)
@@ -251,9 +253,9 @@ def _encoded(record: _Record) -> bytes:
     return json.dumps(unstructure(record)).encode()
 
 
-def _decoded(value: bytes) -> _Record:
+def _decoded(value: bytes | None) -> _Record:
     """Read a record; what is not valid in it is left out."""
-    if len(value) > _MAX_BYTES:
+    if value is None or len(value) > _MAX_BYTES:
         return _Record()
     try:
         raw = json.loads(value)

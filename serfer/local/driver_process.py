@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import UnavailableError
+from serfer.core.retry import Backoff
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.log import LogTail
 from serfer.local.lambda_.process import WorkerProcess, exit_reason

@@ -10,7 +10,6 @@ claims it second follows the first, or takes over where that one has been silent
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from collections.abc import Callable
@@ -18,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from serfer.core.backoff import Backoff
-from serfer.core.errors import InputError, RegistrationLostError, UnavailableError, UsageError
+from serfer.core.errors import InputError, RegistrationLostError, UsageError
 from serfer.core.variants import NAME, Application, NetworkVersion, Validation, check_variant
 from serfer.registry.records import encode_record
 from serfer.registry.registration_record import (
@@ -33,7 +31,6 @@ from serfer.registry.registration_record import (
     registrations,
 )
 from serfer.registry.registry import Registry
-from serfer.registry.store import Document
 
 __all__ = [
     "HEARTBEAT_S",
@@ -49,8 +46,6 @@ HEARTBEAT_S: Final = 10.0
 TAKEOVER_S: Final = 40.0
 """Seconds without a change after which a registration counts as left by its owner."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_BACKOFF: Final = Backoff(0.02, 1.0)
-_TRIES: Final = 30
 
 
 @dataclass
@@ -66,8 +61,7 @@ class Registrations:
     owner: str
     clock: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-    _changed: dict[str, tuple[str, float]] = field(default_factory=dict, init=False)  # a version, and when it was seen
+    _seen: dict[str, tuple[Registration, float]] = field(default_factory=dict, init=False)  # as it was, and since when
 
     def all(self) -> list[Registration]:
         """Return all registrations that are kept."""
@@ -76,7 +70,7 @@ class Registrations:
     def read(self, registration: str) -> Registration | None:
         """Return a registration by its id; None where there is none."""
         document = self.registry.store.read(document_name(registration))
-        return decode_registration(registration, document) if document else None
+        return decode_registration(registration, document.data) if document else None
 
     def holds(self, registration: Registration) -> bool:
         """Return whether this worker owns a registration, as it was read."""
@@ -90,38 +84,32 @@ class Registrations:
         network version was retired since, begins again; steps that are done need not be repeated unless it was retired.
         """
         _check_request(request)
-        name = document_name(request.id)
-        for failures in range(1, _TRIES + 1):
-            document = self.registry.store.read(name)
-            found = decode_registration(request.id, document) if document else None
-            if document and found and not self._is_free(document, found):
-                return found
-            taken = self._taken(found, request, by)
-            if self._write(taken, document.version if document else None):
-                return taken
-            self._wait(failures)
-        raise self._busy(name)
+
+        def claimed(found: Registration | None) -> Registration | None:
+            return self._taken(found, request, by) if found is None or self._is_free(found) else None
+
+        return self._change(request.id, claimed)
 
     def heartbeat(self, registration: str) -> Registration:
         """Say that this worker is still at it, at least every HEARTBEAT_S."""
-        return self._change(registration, lambda found: found)
+        return self._change_own(registration, lambda found: found)
 
     def record(self, registration: str, step: RegistrationStep) -> Registration:
         """Record a step, in place of one of that name; raises InputError for a variant that cannot be."""
         if step.variant:
             check_variant(step.variant)
-        return self._change(registration, lambda found: found.with_step(step))
+        return self._change_own(registration, lambda found: found.with_step(step))
 
     def fail(self, registration: str, detail: str) -> Registration:
         """End a registration as failed; what is done of it is kept, and it can be claimed again."""
         failed = RegistrationState.FAILED
-        return self._change(
+        return self._change_own(
             registration, lambda found: replace(found, state=failed, owner="", detail=detail[:MAX_DETAIL])
         )
 
     def abandon(self, registration: str) -> Registration:
         """Leave a registration, so that another worker can take it over at once."""
-        return self._change(registration, lambda found: replace(found, owner=""))
+        return self._change_own(registration, lambda found: replace(found, owner=""))
 
     def finish(
         self,
@@ -150,19 +138,19 @@ class Registrations:
         finished = _version_of(self.registry.update(held.request.application, added), registration)
         number = finished.version if finished else 0
         done = RegistrationState.DONE
-        return self._change(registration, lambda found: replace(found, state=done, owner="", version=number))
+        return self._change_own(registration, lambda found: replace(found, state=done, owner="", version=number))
 
-    def _is_free(self, document: Document, found: Registration) -> bool:
+    def _is_free(self, found: Registration) -> bool:
         """Return whether a registration as it was read may be claimed."""
         if found.state is RegistrationState.DONE:
             application = self.registry.application(found.request.application)
             return application is None or _version_of(application, found.id) is None
         if found.state is RegistrationState.FAILED or found.owner in {"", self.owner}:
             return True
-        now, known = self.clock(), self._changed.get(found.id)
-        if known is None or known[0] != document.version:
-            self._changed[found.id] = known = document.version, now
-        return now - known[1] >= TAKEOVER_S
+        now, seen = self.clock(), self._seen.get(found.id)
+        if seen is None or seen[0] != found:
+            self._seen[found.id] = seen = found, now
+        return now - seen[1] >= TAKEOVER_S
 
     def _taken(self, found: Registration | None, request: RegistrationRequest, by: str) -> Registration:
         if found is None or found.state is RegistrationState.DONE:
@@ -173,29 +161,26 @@ class Registrations:
         running = RegistrationState.RUNNING
         return replace(found, owner=self.owner, state=running, steps=steps, beats=found.beats + 1, detail="")
 
-    def _change(self, registration: str, step: Callable[[Registration], Registration]) -> Registration:
-        name = document_name(registration)
-        for failures in range(1, _TRIES + 1):
-            document = self.registry.store.read(name)
-            found = decode_registration(registration, document) if document else None
-            if document is None or found is None or not self.holds(found):
+    def _change_own(self, registration: str, step: Callable[[Registration], Registration]) -> Registration:
+        def changed(found: Registration | None) -> Registration:
+            if found is None or not self.holds(found):
                 raise RegistrationLostError(f"registration {registration} is another worker's now, or has ended")
-            changed = replace(step(found), beats=found.beats + 1)
-            if self._write(changed, document.version):
-                return changed
-            self._wait(failures)
-        raise self._busy(name)
+            return replace(step(found), beats=found.beats + 1)
 
-    def _write(self, registration: Registration, expected: str | None) -> bool:
-        name = document_name(registration.id)
-        written = self.registry.store.compare_and_set(name, expected, encode_record(name, registration))
-        return written is not None
+        return self._change(registration, changed)
 
-    def _wait(self, failures: int) -> None:
-        self.sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
+    def _change(self, registration: str, step: Callable[[Registration | None], Registration | None]) -> Registration:
+        """Write what `step` makes of a registration, unless that is None, and return what then is there."""
+        name = document_name(registration)
 
-    def _busy(self, name: str) -> UnavailableError:
-        return UnavailableError(f"the registry {self.registry}: others change {name} all the time; try again")
+        def changed(data: bytes | None) -> bytes | None:
+            after = step(None if data is None else decode_registration(registration, data))
+            return None if after is None else encode_record(name, after)
+
+        data = self.registry.change(name, changed)
+        if data is None:
+            raise RegistrationLostError(f"there is no registration {registration}")
+        return decode_registration(registration, data)
 
 
 def _check_request(request: RegistrationRequest) -> None:

@@ -114,13 +114,13 @@ def registrations(store: RegistryStore) -> Iterator[tuple[Document, Registration
     for name in store.names(FOLDER):
         document = store.read(name)
         if document is not None:
-            yield document, decode_registration(name.removeprefix(FOLDER).removesuffix(".json"), document)
+            yield document, decode_registration(name.removeprefix(FOLDER).removesuffix(".json"), document.data)
 
 
-def decode_registration(registration: str, document: Document) -> Registration:
+def decode_registration(registration: str, data: bytes) -> Registration:
     """Read the document of a registration; raises InputError that names it where it cannot be one."""
     name = document_name(registration)
-    record = decode_record(name, document.data, Registration, FORMAT)
+    record = decode_record(name, data, Registration, FORMAT)
     if record.id != registration or record.request.id != registration:
         raise InputError(f"{name} of the registry is about another registration: delete it")
     if len(record.steps) > MAX_STEPS:

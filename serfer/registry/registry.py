@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import random
+import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.retry import retry
 from serfer.core.variants import Application
 from serfer.registry import garbage
 from serfer.registry.garbage import Collected
 from serfer.registry.plan_files import fetch_directory, fetch_to, put_directory
 from serfer.registry.records import APPLICATIONS, decode_application, document_name, encode_record
 from serfer.registry.store import RegistryStore
+from storage.coordination import CHANGES, ContendedError, Entry, change
 
-_BACKOFF: Final = Backoff(0.02, 1.0)
-_TRIES: Final = 30
+_CHANGES: Final = replace(CHANGES, name="registry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,20 @@ class Latest:
 
     version: str
     application: Application
+
+
+class _Documents(NamedTuple):
+    """A backend's documents as `change` takes them: they have no time to live."""
+
+    store: RegistryStore
+
+    def get(self, key: str) -> Entry | None:
+        document = self.store.read(key)
+        return Entry(document.data, document.version) if document else None
+
+    def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
+        del ttl
+        return self.store.compare_and_set(key, expected, value)
 
 
 class Registry:
@@ -91,32 +105,43 @@ class Registry:
         raises; UsageError where there is no application in the end.
         """
         document = document_name(name)
-        for failures in range(1, _TRIES + 1):
-            read = self.store.read(document)
-            before = decode_application(name, read.data) if read else None
+
+        def changed(data: bytes | None) -> bytes | None:
+            before = None if data is None else decode_application(name, data)
             after = step(before)
             if after is None or after == before:
-                return before or self._unknown(name)
+                return None
             if after.name != name:
                 raise UsageError(f"the record of {name} cannot become that of {after.name!r:.100}")
-            data = encode_record(document, after)
-            decode_application(name, data)  # what cannot be read again is not written
-            if self.store.compare_and_set(document, read.version if read else None, data) is not None:
-                return after
-            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        raise self._busy(name)
+            written = encode_record(document, after)
+            decode_application(name, written)  # what cannot be read again is not written
+            return written
+
+        data = self.change(document, changed)
+        return self._unknown(name) if data is None else decode_application(name, data)
 
     def delete(self, name: str) -> None:
         """Delete an application's record; its artefacts go when garbage is collected. Raises UsageError for none."""
-        document = document_name(name)
-        for failures in range(1, _TRIES + 1):
+        if not self.remove(document_name(name)):
+            self._unknown(name)
+
+    def change(self, document: str, f: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        """Replace a document by what `f` makes of it, as storage.coordination.change, and return what then is there."""
+        with self._contended(document):
+            entry = change(_Documents(self.store), document, f, math.inf, policy=_CHANGES, sleep=self._sleep)
+        return entry.value if entry else None
+
+    def remove(self, document: str) -> bool:
+        """Delete a document, whatever version it has; say whether there was one."""
+
+        def removed() -> bool:
             read = self.store.read(document)
-            if read is None:
-                self._unknown(name)
-            elif self.store.delete(document, read.version):
-                return
-            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        raise self._busy(name)
+            if read and not self.store.delete(document, read.version):
+                raise ContendedError(document)
+            return read is not None
+
+        with self._contended(document):
+            return retry(removed, _CHANGES, self._sleep)
 
     def history(self, name: str) -> Iterator[ApplicationVersion]:
         """Yield the versions of an application's record that are kept, a deleted one's too, the newest first."""
@@ -140,12 +165,8 @@ class Registry:
         if data is None:
             raise UsageError(f"the registry {self} keeps no version {version!r:.100} of {name}")
         restored = decode_application(name, data)
-        for failures in range(1, _TRIES + 1):
-            current = self.store.read(document)
-            if self.store.compare_and_set(document, current.version if current else None, data) is not None:
-                return restored
-            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        raise self._busy(name)
+        self.change(document, lambda _: data)
+        return restored
 
     def put_directory(self, path: Path) -> str:
         """Keep the files that a plan directory names, those that are there already not sent again; returns its digest.
@@ -177,8 +198,12 @@ class Registry:
         """
         return garbage.collect(self.store, older_than_s)
 
-    def _busy(self, name: str) -> UnavailableError:
-        return UnavailableError(f"the registry {self.store}: others change {name} all the time; try again")
+    @contextmanager
+    def _contended(self, document: str) -> Iterator[None]:
+        try:
+            yield
+        except ContendedError as error:
+            raise UnavailableError(f"the registry {self}: others change {document} all the time; try again") from error
 
     def _unknown(self, name: str) -> Application:
         known = ", ".join(self.applications()) or "none"

@@ -91,7 +91,7 @@ def submission_id(parts: Mapping[str, object]) -> str:
 
 def read(store: RegistryStore, submission: str) -> Held | None:
     """Return a submission, None where there is none; raises UsageError for what cannot be an id."""
-    name = _document(submission)
+    name = document_name(submission)
     document = store.read(name)
     if document is None:
         return None
@@ -103,18 +103,14 @@ def read(store: RegistryStore, submission: str) -> Held | None:
 
 def write(store: RegistryStore, submission: Submission, expected: str | None) -> Held | None:
     """Write a submission in place of a version of it (None: of nothing); None where another one is there by now."""
-    name = _document(submission.id)
+    name = document_name(submission.id)
     bounded = replace(submission, detail=submission.detail[:_MOST_TEXT], progress=submission.progress[:_MOST_TEXT])
     version = store.compare_and_set(name, expected, encode_record(name, bounded))
     return Held(bounded, version) if version is not None else None
 
 
-def delete(store: RegistryStore, held: Held) -> bool:
-    """Delete a submission in the version that is held; whether that was there."""
-    return store.delete(_document(held.submission.id), held.version)
-
-
-def _document(submission: str) -> str:
+def document_name(submission: str) -> str:
+    """Return the name of a submission's document; raises UsageError for what cannot be an id."""
     if not _ID.fullmatch(submission):
         raise UsageError(f"{submission!r:.100} is not the id of a registration: give 32 hex digits")
     return f"{FOLDER}{submission}.json"

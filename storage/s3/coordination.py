@@ -4,13 +4,12 @@ An entity tag is mostly a digest of the content, so equal content would have an 
 with random bytes of its own. By these a caller whose response was lost also sees whether the object is its own.
 """
 
-import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
+from serfer.core.retry import Backoff, RetryPolicy, retry
 from storage.coordination import Coordination, Entry
 from storage.s3.errors import Answer, no_s3, refusal
 from storage.s3.http import Request
@@ -21,9 +20,15 @@ TAG_BYTES = 16
 _MAX_VALUE = (5 << 30) - TAG_BYTES
 _WHERE_NONE = {"If-None-Match": "*"}
 _NO_SUCH_TAG = f'"{"0" * 32}"'
-_BACKOFF, _ROUNDS = Backoff(base=0.05, longest=0.2), 10
 _TRIAL_S = 60.0
 _OK, _NOT_FOUND, _CONFLICT, _UNMET, _UNKNOWN = 200, 404, 409, 412, 501
+
+
+class _ContendedError(StoreUnavailableError):
+    """Others wrote while S3 was asked, and what they wrote has gone again."""
+
+
+_PUTS = RetryPolicy("s3 condition", _ContendedError, Backoff(base=0.05, longest=0.2), attempts=10)
 
 
 class S3Coordination(Coordination):
@@ -56,7 +61,9 @@ class S3Coordination(Coordination):
             self._check_conditions()
             self._checked = True
         own, doing, version = secrets.token_bytes(TAG_BYTES), f"to put {key!r}", expected
-        for failures in range(1, _ROUNDS + 1):
+
+        def put() -> str | None:
+            nonlocal version
             try:
                 if tag := self._put(self._objects.name(key), version, own + value, ttl, doing):
                     return tag
@@ -73,10 +80,12 @@ class S3Coordination(Coordination):
             if (expected and there is None) or (there and self._is_other(there, expected, doing)):
                 return None
             version = expected or (self._tag(there) if there else None)  # of a value that has expired
-            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-        raise StoreUnavailableError(
-            f"S3 at {self._objects.http.address.url} failed {doing}: other writers change it all the time; try again"
-        )
+            raise _ContendedError(
+                f"S3 at {self._objects.http.address.url} failed {doing}: other writers change it all the time; "
+                "try again"
+            )
+
+        return retry(put, _PUTS, self._sleep)
 
     def delete(self, keys: Sequence[str]) -> None:
         """DeleteObjects."""

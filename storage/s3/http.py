@@ -7,7 +7,6 @@ processor time a request against 0.6 to 0.9 ms here (measured), and a task is a 
 import base64
 import contextlib
 import hashlib
-import random
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -25,19 +24,31 @@ from botocore.session import Session
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, ProtocolError
 
-from serfer.core.backoff import Backoff
 from serfer.core.errors import StoreUnavailableError
+from serfer.core.retry import Backoff, RetryPolicy, retry
 from storage.s3.address import Address
 from storage.s3.errors import CONNECT_S, READ_S, Answer, no_s3, unreachable
 from storage.store import Bytes
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _CONNECTIONS = 64
-_BACKOFF, _TRIES = Backoff(base=0.075, longest=0.3, factor=4.0), 3
 _PASSING = frozenset({429, 500, 502, 503, 504})
 _REFUSED = 300
 _DOCUMENT = 4 << 20  # bytes: more than the longest answer in XML, a list of 1,000 keys
 _PIECE = 1 << 18  # bytes given to the socket at once: its time-out is for each
+
+
+class _TransientAnswerError(Exception):
+    """An answer that another request may not get."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+_REQUESTS = RetryPolicy(
+    "s3", (ProtocolError, _TransientAnswerError), Backoff(base=0.075, longest=0.3, factor=4.0), attempts=3
+)
 
 
 @dataclass(frozen=True)
@@ -130,13 +141,9 @@ class S3Http:
     def ask(self, request: Request) -> Answer:
         """Return the answer, a refusal too; raises StoreUnavailableError where none comes."""
         try:
-            for failures in range(1, _TRIES):
-                with contextlib.suppress(ProtocolError):
-                    answer = self._send(request)
-                    if answer.status not in _PASSING:
-                        return answer
-                self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
-            return self._send(request)
+            return retry(lambda: self._attempt(request), _REQUESTS, self._sleep)
+        except _TransientAnswerError as last:
+            return last.answer
         except HTTPError as error:
             raise unreachable(self.address, error) from error
 
@@ -144,6 +151,12 @@ class S3Http:
         """Close the idle connections; a later request opens new ones."""
         self._pools.clear()
         self._pool = self._pools.connection_from_url(self.address.url)
+
+    def _attempt(self, request: Request) -> Answer:
+        answer = self._send(request)
+        if answer.status in _PASSING:
+            raise _TransientAnswerError(answer)
+        return answer
 
     def _send(self, request: Request) -> Answer:
         url = f"{self.address.url}/{quote(request.name, safe='/-_.~')}"

@@ -23,6 +23,7 @@ from serfer.core.errors import (
 )
 from serfer.core.keys import StoreCounts
 from serfer.core.report import QueryReport, StageReport
+from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.pipeline.health import Health
 from tests.api.conftest import png
 
@@ -177,6 +178,16 @@ class TestScrape:
         assert scraped(http)[("serfer_draining",)] == 0
         service.drain()
         assert scraped(http)[("serfer_draining",)] == 1
+
+    def test_retries_of_calls_are_counted_by_name(self, http):
+        errors = [StoreUnavailableError("gone"), StoreUnavailableError("gone")]
+
+        def call():
+            if errors:
+                raise errors.pop()
+
+        retry(call, RetryPolicy("store", StoreUnavailableError, Backoff(0.1, 0.1)), lambda _: None)
+        assert scraped(http)["serfer_call_retries_total", "store"] == 2
 
     def test_build_info_names_the_served_plan(self, http):
         builds = [set(labels) for name, *labels in scraped(http) if name == "serfer_build_info"]

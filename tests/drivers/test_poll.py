@@ -8,10 +8,10 @@ import pytest
 
 from drivers.poll import POLLING, PollInvoker
 from drivers.push import PushDriver
-from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect
 from serfer.core.errors import StoreError, StoreUnavailableError, TaskFailedError
 from serfer.core.keys import StoreCounts, output_key, reply_key
+from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError, pack_result
 from storage.memory import MemoryStore

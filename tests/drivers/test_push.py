@@ -10,7 +10,6 @@ import pytest
 from drivers.clock import LOOP_CLOCK
 from drivers.driver import TTL_MARGIN_S, RequestContext
 from drivers.push import PushDriver
-from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import (
     DeadlineError,
@@ -20,6 +19,7 @@ from serfer.core.errors import (
     TaskFailedError,
 )
 from serfer.core.keys import StoreCounts, input_key, output_key
+from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.core.wire import Crop, Report
 from storage.memory import MemoryStore

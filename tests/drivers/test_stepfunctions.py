@@ -15,7 +15,6 @@ from drivers.clock import LOOP_CLOCK
 from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
 from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
-from serfer.core.backoff import Backoff
 from serfer.core.checksum import CHECKSUM_BYTES, protect, verified
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import (
@@ -29,6 +28,7 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.keys import StoreCounts, input_key, output_key
+from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, Retry
 from serfer.core.wire import Crop, Report, decode_clean_up, decode_task, encode_report
 from serfer.pipeline.report import make_report

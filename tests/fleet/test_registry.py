@@ -126,7 +126,7 @@ def test_of_drivers_that_leave_one_is_the_last_and_clears_the_record(key):
 
 
 def test_a_record_that_others_keep_changing_is_an_error_of_the_one_that_must_write(key, monkeypatch):
-    monkeypatch.setattr(module, "_LEAVE_TRIES", 3)
+    monkeypatch.setattr(module, "_LEAVING", module._CHANGES)
     clock = Clock()
     inner = MemoryStore(clock).coordination()
     one, other = drivers(inner, key, "ab", clock)

@@ -118,7 +118,7 @@ class TestWebhooks:
         [delivery] = time.deliver(webhook)
         assert (delivery.attempts, delivery.error) == (4, "")
         assert len({request.headers["webhook-id"] for request in server.requests}) == 1
-        assert time.slept == [0.75, 20.0, 6.75]
+        assert time.slept == [0.75, 22.25, 6.75]
 
     @pytest.mark.parametrize("status", [301, 307, 400, 404, 410])
     def test_what_another_attempt_does_not_change_is_not_tried_again(self, server, webhook, status):

@@ -97,7 +97,7 @@ def test_an_update_gives_up_where_others_always_come_first(registry):
     waits = []
     registry._sleep = waits.append
     registry.store.compare_and_set = lambda *_: None
-    with pytest.raises(UnavailableError, match="others change faces"):
+    with pytest.raises(UnavailableError, match="others change applications/faces"):
         registry.update("faces", lambda record: record.with_version(network("other")))
     assert 10 < len(waits) < 100
 

@@ -20,7 +20,7 @@ import pytest
 import serfer
 from sam import weights
 from sam.build.package import package
-from serfer.client.client import Client
+from serfer.client.sync_client import Client
 from serfer.core.errors import KeyRefusedError
 from serfer.local.lambda_.function import ACCOUNT, REGION
 from serfer.plan_directory import COLD_DIRECTORY, load_plan

@@ -63,6 +63,9 @@ class Metrics:
         self._bytes = make.counter("serfer_http_request_bytes", "Bytes of bodies received.", ["route"])
         self._kept = Counter("serfer_results_kept", "Results kept for their owners to fetch.", registry=self.registry)
         self._result_bytes = make.counter("serfer_result_bytes", "Bytes of results kept and sent.", ["direction"])
+        self._retries = make.counter(
+            "serfer_call_retries", "Calls of stores, the registry and receivers of notifications tried again.", ["call"]
+        )
         build = Gauge(
             "serfer_build_info",
             "Version, model and plan digest; always 1.",
@@ -87,6 +90,11 @@ class Metrics:
         self._seconds[(place,)].observe(seconds)
         if bytes_in:
             self._bytes[(place,)].inc(bytes_in)
+
+    def retried(self, call: str, attempt: int, error: Exception) -> None:
+        """Count a retry, as a hook of serfer/core/retry.py."""
+        del attempt, error
+        self._retries[(call,)].inc()
 
     def result_kept(self, size: int) -> None:
         """Count a result that was kept, of so many bytes."""

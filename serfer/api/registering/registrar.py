@@ -137,14 +137,11 @@ class Registrar:
 
     async def forget(self, submitted: str) -> None:
         """Stop a submission wherever it runs, and forget it."""
-        store = self.registry.store
         task = self._tasks.get(submitted)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        while (held := await asyncio.to_thread(submission.read, store, submitted)) is not None:
-            if await asyncio.to_thread(submission.delete, store, held):
-                return
+        await asyncio.to_thread(self.registry.remove, submission.document_name(submitted))
 
     async def close(self) -> None:
         """Interrupt what runs, so that it can go on later."""

@@ -31,7 +31,7 @@ from serfer.api.requests import IdempotencyKey
 from serfer.core.errors import SerferError
 from serfer.core.run_machine import StageRun
 from serfer.core.served import StageProgress
-from storage.coordination import Coordination, Entry
+from storage.coordination import Coordination, set_once
 
 _TICK_S = 0.5  # between two checks of the stages
 _LOOK_S = 2.0  # between two checks whether another driver deleted the job
@@ -127,18 +127,17 @@ class Results:
             deadline=job.deadline,
             stages=progress(()),
         )
-        version = await asyncio.to_thread(self._write, job.key, None, state)
-        while version is None:
-            kept = await self._find(job.key)
-            if kept is not None and kept.state.status != "failed":
-                if kept.state.digest != job.digest:
-                    raise Problem(
-                        HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one"
-                    )
-                ended()
-                return kept.state.public()
-            version = await asyncio.to_thread(self._write, job.key, kept.version if kept else None, state)
-        task = asyncio.create_task(self._run(job.key, _Kept(state, version), work, progress))
+        own, left_s = _packed(state), self._left_s(job.deadline)
+        entry = await asyncio.to_thread(set_once, self._coordination, job.key, own, left_s, self._stays)
+        if entry.value is not own:
+            begun = self._current(_unpacked(entry.value))
+            if begun.digest != job.digest:
+                raise Problem(
+                    HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one"
+                )
+            ended()
+            return begun.public()
+        task = asyncio.create_task(self._run(job.key, _Kept(state, entry.version), work, progress))
         self._running[job.key] = task
         task.add_done_callback(lambda done: self._running.pop(job.key) if self._running.get(job.key) is done else None)
         task.add_done_callback(lambda _: ended())
@@ -146,10 +145,10 @@ class Results:
 
     async def find(self, job_id: str, owner: str) -> dict[str, Any]:
         """Return a job's state; raises Problem 404 where there is none, or another's."""
-        kept = await self._find(_job(job_id, owner).key)
-        if kept is None:
+        state = await self._find(_job(job_id, owner).key)
+        if state is None:
             raise _unknown()
-        return kept.state.public()
+        return state.public()
 
     async def cancel(self, job_id: str, owner: str) -> None:
         """Delete a job, and stop it wherever it runs; raises Problem 404 where there is none, or another's."""
@@ -206,7 +205,7 @@ class Results:
             entry = self._coordination.get(key)
         except SerferError:
             return False
-        return entry is None or _unpacked(entry).state.run != state.run
+        return entry is None or _unpacked(entry.value).run != state.run
 
     async def _replace(self, key: str, kept: _Kept, state: _State) -> _Kept:
         """Write a state in place of the last one; where the store fails, the next write may succeed.
@@ -229,7 +228,7 @@ class Results:
         try:
             version = self._write(key, kept.version, state)
             entry = self._coordination.get(key) if version is None else None
-            if entry is not None and _unpacked(entry).state.run == state.run:  # the last write's response was lost
+            if entry is not None and _unpacked(entry.value).run == state.run:  # the last write's response was lost
                 version = self._write(key, entry.version, state)
         except SerferError:
             return kept.version
@@ -239,37 +238,39 @@ class Results:
         """Return the job with the id that its idempotency key has; the first job of a key gives its own."""
         if not job.key_name:
             return job
-        key, left_s = (
-            f"serfer:result-id:{job.key_name}",
-            max(0.0, job.deadline - self._clock()) + _GRACE_S + self._ttl_s,
-        )
+        key, left_s, own = f"serfer:result-id:{job.key_name}", self._left_s(job.deadline), job.id.encode()
+        entry = await asyncio.to_thread(set_once, self._coordination, key, own, left_s)
+        return replace(job, id=entry.value.decode())
 
-        def known() -> str:
-            if self._coordination.compare_and_set(key, None, job.id.encode(), left_s):
-                return job.id
-            entry = self._coordination.get(key)
-            return job.id if entry is None else entry.value.decode()  # None: it has expired this moment
+    def _write(self, key: str, version: str, state: _State) -> str | None:
+        return self._coordination.compare_and_set(key, version, _packed(state), self._left_s(state.deadline))
 
-        return replace(job, id=await asyncio.to_thread(known))
+    def _left_s(self, deadline: float) -> float:
+        """Return for how long a job is kept that may run until a deadline."""
+        return max(0.0, deadline - self._clock()) + _GRACE_S + self._ttl_s
 
-    def _write(self, key: str, version: str | None, state: _State) -> str | None:
-        left_s = max(0.0, state.deadline - self._clock()) + _GRACE_S + self._ttl_s
-        value = json.dumps(asdict(state), allow_nan=False).encode()
-        return self._coordination.compare_and_set(key, version, value, left_s)
+    def _stays(self, value: bytes) -> bool:
+        """Return whether a job that was begun before is not begun again."""
+        return self._current(_unpacked(value)).status != "failed"
 
-    async def _find(self, key: str) -> _Kept | None:
+    async def _find(self, key: str) -> _State | None:
         entry = await asyncio.to_thread(self._coordination.get, key)
-        if entry is None:
-            return None
-        kept = _unpacked(entry)
-        if kept.state.status in _OPEN and self._clock() > kept.state.deadline + _GRACE_S:
+        return None if entry is None else self._current(_unpacked(entry.value))
+
+    def _current(self, state: _State) -> _State:
+        """Return a state that was read, as it is after its deadline: failed, where its driver did not end it."""
+        if state.status in _OPEN and self._clock() > state.deadline + _GRACE_S:
             lost = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the driver that ran this query is gone: send it again")
-            return kept._replace(state=replace(kept.state, status="failed", problem=lost.as_dict("")))
-        return kept
+            return replace(state, status="failed", problem=lost.as_dict(""))
+        return state
 
 
-def _unpacked(entry: Entry) -> _Kept:
-    return _Kept(_State(**json.loads(entry.value)), entry.version)
+def _packed(state: _State) -> bytes:
+    return json.dumps(asdict(state), allow_nan=False).encode()
+
+
+def _unpacked(value: bytes) -> _State:
+    return _State(**json.loads(value))
 
 
 def _ended(state: _State, doing: asyncio.Future[dict[str, Any]], stages: Sequence[StageProgress]) -> _State:

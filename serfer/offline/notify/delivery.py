@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
 
-from serfer.core.backoff import Backoff
+from serfer.core.errors import UnavailableError
+from serfer.core.retry import Backoff, RetryPolicy
 from serfer.offline.notify.event import JobEvent
 from serfer.offline.notify.target import Target
 
@@ -75,13 +76,14 @@ class _Delivering:
 
     def deliver(self, target: Target) -> Delivery:
         """Try until the event is taken, no other attempt would help, or the attempts or the time are used up."""
+        policy = RetryPolicy("notification", UnavailableError, _BACKOFF, self.patience.attempts)
         end, number = self.clock() + self.patience.seconds, 0
         while True:
             number += 1
             attempt = target.send(self.event, max(_LEAST_S, min(_TIMEOUT_S, end - self.clock())))
-            wait_s = max(_BACKOFF.wait(number, self.draw()), attempt.wait_s)
-            if not attempt.again or number >= self.patience.attempts or self.clock() + wait_s >= end:
-                return Delivery(target.name, number, attempt.error)
-            self.sleep(wait_s)
-            if self.stopped.is_set():
+            error, left_s = UnavailableError(attempt.error), end - self.clock()
+            wait_s = policy.wait(number, error, left_s, attempt.wait_s, self.draw()) if attempt.again else None
+            if wait_s is not None:
+                self.sleep(wait_s)
+            if wait_s is None or self.stopped.is_set():
                 return Delivery(target.name, number, attempt.error)

@@ -20,8 +20,11 @@ _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
 
 
-def load_plan(directory: Path) -> Plan:
-    """Read plan.json of a plan directory, without looking at its artefacts."""
+def load_plan(directory: Path, name: str = "") -> Plan:
+    """Read plan.json of a plan directory, without looking at its artefacts.
+
+    A plan of another format is refused by `name`, by default the file's path.
+    """
     path = directory / PLAN_FILE
     try:
         if path.exists() and not path.is_file():
@@ -38,7 +41,7 @@ def load_plan(directory: Path) -> Plan:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
-    return parse_plan(text)
+    return parse_plan(text, name or str(path))
 
 
 def load_cold_plan(directory: Path, plan: Plan) -> Plan | None:

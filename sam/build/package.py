@@ -64,7 +64,7 @@ from sam.weights import Piece, fetched, pieces
 from serfer import __version__
 from serfer.control.scenario_files import read_scenario
 from serfer.core.costs.account import AccountQuotas
-from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.errors import InputError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Artefact, Plan, dump_plan
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan
@@ -142,10 +142,13 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
             f"{out} lies in the plan directory {directory}, which holds a plan alone; choose another --out"
         )
     with tempfile.TemporaryDirectory(prefix="serfer-") as scratch:
-        if previous_of is not None:
-            earlier = _earlier_of(previous_of, place, plan, options, Path(scratch), progress)
-        else:
-            earlier = _earlier(place, plan, options) if keep_previous else None
+        try:
+            if previous_of is not None:
+                earlier = _earlier_of(previous_of, place, plan, options, Path(scratch), progress)
+            else:
+                earlier = _earlier(place, plan, options) if keep_previous else None
+        except PlanError as error:
+            raise PlanError(f"the plan before cannot be kept, package with --no-previous: {error}") from error
         starting = _Source(cold, directory / COLD_DIRECTORY) if cold else None
         current = _Generation(_Source(plan, directory), starting, others)
         with appearing_whole(place, check_build_place) as build:

@@ -117,10 +117,11 @@ def _fetch(store: RegistryStore, digest: str, place: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     part = place.with_name(f".{digest}.{secrets.token_hex(4)}.part")
     try:
-        for file in manifest.files:
+        for file in sorted(manifest.files, key=lambda file: file.path != PLAN_FILE):
             (part / file.path).parent.mkdir(parents=True, exist_ok=True)
             store.fetch_artefact(file.digest, part / file.path)
-        load_plan(part)
+            if file.path == PLAN_FILE:  # before the weights: a plan of another format is not fetched whole
+                load_plan(part, f"plan directory {digest} of the registry")
         part.rename(place)
     finally:
         shutil.rmtree(part, ignore_errors=True)

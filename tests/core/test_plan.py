@@ -107,14 +107,8 @@ def with_weights_in(plan, *places):
 @pytest.mark.parametrize("places", [("zip", "fetched"), ("image", "image"), ("fetched", "image")])
 def test_a_plan_of_weights_outside_zips_is_read_back(places):
     plan = with_weights_in(PLAN, *places)
-    assert plan.format == 7
     assert parse_plan(dump_plan(plan)) == plan
     assert plan.digest != PLAN.digest
-
-
-def test_a_plan_of_zips_is_written_without_the_place_of_its_weights():
-    assert "weights_in" not in dump_plan(PLAN)
-    assert with_weights_in(PLAN, "zip", "zip") == PLAN
 
 
 def test_an_unknown_place_of_weights_is_refused():
@@ -131,7 +125,7 @@ def test_fetched_weights_are_not_in_the_package():
     assert plan.function_bytes(1, 0) == plan.stages[1].functions[0].graphs[0].bytes
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 6, 7, 8, "5", None, True])
+@pytest.mark.parametrize("number", [0, 1, 10, 12, 11.0, "11", None, True])
 def test_another_format_is_refused(number):
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(json.dumps({**VALUE, "format": number}))

@@ -44,7 +44,7 @@ def axis(count):
         read = Span(max(0, written.start - HALO), min(size, written.stop + HALO))
         kind = 0 if number == 0 else 2 if number == count - 1 else 1
         windows.append(AxisWindow(kind, read, written))
-    return AxisWindows(size, size, tuple(windows))
+    return AxisWindows(size, size, tuple(windows), start=0.0)
 
 
 def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS):

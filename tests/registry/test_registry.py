@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, UnavailableError, UsageError
-from serfer.core.plan import dump_plan, sealed
+from serfer.core.plan import codec, dump_plan, sealed
 from serfer.core.structure import unstructure
 from serfer.core.variants import Canary
 from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
@@ -176,6 +176,23 @@ def test_a_plan_directory_comes_back_whole(registry, plan, tmp_path):
     assert {path.name for path in back.iterdir()} == {"plan.json", "unsplit.onnx", "stage-0", "stage-1"}
     assert registry.directory(digest, tmp_path / "cache") == back
     assert registry.put_directory(plan) == digest
+
+
+def test_a_plan_of_an_older_format_is_refused_by_its_digest_before_its_other_files_are_fetched(
+    registry, plan, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as before:
+        before.setattr(codec, "FORMAT", codec.FORMAT - 1)
+        (plan / "plan.json").write_text(dump_plan(sealed(small_plan())))
+        digest = registry.put_directory(plan)
+    fetched, fetch = [], registry.store.fetch_artefact
+    registry.store.fetch_artefact = lambda *both: (fetched.append(both), fetch(*both))
+    with pytest.raises(
+        PlanError, match=f"directory {digest} of the registry has format 10, .* reads 11: .*serfer split"
+    ):
+        registry.directory(digest, tmp_path / "cache")
+    assert len(fetched) == 2  # the manifest and plan.json
+    assert not any(path.is_dir() for path in (tmp_path / "cache").iterdir())
 
 
 def test_a_cold_plan_is_kept_too(registry, plan, tmp_path):

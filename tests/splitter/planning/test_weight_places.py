@@ -69,7 +69,6 @@ def test_auto_has_weights_in_zips_where_they_fit(planned, network):
     """Byte by byte the plan that zips alone allow, but for the name of that option."""
     plan = planned(network, room=MIB // 2, weights="auto")
     assert places(plan) == {ZIP}
-    assert plan.format < 7
     assert plan.stages == planned(network, room=MIB // 2, weights="zip").stages
 
 

@@ -18,10 +18,10 @@ from tests.caches import new_cache
 PLANS = Path(__file__).parent / "data" / "plans"
 OLDER = PLANS / "format-7"
 DIGESTS = {
-    "stages": "4a012d21cb9f9b54b6248e333fa862a96a46abfca299e2e7982d634519349ff6",
-    "gang": "89f43db2681f0391542cdd4e6dc04c1073599931f9d479aa4b49ab51d55498b6",
-    "fetched": "7fae0bea1f283f3256c104ee5c949c89432f761f2aa1802ddf62a9053dfb62fb",
-    "dense": "606a0b156ac4a85e8575f3d3bc3126c98bce1584e1aa5f1917ebe86b69b6c7f1",
+    "stages": "1e34437f8ddd9042895d5644e5d5015e111eaee7ee3df8f201582452248480d6",
+    "gang": "a6360fa8b565d0ba82fd7aefa9164bdd02847ca0dadbcab0117f9d073ed5b663",
+    "fetched": "02151c1eca5de2a955abea0f850af567b368264c3a1bbefff0885d99a60c64d1",
+    "dense": "fbc2bc640365c415afc0ec832ca700d764e6b4e1dd2254c4991363bcf201243b",
 }
 
 
@@ -53,6 +53,15 @@ def test_the_recorded_plan_answers_the_same_where_functions_fetch_its_weights(tm
     with serfer.open(recorded, workers="local", settings=settings) as pipeline:
         answer = pipeline.run(np.load(recorded / "input.npy"))
     assert answer.tobytes() == np.load(recorded / "answer.npy").tobytes()
+
+
+def test_a_plan_without_its_explanation_answers_the_same(tmp_path, tmp_path_factory):
+    shutil.copytree(PLANS / "gang", tmp_path / "plan")
+    (tmp_path / "plan" / "explanation.json").unlink()
+    settings = Settings(cache_dir=new_cache(tmp_path_factory))
+    with serfer.open(tmp_path / "plan", workers="local", settings=settings) as pipeline:
+        answer = pipeline.run(np.load(PLANS / "gang" / "input.npy"))
+    assert answer.tobytes() == np.load(PLANS / "gang" / "answer.npy").tobytes()
 
 
 REFUSAL = rf"format-7/plan\.json has format 7, this version reads {FORMAT}: .* serfer split"

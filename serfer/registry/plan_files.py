@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from serfer.core.errors import InputError, PlanError, UnavailableError
-from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE, is_part
+from serfer.core.plan.layout import COLD_DIRECTORY, EXPLANATION_FILE, PLAN_FILE, is_part
 from serfer.core.structure import Bounds
 from serfer.files import locked
 from serfer.plan_directory import load_cold_plan, load_plan
@@ -128,14 +128,15 @@ def _fetch(store: RegistryStore, digest: str, place: Path) -> None:
 
 
 def _named(path: Path) -> list[tuple[str, str | None, int]]:
-    """Return path, digest and size of the files that the plans of a directory name, sorted; None for plan.json's."""
+    """Return path, digest (None for plans' own files) and size of the files of a directory's plans, sorted."""
     plan = load_plan(path)
     found: dict[str, tuple[str | None, int]] = {}
     plans = {"": plan}
     if cold := load_cold_plan(path, plan):
         plans[f"{COLD_DIRECTORY}/"] = cold
     for prefix, each in plans.items():
-        found[prefix + PLAN_FILE] = None, _size(path / prefix / PLAN_FILE)
+        own = [PLAN_FILE, EXPLANATION_FILE] if each.explained else [PLAN_FILE]
+        found |= {prefix + name: (None, _size(path / prefix / name)) for name in own}
         found |= {prefix + file.path: (file.sha256, file.bytes) for file in each.artefacts}
     if len(found) > MAX_FILES:
         raise InputError(f"{path} names {len(found):,} files: a registry keeps {MAX_FILES:,} of a plan directory")

@@ -1,4 +1,4 @@
-"""plan.json: a plan as text and back, sealed by a digest of itself."""
+"""plan.json: what is executed of a plan, as text and back, sealed by a digest of itself."""
 
 from __future__ import annotations
 
@@ -14,24 +14,38 @@ from serfer.core.plan.validation import check_sound
 from serfer.core.structure import structure, unstructure
 
 FORMAT = 11
+OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives")
+OF_STEP = ("predicted_ms", "predicted_usd")
+OF_TILE = ("serial_ms", "parallel_ms")
+"""Fields of a plan, of its stages and gangs, and of tiles that explanation.json has: the digest does not cover them."""
 _SHOWN = 40  # characters of what should have been a number
 
 
-def _digest(plan: Plan) -> str:
-    canonical = unstructure(replace(plan, digest=""))
-    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+def _digest(executed: dict[str, Any]) -> str:
+    text = json.dumps({**executed, "digest": ""}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _executed(plan: Plan) -> dict[str, Any]:
+    """Return the plan without what explanation.json has."""
+    plain: dict[str, Any] = unstructure(plan)
+    tiles = [tile for stage in plain["stages"] for tile in stage["tiles"]]
+    for records, names in (([plain], OF_PLAN), ([*plain["stages"], *plain["gangs"]], OF_STEP), (tiles, OF_TILE)):
+        for record in records:
+            for name in names:
+                del record[name]
+    return plain
+
+
 def sealed(plan: Plan) -> Plan:
-    """Return the plan with its format and digest: SHA-256 of its canonical JSON, artefact digests included."""
+    """Return the plan with its format and digest: SHA-256 of the canonical JSON of what is executed, files included."""
     plan = replace(plan, format=FORMAT)
-    return replace(plan, digest=_digest(plan))
+    return replace(plan, digest=_digest(_executed(plan)))
 
 
 def dump_plan(plan: Plan) -> str:
     """Write a plan as the text of plan.json."""
-    return json.dumps(unstructure(plan), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(_executed(plan), indent=1, ensure_ascii=False) + "\n"
 
 
 def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
@@ -52,7 +66,8 @@ def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
             "serfer map-plan"
         )
     plan = structure(Plan, value, PLAN_FILE)
-    if _digest(plan) != plan.digest:
+    executed = _executed(plan)
+    if executed != value or _digest(executed) != plan.digest:
         raise PlanError("plan.json was edited: its digest does not match; split the model again")
     check_sound(plan)
     return plan

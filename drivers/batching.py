@@ -70,7 +70,9 @@ class Batching:
 def plan_batching(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int = MOST_IMAGES) -> Batching:
     """Return how tasks of a plan's stages share invocations, of which `concurrency` are in flight at once."""
     rounds = [-(-stage.grid.tiles // concurrency) for stage in plan.stages]
-    seconds = [stage.predicted_ms / _MS_PER_S * times for stage, times in zip(plan.stages, rounds, strict=True)]
+    seconds = [
+        (stage.predicted_ms or 0.0) / _MS_PER_S * times for stage, times in zip(plan.stages, rounds, strict=True)
+    ]
     terms = {
         number: BatchTerms(max(_image_s(stage, tile, memory_per_vcpu) for tile in stage.tiles), sum(seconds[number:]))
         for number, stage in enumerate(plan.stages)
@@ -80,6 +82,9 @@ def plan_batching(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int 
 
 
 def _image_s(stage: Stage, tile: Tile, memory_per_vcpu: int) -> float:
-    """Return a tile's predicted compute for one image: more than one image more adds, as weights are read once."""
+    """Return a tile's predicted compute for one image: more than one image more adds, as weights are read once.
+
+    0 for a plan without explanation.json, of which nothing is predicted.
+    """
     granted = vcpus(stage.memory_mb, memory_per_vcpu)
-    return float(compute_seconds(tile.serial_ms, tile.parallel_ms, granted)) / _MS_PER_S
+    return float(compute_seconds(tile.serial_ms or 0.0, tile.parallel_ms or 0.0, granted)) / _MS_PER_S

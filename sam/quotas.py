@@ -19,7 +19,7 @@ from sam.template.intrinsics import resources
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
-from serfer.core.plan import CONTAINER, Plan
+from serfer.core.plan import CONTAINER, Plan, explained
 from serfer.core.plan.borders import members
 from serfer.pipeline.warm import environments
 
@@ -108,7 +108,7 @@ def _check_functions(plan: Plan, facts: AwsFacts) -> None:
                 f"{functions.memory_max:,}: split with another --memory"
             )
     for number, part in plan.functions:
-        size = plan.function_bytes(number, part) + plan.limit.dependencies
+        size = plan.function_bytes(number, part) + explained(plan.limit).dependencies
         image = plan.stages[number].weights_in == CONTAINER
         limit = functions.image_limit if image else functions.package_limit
         if size > limit:

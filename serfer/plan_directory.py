@@ -1,4 +1,4 @@
-"""A plan directory: plan.json and the files that it names, read from a disk and checked against their digests.
+"""A plan directory: plan.json, explanation.json and the files of the plan, on a disk, checked against their digests.
 
 It may hold a second plan of the same network, the cold plan, for queries that find no warm environments of the first
 one's functions.
@@ -12,17 +12,46 @@ from dataclasses import astuple
 from pathlib import Path
 
 from serfer.core.errors import PlanError
-from serfer.core.plan import Plan, check_sound, parse_plan
-from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE
+from serfer.core.plan import Plan, check_sound, dump_plan, parse_plan
+from serfer.core.plan.layout import COLD_DIRECTORY, EXPLANATION_FILE, PLAN_FILE
 
-__all__ = ["COLD_DIRECTORY", "check_artefacts", "file_sha256", "load_cold_plan", "load_plan"]
+__all__ = [
+    "COLD_DIRECTORY",
+    "check_artefacts",
+    "file_sha256",
+    "load_cold_plan",
+    "load_plan",
+    "plan_files",
+    "write_plan",
+]
 _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
 
 
-def load_plan(directory: Path) -> Plan:
-    """Read plan.json of a plan directory, without looking at its artefacts."""
+def load_plan(directory: Path, name: str = "") -> Plan:
+    """Read the plan of a plan directory, with its explanation if there is one, without looking at its artefacts.
+
+    A plan of another format is refused by `name`, by default the file's path.
+    """
     path = directory / PLAN_FILE
+    text = _read(path)
+    if text is None:
+        raise PlanError(
+            f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split, "
+            "or serfer map-plan"
+        )
+    plan = parse_plan(text, name or str(path))
+    path = directory / EXPLANATION_FILE
+    explanation = _read(path)
+    if explanation is None:
+        return plan
+    from serfer.core.plan.explanation import with_explanation  # noqa: PLC0415 - functions have none
+
+    return with_explanation(plan, explanation, str(path))
+
+
+def _read(path: Path) -> str | None:
+    """Return the text of a file of a plan directory, None if there is no such file."""
     try:
         if path.exists() and not path.is_file():
             raise PlanError(f"{path} is not a regular file: not a plan")
@@ -30,15 +59,27 @@ def load_plan(directory: Path) -> Plan:
             data = file.read(_MAX_PLAN_BYTES + 1)
         if len(data) > _MAX_PLAN_BYTES:
             raise PlanError(f"{path} is larger than {_MAX_PLAN_BYTES} bytes: not a plan")
-        text = data.decode("utf-8")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise PlanError(
-            f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split, "
-            "or serfer map-plan"
-        ) from error
+        return data.decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
-    return parse_plan(text)
+
+
+def plan_files(plan: Plan) -> dict[str, str]:
+    """Return the texts of a plan's own files by their names; no explanation.json where it was read without one."""
+    files = {PLAN_FILE: dump_plan(plan)}
+    if plan.explained:
+        from serfer.core.plan.explanation import dump_explanation  # noqa: PLC0415 - functions write none
+
+        files[EXPLANATION_FILE] = dump_explanation(plan)
+    return files
+
+
+def write_plan(plan: Plan, directory: Path) -> None:
+    """Write a plan's own files into a directory, which has its artefacts."""
+    for name, text in plan_files(plan).items():
+        (directory / name).write_text(text, encoding="utf-8")
 
 
 def load_cold_plan(directory: Path, plan: Plan) -> Plan | None:
@@ -76,8 +117,9 @@ def _differences(plan: Plan, cold: Plan) -> list[str]:
         "the preprocessing": lambda each: each.preprocess,
         "the labels": lambda each: each.labels,
         "the operators": _operators,
-        "the changes to the model": lambda each: [(change.what, change.how) for change in each.changes],
     }
+    if plan.explained and cold.explained:
+        compared["the changes to the model"] = lambda each: [(change.what, change.how) for change in each.changes]
     return [name for name, of in compared.items() if of(plan) != of(cold)]
 
 

@@ -16,7 +16,7 @@ from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.plan import ImageLimits, PackageLimit, Plan
 from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
-from serfer.plan_directory import COLD_DIRECTORY
+from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
@@ -33,6 +33,7 @@ from splitter.planning.package_fit import fit
 
 _CHECK_BATCH = 2
 _CHOICES = 4
+_NO_OTHER = " There is no cold plan: the one with the earliest first answer is this plan."
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
@@ -62,7 +63,7 @@ def build_plan(
     source = _reduced(source, description.reduction)
     answers = _answers(graph, description.reduction)
     images = _calibration(calibration, graph, source, progress)
-    cold: list[Decision] = []
+    cold: list[ColdOffer] = []
     environments: list[int] = []
 
     def choose(within: Budget) -> Decision:
@@ -74,14 +75,15 @@ def build_plan(
         none = ColdOffer(None, "")
         asked = options.cold_plan == "always"
         offer = offered() if asked else optional("the choice of a cold plan", offered, lambda: none)
-        cold[:] = [offer.decision] if offer.decision else []
+        cold[:] = [offer] if offer.decision else []
         environments[:] = [cold_environments(decision, options, within)]
         planned_for = f" Planned for {within.account}." if within.account else ""
         return replace(decision, why=decision.why + offer.sentence + answers + planned_for)
 
     def choose_cold(within: Budget) -> Decision:
-        always = replace(options, cold_plan="always")
-        return cold_offer(cold[0], always, within, progress, environments[0]).decision or cold[0]
+        always, chosen = replace(options, cold_plan="always"), cold[0].decision
+        assert chosen is not None  # noqa: S101 - only such offers are kept
+        return cold_offer(chosen, always, within, progress, environments[0]).decision or chosen
 
     batch = _check_batch(sample)
     with appearing_whole(place) as directory:
@@ -91,8 +93,13 @@ def build_plan(
         if cold:
             (directory / COLD_DIRECTORY).mkdir()
             second = _write_plan(choose_cold, source, graph, budget, directory / COLD_DIRECTORY, progress)
-            progress("checking the parts of the cold plan")
-            check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
+            if second.digest == plan.digest:
+                shutil.rmtree(directory / COLD_DIRECTORY)
+                plan = replace(plan, why=plan.why.replace(cold[0].sentence, _NO_OTHER))
+                write_plan(plan, directory)
+            else:
+                progress("checking the parts of the cold plan")
+                check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
     return plan
 
 

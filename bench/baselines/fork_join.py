@@ -27,7 +27,7 @@ from bench.core.system import System
 from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.errors import TaskFailedError
 from serfer.core.keys import StoreCounts
-from serfer.core.plan import Plan
+from serfer.core.plan import Plan, explained
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.plan_directory import check_artefacts, load_plan
@@ -43,7 +43,7 @@ def held_groups(plan: Plan, master_mb: int) -> list[tuple[int, int]]:
 
     A group's weights are taken, the first groups' first, while package and memory have room for them.
     """
-    room = min(plan.limit.room, (master_mb - WORKER_MB) * _MB // _WEIGHT_COPIES)
+    room = min(explained(plan.limit).room, (master_mb - WORKER_MB) * _MB // _WEIGHT_COPIES)
     held = []
     for number, stage in enumerate(plan.stages):
         part = stage.tiles[0].function

@@ -11,11 +11,10 @@ import numpy as np
 
 from bench.core.options import network
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.plan import dump_plan, sealed
-from serfer.core.plan.layout import PLAN_FILE
+from serfer.core.plan import sealed
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import Settings
 from splitter.split import split
 
@@ -44,7 +43,7 @@ def through_store(directory: Path, settings: Settings) -> Path:
     if not in_use(target):
         with assembled(target) as fresh:
             shutil.copytree(directory, fresh, dirs_exist_ok=True)  # no links: onnx reads no weights that have them
-            (fresh / PLAN_FILE).write_text(dump_plan(changed), encoding="utf-8")
+            write_plan(changed, fresh)
     return target
 
 

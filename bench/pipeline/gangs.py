@@ -30,7 +30,7 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
-from serfer.core.plan import Plan
+from serfer.core.plan import Plan, explained
 from serfer.local.lambda_.faults import Faults
 from serfer.local.servers.redis import RedisServer
 from serfer.packaging.build_cache import forget_unused, in_use
@@ -193,14 +193,14 @@ def _opened(
 
 
 def _predicted_ms(plan: Plan, *, gangs: bool) -> float:
-    return sum(plan.predicted_ms) if gangs else sum(stage.predicted_ms for stage in plan.stages)
+    return sum(plan.predicted_ms) if gangs else sum(explained(stage.predicted_ms) for stage in plan.stages)
 
 
 def _compute_ms(plan: Plan) -> tuple[float, float]:
     """Return what of a plan's prediction is compute of the slowest tiles: of stages of one tile, and of several."""
     alone = together = 0.0
     for stage in plan.stages:
-        slowest = max(tile.serial_ms + tile.parallel_ms for tile in stage.tiles)
+        slowest = max(explained(tile.serial_ms) + explained(tile.parallel_ms) for tile in stage.tiles)
         alone, together = (alone, together + slowest) if len(stage.tiles) > 1 else (alone + slowest, together)
     return alone, together
 

@@ -75,7 +75,7 @@ class StepFunctionsDriver:
     ) -> None:
         if kind not in KINDS:
             raise UsageError(f"a state machine is {' or '.join(KINDS)}, not {kind!r}")
-        predicted_ms = [stage.predicted_ms for stage in plan.stages]
+        predicted_s = [stage.predicted_ms / _MS_PER_S for stage in plan.stages if stage.predicted_ms is not None]
         self._executions = Executions(client, arn, kind, concurrency, clock)
         self._route = _Route(
             plan=plan,
@@ -83,8 +83,8 @@ class StepFunctionsDriver:
             executions=self._executions,
             retry=retry or Retry(),
             clock=clock,
-            expected_s=sum(predicted_ms) / _MS_PER_S,
-            straggling_s=min(max(predicted_ms) / _MS_PER_S, STRAGGLER_S),
+            expected_s=sum(predicted_s),
+            straggling_s=min(max(predicted_s, default=STRAGGLER_S), STRAGGLER_S),
         )
         self._slots = PrioritySemaphore(concurrency)
         self._arrivals = itertools.count()

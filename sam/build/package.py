@@ -64,10 +64,9 @@ from sam.weights import Piece, fetched, pieces
 from serfer import __version__
 from serfer.control.scenario_files import read_scenario
 from serfer.core.costs.account import AccountQuotas
-from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.plan import CONTAINER, Artefact, Plan, dump_plan
-from serfer.core.plan.layout import PLAN_FILE
-from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan
+from serfer.core.errors import InputError, PlanError, UnavailableError, UsageError
+from serfer.core.plan import CONTAINER, Artefact, Plan
+from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan, plan_files, write_plan
 from serfer.settings import Settings
 from splitter.plan_dir.output_directory import appearing_whole, place_for
 
@@ -142,10 +141,16 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
             f"{out} lies in the plan directory {directory}, which holds a plan alone; choose another --out"
         )
     with tempfile.TemporaryDirectory(prefix="serfer-") as scratch:
-        if previous_of is not None:
-            earlier = _earlier_of(previous_of, place, plan, options, Path(scratch), progress)
-        else:
-            earlier = _earlier(place, plan, options) if keep_previous else None
+        try:
+            if previous_of is not None:
+                earlier = _earlier_of(previous_of, place, plan, options, Path(scratch), progress)
+            else:
+                earlier = _earlier(place, plan, options) if keep_previous else None
+        except PlanError as error:
+            raise PlanError(
+                "the plan before cannot be kept: package with --no-previous, and under another --name where it is "
+                f"deployed: {error}"
+            ) from error
         starting = _Source(cold, directory / COLD_DIRECTORY) if cold else None
         current = _Generation(_Source(plan, directory), starting, others)
         with appearing_whole(place, check_build_place) as build:
@@ -260,6 +265,12 @@ def _earlier_of(
         return _Generation(found[main], found[cold] if cold else None, tuple(found[each] for each in beside))
     except (BotoCoreError, ClientError) as error:
         raise UnavailableError(f"--previous-of {stack}: {error}") from error
+
+
+def _write_own_files(plan: Plan, place: Path) -> None:
+    """Write plan.json and explanation.json, all that drivers read of a plan."""
+    place.mkdir(parents=True)
+    write_plan(plan, place)
 
 
 def _different(sources: Iterable[_Source]) -> list[_Source]:
@@ -394,7 +405,7 @@ class _Writer:
             return {}
         self.progress("collecting what a driver computes with")
         runner = runner_layer(place, self.options, self.settings.cache_dir)
-        own = sum(len(dump_plan(plan)) for plan in plans)
+        own = sum(len(text.encode()) for plan in plans for text in plan_files(plan).values())
         sizes = {digest12(plan): driver.bytes + runner.bytes + own + plan.function_bytes(0, 0) for plan in plans}
         for plan in plans[: plans[0] is generations[0].main.plan]:  # the one before may be of several functions
             require(plan, self.options, facts, sizes[digest12(plan)])
@@ -440,13 +451,13 @@ class _Writer:
         """Write what drivers read of the plans, everything but weights; return which of them have a pool."""
         for each in generations:
             place = plan_directory(self.build, digest12(each.main.plan))
-            self._plan_file(each.main.plan, place)
+            _write_own_files(each.main.plan, place)
             if each.cold:
-                self._plan_file(each.cold.plan, place / COLD_DIRECTORY)
+                _write_own_files(each.cold.plan, place / COLD_DIRECTORY)
         for source in _different(source for each in generations for source in each.beside):
             place = plan_directory(self.build, digest12(source.plan))
             if not place.exists():  # the plan of another generation
-                self._plan_file(source.plan, place)
+                _write_own_files(source.plan, place)
         pooled = set()
         current, earlier = generations[0].main, generations[1].main if len(generations) > 1 else None
         if self.options.gpu and self.profile and current.directory:
@@ -456,12 +467,6 @@ class _Writer:
                 pooled.add(digest12(earlier.plan))
         seal(self.build / _DRIVER, _DRIVER_IDS[self.options.drivers])
         return pooled
-
-    def _plan_file(self, plan: Plan, place: Path) -> None:
-        """Write plan.json as the plan's first function has it."""
-        place.mkdir(parents=True)
-        first = "images/0-0/function" if plan.stages[0].weights_in == CONTAINER else "functions/0-0"
-        shutil.copyfile(self.build / _GENERATIONS / digest12(plan) / first / PLAN_FILE, place / PLAN_FILE)
 
     def _pool(self, plan: Plan, directory: Path) -> None:
         """Write what a plan's pool is used by, and the graph of the whole network, whose weights the stages have."""

@@ -20,7 +20,7 @@ from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gan
 from serfer.core.costs.pricing import store_of, uses_store
 from serfer.core.errors import UsageError
 from serfer.core.inline import PAYLOAD_SHARE
-from serfer.core.plan import CONTAINER, Plan, Stage
+from serfer.core.plan import CONTAINER, Plan, Stage, explained
 from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.structure import unstructure
 from serfer.core.units import MS_PER_S
@@ -115,7 +115,11 @@ def show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's 
 
 
 def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
-    """Print a plan's stages, its functions' packages, and what it would cost and has lost."""
+    """Print a plan's stages, its functions' packages, and what it would cost and has lost.
+
+    Raises PlanError for one without explanation.json.
+    """
+    plan.check_explained()
     out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
     query = f"{counted(plan.tasks, 'task')} a query in {counted(len(plan.stages), 'stage')}"
     if plan.windows:
@@ -140,9 +144,10 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     tasks = [priced.stages[stage].grid.tiles for stage in sorted({stage for stage, _ in plan.functions})]
     spread = latency([(ms / MS_PER_S, count) for ms, count in zip(plan.predicted_ms, tasks, strict=True)], facts)
     p50, p95, p99 = (MS_PER_S * spread.quantile(share) for share in (0.5, 0.95, 0.99))
+    usd = explained(plan.predicted_usd) * _MILLION
     out.print(
         f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
-        f"${plan.predicted_usd * _MILLION:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
+        f"${usd:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
     )
     out.print(_deployed_store(plan))
 
@@ -215,8 +220,8 @@ def _print_gangs(plan: Plan) -> None:
             byte_size(price.bytes_exchanged),
             f"{price.billed_gb_s:.3f}",
             f"{price.waiting_gb_s:.3f}",
-            f"{gang.predicted_ms:.1f}",
-            f"{gang.predicted_usd * _MILLION:.2f}",
+            f"{explained(gang.predicted_ms):.1f}",
+            f"{explained(gang.predicted_usd) * _MILLION:.2f}",
         )
     out.print(table)
     out.print(
@@ -226,7 +231,7 @@ def _print_gangs(plan: Plan) -> None:
 
 def _print_packages(plan: Plan) -> None:
     """Print each function's package: S + D against M, in the paper's letters."""
-    limit, most = plan.limit, load_settings().facts().functions.image_limit
+    limit, most = explained(plan.limit), load_settings().facts().functions.image_limit
     table = columns(
         "function", "tiles", "weights in", "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)"
     )

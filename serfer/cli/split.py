@@ -16,7 +16,7 @@ from serfer.cli.explain import ARRAYS_ONLY, show_plan
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
 from serfer.cli.shared.terminal import complain, err
 from serfer.core.errors import UsageError
-from serfer.core.plan import MAX_ELEMENTS
+from serfer.core.plan import MAX_ELEMENTS, explained
 from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
@@ -191,7 +191,7 @@ def split(
     show_plan(plan, as_json)
     from sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
 
-    if plan.limit.package > settings.facts().functions.package_limit:
+    if explained(plan.limit).package > settings.facts().functions.package_limit:
         complain(f"with --limit-mb {limit_mb}, more than AWS allows, this plan runs on this machine only")
         return
     for note in account_notes([plan], quotas):

@@ -55,6 +55,7 @@ class WindowPrices:
 
     @cached_property
     def _platform(self) -> Platform:
+        self._plan.check_explained()
         return Platform.over(self._facts, self._plan.store)
 
     def of(self, tile: int) -> WindowPrice:

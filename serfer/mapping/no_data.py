@@ -16,8 +16,7 @@ from serfer.mapping.options import MapOptions
 from serfer.raster import RasterSource
 
 NO_PLACE = (
-    "where the result lies on its image has no single answer, for branches of the network are off from one another (or "
-    "the plan is of an earlier version, which did not say: make it again)"
+    "where the result lies on its image has no single answer, for branches of the network are off from one another"
 )
 _NEARLY = 1e-6  # of a pixel: what a step such as 1/3 adds up to is not exact
 
@@ -30,14 +29,9 @@ class Sampling:
     step: float
 
     @classmethod
-    def of(cls, axis: AxisWindows, step: float) -> Sampling | None:
-        """Return the sampling of an axis, None where the plan says that its result has no one place.
-
-        A plan of before says neither that nor its step: then `step` is given, and what covers the image lies on it.
-        """
-        if axis.step is not None:
-            return None if axis.start is None else cls(axis.start, axis.step)
-        return cls(0.0, step) if -step < axis.size - axis.result * step <= 0 else None
+    def of(cls, axis: AxisWindows) -> Sampling | None:
+        """Return the sampling of an axis, None where the plan says that its result has no one place."""
+        return None if axis.start is None else cls(axis.start, axis.step)
 
     def covered(self, written: Span, read: Span) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the first pixel that each written one covers, counted within `read`, and the one after its last."""
@@ -61,9 +55,9 @@ class Place:
     cols: Sampling
 
     @classmethod
-    def of(cls, windows: ImageWindows, step: float) -> Place | None:
-        """Return the place of the result of an image with such windows; `step` is as in Sampling."""
-        rows, cols = Sampling.of(windows.rows, step), Sampling.of(windows.cols, step)
+    def of(cls, windows: ImageWindows) -> Place | None:
+        """Return the place of the result of an image with such windows, None where it has no one place."""
+        rows, cols = Sampling.of(windows.rows), Sampling.of(windows.cols)
         return None if rows is None or cols is None else cls(rows, cols)
 
     def covered(self, window: ImageWindow, size: tuple[int, int]) -> Rect:

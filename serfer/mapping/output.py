@@ -44,13 +44,12 @@ class ResultForm:
             raise UsageError(f"the network's output is {tensor.dtype}: --dtype is for one of whole numbers")
         mask = whole and shape.channels == 1 and 0 < len(plan.labels) <= _MOST_CLASSES and options.dtype is None
         dtype = "uint8" if mask else options.dtype or _TYPES[tensor.dtype]
-        step = plan.windows.stride / plan.windows.stride_written if plan.windows else 1.0
         return cls(
             layout=ResultLayout(windows.height, windows.width, shape.channels, [each.written for each in windows]),
             dtype=dtype,
             mask=mask,
             no_data=_no_data(dtype) if no_data else None,
-            place=Place.of(windows, step),
+            place=Place.of(windows),
         )
 
     def part(self, values: NDArray[Any], written: Rect, empty: NDArray[np.bool_] | None) -> NDArray[Any]:

@@ -44,9 +44,11 @@ def choices(plan: Plan) -> tuple[Choice, ...]:
     """Return what a plan competed with, itself among it; raises PlanError where it does not say or says nonsense."""
     sorted_plans = sorted(plan.alternatives, key=lambda each: (each.ms, each.usd))
     if not sorted_plans:
-        raise PlanError("plan.json says nothing of what the plan competed with; split the model again")
+        raise PlanError(
+            "explanation.json says nothing of what the plan competed with, or is missing; split the model again"
+        )
     if not all(0 <= value < math.inf for each in sorted_plans for value in (each.ms, each.usd)):
-        raise PlanError("plan.json has alternatives with impossible figures; split the model again")
+        raise PlanError("explanation.json has alternatives with impossible figures; split the model again")
     return tuple(Choice(number, each, _is_best(each, sorted_plans)) for number, each in enumerate(sorted_plans, 1))
 
 

@@ -84,7 +84,9 @@ def _box(plan: Plan, number: int) -> list[str]:
     kinds = f"{plural(len(stage.operators), 'operator')}, {first} to {last}"
     extra = f", halo +{halo(stage):.0%}" if spread(stage) else ""
     weights = sum(function.weights.bytes for function in stage.functions)
-    work = f"work x{stage.inflation:.2f}{extra}, weights {count_bytes(weights)}, {stage.predicted_ms:.0f} ms"
+    work = f"work x{stage.inflation:.2f}{extra}, weights {count_bytes(weights)}"
+    if stage.predicted_ms is not None:
+        work += f", {stage.predicted_ms:.0f} ms"
     grid = _grid(number, plan)
     rows = [title, kinds, work]
     body = [f"│ {text[: _INNER - 8]:<{_INNER - 8}} {mark:>6} │" for text, mark in zip(rows, grid, strict=True)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from serfer.core.errors import InputError, PlanError, UnavailableError
-from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE, is_part
+from serfer.core.plan.layout import COLD_DIRECTORY, EXPLANATION_FILE, PLAN_FILE, is_part
 from serfer.core.structure import Bounds
 from serfer.files import locked
 from serfer.plan_directory import load_cold_plan, load_plan
@@ -117,24 +117,26 @@ def _fetch(store: RegistryStore, digest: str, place: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     part = place.with_name(f".{digest}.{secrets.token_hex(4)}.part")
     try:
-        for file in manifest.files:
+        for file in sorted(manifest.files, key=lambda file: file.path != PLAN_FILE):
             (part / file.path).parent.mkdir(parents=True, exist_ok=True)
             store.fetch_artefact(file.digest, part / file.path)
-        load_plan(part)
+            if file.path == PLAN_FILE:  # before the weights: a plan of another format is not fetched whole
+                load_plan(part, f"plan directory {digest} of the registry")
         part.rename(place)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def _named(path: Path) -> list[tuple[str, str | None, int]]:
-    """Return path, digest and size of the files that the plans of a directory name, sorted; None for plan.json's."""
+    """Return path, digest (None for plans' own files) and size of the files of a directory's plans, sorted."""
     plan = load_plan(path)
     found: dict[str, tuple[str | None, int]] = {}
     plans = {"": plan}
     if cold := load_cold_plan(path, plan):
         plans[f"{COLD_DIRECTORY}/"] = cold
     for prefix, each in plans.items():
-        found[prefix + PLAN_FILE] = None, _size(path / prefix / PLAN_FILE)
+        own = [PLAN_FILE, EXPLANATION_FILE] if each.explained else [PLAN_FILE]
+        found |= {prefix + name: (None, _size(path / prefix / name)) for name in own}
         found |= {prefix + file.path: (file.sha256, file.bytes) for file in each.artefacts}
     if len(found) > MAX_FILES:
         raise InputError(f"{path} names {len(found):,} files: a registry keeps {MAX_FILES:,} of a plan directory")

@@ -21,7 +21,7 @@ from serfer.variants.figures import PlanFigures, predicted
 from serfer.variants.images import ValidationFiles
 from serfer.variants.instances import InstanceType, Measured, busy, instance_type, instance_variants, why_not
 from serfer.variants.measuring import measure_instance, measure_plan
-from serfer.variants.plans import BaseNetwork, Progress, make_plan, plan_shape, short_name
+from serfer.variants.plans import BaseNetwork, Progress, make_plan, short_name
 from serfer.variants.quantising import with_quantised
 from serfer.variants.steps import Steps
 
@@ -149,7 +149,7 @@ class Making:
                 return Made(why=str(error)[:_MOST_WORDS])
             figures = predicted(plan, self._options.facts)
             artefact = self._registry.put_directory(out)
-            return Made("", short_name(plan, request), plan_shape(plan), artefact, plan.digest, figures)
+            return Made("", short_name(plan, request), plan.digest[:16], artefact, plan.digest, figures)
 
         made = self._steps.done(Made, f"plan {request.name}", f"making a plan: {request.name}", make)
         if made.why:

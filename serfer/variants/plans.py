@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +17,6 @@ from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.errors import PlanError, PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.layout import PLAN_FILE
-from serfer.core.structure import unstructure
 from serfer.pipeline.labelled.accuracy import check_labelled
 from serfer.pipeline.query import preprocess_of
 from serfer.pipeline.reference import normalised
@@ -120,11 +118,6 @@ def make_plan(
             raise PlanError("a head is fitted to images that accuracy is not measured on: give 100 images or more")
         chosen |= {"gap": "always", "calibration": _calibration(plan, calibration)}
     return _split(str(base.onnx), out, options, facts, progress=progress, **chosen)
-
-
-def plan_shape(plan: Plan) -> str:
-    """Return a digest of a plan's functions, which two plans that were asked for in other ways may share."""
-    return hashlib.sha256(json.dumps(unstructure([plan.stages, plan.gangs])).encode()).hexdigest()[:16]
 
 
 def short_name(plan: Plan, request: PlanRequest) -> str:

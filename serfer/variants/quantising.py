@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import Artefact, Plan, dump_plan, sealed
-from serfer.core.plan.layout import PLAN_FILE, QUANTISED
+from serfer.core.plan import Artefact, Plan, sealed
+from serfer.core.plan.layout import QUANTISED
 from serfer.pipeline.reference import normalised
-from serfer.plan_directory import file_sha256
+from serfer.plan_directory import file_sha256, write_plan
 from serfer.variants.images import ImageFiles
 
 _BATCH: Final = 8
@@ -38,7 +38,7 @@ def with_quantised(plan: Plan, directory: Path, images: ImageFiles, out: Path) -
         raise ModelError(f"this network cannot be quantised: {line[:200]}") from error
     artefact = Artefact(QUANTISED, path.stat().st_size, file_sha256(path))
     quantised = sealed(replace(plan, quantised=(artefact,)))
-    (out / PLAN_FILE).write_text(dump_plan(quantised), encoding="utf-8")
+    write_plan(quantised, out)
     return quantised
 
 

@@ -30,11 +30,12 @@ from serfer.core.plan import (
     Plan,
     Stage,
     Tile,
-    dump_plan,
     sealed,
 )
-from serfer.core.plan.layout import ORIGINAL, PLAN_FILE, UNSPLIT, stage_directory
+from serfer.core.plan.gang_times import compute_limit_s
+from serfer.core.plan.layout import ORIGINAL, UNSPLIT, stage_directory
 from serfer.core.units import MIB, MS_PER_S
+from serfer.plan_directory import write_plan
 from splitter.network.graph import Graph, Node, Weights
 from splitter.network.source import Progress, Source
 from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
@@ -225,7 +226,7 @@ def assemble(
             budget.platform,
         )
     )
-    (directory / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
+    write_plan(plan, directory)
     return plan
 
 
@@ -240,9 +241,10 @@ def with_gangs(plan: Plan, gangs: Sequence[range], platform: Platform) -> Plan:
     plan = replace(plan, stages=tuple(stages))
     priced = []
     for numbers in gangs:
-        load = gang_load(plan, Gang(numbers.start, numbers.stop, 0.0, 0.0))
+        load = gang_load(plan, Gang(numbers.start, numbers.stop))
         price = price_gang(load, plan.stages[numbers.start].memory_mb, platform)
-        priced.append((Gang(numbers.start, numbers.stop, round(price.seconds * MS_PER_S, 3), price.usd), price))
+        ms = round(price.seconds * MS_PER_S, 3)
+        priced.append((Gang(numbers.start, numbers.stop, ms, price.usd, compute_limit_s(ms)), price))
     why = " ".join([plan.why, *(_in_words(gang, plan.stages[gang.start].grid, price) for gang, price in priced)])
     return replace(plan, gangs=tuple(gang for gang, _ in priced), why=why)
 

@@ -35,12 +35,12 @@ from serfer.core.plan import (
     Stage,
     Tile,
     Windows,
-    dump_plan,
     sealed,
 )
-from serfer.core.plan.layout import PLAN_FILE, UNSPLIT, stage_directory
+from serfer.core.plan.layout import UNSPLIT, stage_directory
 from serfer.core.plan.window_plan import commonest_window, query_plan
 from serfer.core.units import MS_PER_S
+from serfer.plan_directory import write_plan
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from splitter.network.source import Source
 from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
@@ -363,8 +363,6 @@ def write_map_plan(
         ),
         grid=Grid(1, len(tiles)),
         memory_mb=choice.memory_mb,
-        predicted_ms=0.0,
-        predicted_usd=0.0,
         inputs=(Input(IMAGE, IMAGE, image),),
         outputs=(result,),
         tiles=tiles,
@@ -387,17 +385,13 @@ def write_map_plan(
         stages=(stage,),
         unsplit=artefact(directory / UNSPLIT, directory),
         original=(),
-        changes=(),
-        ways=(),
         store=budget.store,
-        why="",
-        alternatives=(),
         digest="",
         outputs=(replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width)),),
         windows=cut.windows,
     )
     plan = sealed(_priced(plan, budget))
-    (directory / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
+    write_plan(plan, directory)
     return plan
 
 

@@ -21,7 +21,7 @@ from serfer.api.entrypoints import function as function_module
 from serfer.api.entrypoints.aws_driver import models_of
 from serfer.api.entrypoints.function import Function, open_application
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.plan import dump_plan, sealed
+from serfer.core.plan import sealed
 from serfer.core.run_machine import Retry
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
@@ -29,7 +29,7 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.warm import Warmth, ping_event
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import DriverSettings, Settings
 from tests.api.conftest import PATIENCE, png
 
@@ -245,7 +245,7 @@ class TestOpening:
     def test_a_state_machine_is_one_plans(self, variables, small_plan, tmp_path):
         other = tmp_path / "other"
         other.mkdir()
-        (other / "plan.json").write_text(dump_plan(sealed(replace(load_plan(small_plan), model="other"))))
+        write_plan(sealed(replace(load_plan(small_plan), model="other")), other)
         named = {**variables, "SERFER_PLAN": f"{small_plan}:{other}"}
         assert models_of(driver_settings(named)) == {"small": small_plan, "other": other}
         with pytest.raises(UsageError, match="SERFER_PLAN: a state machine is one plan's"):

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from serfer.api.routes.models import _anatomy
+from serfer.core.plan import dump_plan, parse_plan
 from serfer.plan_directory import load_plan
 from tests.e2e.small import LABELS, SIZE
 
@@ -110,6 +111,12 @@ def test_untrained_weights_are_reported(plan):
 def test_a_plan_without_alternatives_shows_none(plan):
     shown = anatomy_of(replace(plan, alternatives=(), preprocess=None))
     assert (shown["competitors"], shown["unsplit"], shown["fit"]) == ((), (), None)
+
+
+def test_a_plan_without_its_explanation_says_so(plan):
+    shown = anatomy_of(parse_plan(dump_plan(plan)))
+    assert (shown["predicted_ms"], shown["predicted_cost_usd"], shown["competitors"]) == (0, 0, ())
+    assert "explanation.json is missing" in shown["why"]
 
 
 def anatomy_of(plan):

@@ -24,9 +24,9 @@ from bench.load.systems import BASELINES, SERFER, Setup, open_systems
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.keys import StoreCounts
-from serfer.core.plan import PackageLimit, dump_plan, sealed
+from serfer.core.plan import PackageLimit, sealed
 from serfer.pipeline.reference import unsplit
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import Settings
 from storage import open_store
 from storage.memory import MemoryStore
@@ -249,7 +249,7 @@ class TestForkJoin:
     def test_without_room_for_any_weights_every_part_goes_to_a_worker(self, tmp_path, plan, directory, settings, whole):
         directory = shutil.copytree(directory, tmp_path / "plan")
         small = sealed(replace(plan, limit=PackageLimit(1000, 1000)))
-        (directory / "plan.json").write_text(dump_plan(small), encoding="utf-8")
+        write_plan(small, directory)
         with ForkJoin(directory, settings, in_flight=1) as system:
             assert system.held == []
             logits = system.submit(PIXELS[:1]).result(PATIENCE)

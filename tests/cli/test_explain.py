@@ -5,7 +5,9 @@ import re
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
+from serfer.core.errors import PlanError
 from splitter.split import split
+from tests.core.plans import write_plan
 from tests.splitter.models import Net
 
 
@@ -28,6 +30,17 @@ def test_a_halo_is_what_tiles_read_twice_though_strides_leave_rows_unread(tmp_pa
     split(path, out=tmp_path / "plan", grids=["3x1", "3x1"], cuts=[apart])
     rows = re.findall(r"^stage-\d +3x1 .*", explained(tmp_path / "plan"), re.MULTILINE)
     assert [re.search(r"[+-]+\d+%", row)[0] for row in rows] == ["+0%", "+133%"]
+
+
+def test_a_plan_without_its_explanation_is_refused_by_name(tmp_path):
+    write_plan(tmp_path)
+    (tmp_path / "explanation.json").unlink()
+    for command in ("explain", "cost"):
+        shown = CliRunner().invoke(app, [command, str(tmp_path)])
+        assert isinstance(shown.exception, PlanError)
+        assert "explanation.json is missing" in str(shown.exception)
+    shown = CliRunner().invoke(app, ["explain", str(tmp_path), "--json"])
+    assert '"why": ""' in shown.output
 
 
 def test_one_task_and_one_stage_are_no_plural(tmp_path):

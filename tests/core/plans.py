@@ -2,6 +2,7 @@
 
 import hashlib
 
+from serfer import plan_directory
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import (
     CACHE,
@@ -24,8 +25,10 @@ from serfer.core.plan import (
     Stage,
     Tile,
     dump_plan,
+    parse_plan,
     sealed,
 )
+from serfer.core.plan.explanation import dump_explanation, with_explanation
 
 FILES = {
     "unsplit.onnx": b"whole",
@@ -45,10 +48,12 @@ def small_plan():
     none = Padding(0, 0, 0, 0)
     image, answer = Shape(3, 4, 4, flat=False), Shape.vector(10)
     first = tuple(
-        Tile("stage-0/a.onnx", 0, (rect,), (none,), (rect,), (Cell(0, rect),), (), 100) for rect in (top, bottom)
+        Tile("stage-0/a.onnx", 0, (rect,), (none,), (rect,), (Cell(0, rect),), (), 100, 0.0, 0.0)
+        for rect in (top, bottom)
     )
     pieces = tuple(Piece(0, tile, (Range(0, 24, 0, (Cell(0, rect),)),)) for tile, rect in enumerate((top, bottom)))
-    last = Tile("stage-1/b.onnx", 0, (image.whole,), (none,), (answer.whole,), (Cell(0, answer.whole),), pieces, 480)
+    whole = (Cell(0, answer.whole),)
+    last = Tile("stage-1/b.onnx", 0, (image.whole,), (none,), (answer.whole,), whole, pieces, 480, 0.0, 0.0)
     return sealed(
         Plan(
             format=FORMAT,
@@ -66,25 +71,25 @@ def small_plan():
                     (Operator("conv", "Conv", 190),),
                     Grid(2, 1),
                     1769,
-                    41.5,
-                    2e-6,
                     (Input(IMAGE, IMAGE, image),),
                     (image,),
                     first,
                     (Function(artefact("stage-0/weights-0.bin"), (artefact("stage-0/a.onnx"),)),),
                     path=CACHE,
+                    predicted_ms=41.5,
+                    predicted_usd=2e-6,
                 ),
                 Stage(
                     (Operator("fc", "Gemm", 480),),
                     Grid(1, 1),
                     1769,
-                    41.5,
-                    2e-6,
                     (Input(0, 0, image),),
                     (answer,),
                     (last,),
                     (Function(artefact("stage-1/weights-0.bin"), (artefact("stage-1/b.onnx"),)),),
                     path=INLINE,
+                    predicted_ms=41.5,
+                    predicted_usd=2e-6,
                 ),
             ),
             unsplit=artefact("unsplit.onnx"),
@@ -99,9 +104,14 @@ def small_plan():
     )
 
 
+def read_back(plan):
+    """Return a plan as its two files give it."""
+    return with_explanation(parse_plan(dump_plan(plan)), dump_explanation(plan))
+
+
 def write_plan(directory, plan=None):
     for path, value in FILES.items():
         (directory / path).parent.mkdir(exist_ok=True)
         (directory / path).write_bytes(value)
-    (directory / "plan.json").write_text(dump_plan(plan or small_plan()), encoding="utf-8")
+    plan_directory.write_plan(plan or small_plan(), directory)
     return directory

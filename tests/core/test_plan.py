@@ -15,7 +15,6 @@ from serfer.core.plan import (
     Input,
     ModelChange,
     Operator,
-    PackageLimit,
     Padding,
     Piece,
     Range,
@@ -26,7 +25,7 @@ from serfer.core.plan import (
 )
 from serfer.core.plan.layout import ORIGINAL, is_part
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, file_sha256, load_cold_plan, load_plan
-from tests.core.plans import FILES, small_plan, write_plan
+from tests.core.plans import FILES, read_back, small_plan, write_plan
 
 PLAN = small_plan()
 VALUE = json.loads(dump_plan(PLAN))
@@ -80,7 +79,7 @@ def test_an_edit_is_reported_as_an_edit():
 
 
 def test_the_digest_does_not_depend_on_how_the_json_is_laid_out():
-    assert parse_plan(json.dumps(VALUE, sort_keys=True, indent=7)) == PLAN
+    assert parse_plan(json.dumps(VALUE, sort_keys=True, indent=7)) == parse_plan(dump_plan(PLAN))
 
 
 def test_the_digest_covers_the_artefacts():
@@ -107,14 +106,8 @@ def with_weights_in(plan, *places):
 @pytest.mark.parametrize("places", [("zip", "fetched"), ("image", "image"), ("fetched", "image")])
 def test_a_plan_of_weights_outside_zips_is_read_back(places):
     plan = with_weights_in(PLAN, *places)
-    assert plan.format == 7
-    assert parse_plan(dump_plan(plan)) == plan
+    assert read_back(plan) == plan
     assert plan.digest != PLAN.digest
-
-
-def test_a_plan_of_zips_is_written_without_the_place_of_its_weights():
-    assert "weights_in" not in dump_plan(PLAN)
-    assert with_weights_in(PLAN, "zip", "zip") == PLAN
 
 
 def test_an_unknown_place_of_weights_is_refused():
@@ -131,7 +124,7 @@ def test_fetched_weights_are_not_in_the_package():
     assert plan.function_bytes(1, 0) == plan.stages[1].functions[0].graphs[0].bytes
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 6, 7, 8, "5", None, True])
+@pytest.mark.parametrize("number", [0, 1, 10, 12, 11.0, "11", None, True])
 def test_another_format_is_refused(number):
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(json.dumps({**VALUE, "format": number}))
@@ -287,7 +280,7 @@ def test_a_second_function_has_a_second_weights_file():
     second = replace(function, weights=replace(function.weights, path="stage-0/weights-1.bin"))
     tiles = (first.tiles[0], replace(first.tiles[1], function=1))
     plan = sealed(replace(PLAN, stages=(replace(first, tiles=tiles, functions=(function, second)), PLAN.stages[1])))
-    assert parse_plan(dump_plan(plan)) == plan
+    assert read_back(plan) == plan
     assert plan.functions == [(0, 0), (0, 1), (1, 0)]
     assert "stage-0/weights-1.bin" in [file.path for file in plan.artefacts]
 
@@ -301,7 +294,7 @@ def test_an_original_of_another_name_is_refused(names):
 
 def test_an_original_counts_among_the_artefacts():
     plan = sealed(replace(PLAN, original=tuple(Artefact(name, 1, "0" * 64) for name in ORIGINAL)))
-    assert parse_plan(dump_plan(plan)) == plan
+    assert read_back(plan) == plan
     assert {"original.onnx", "original.bin"} <= {file.path for file in plan.artefacts}
 
 
@@ -337,8 +330,6 @@ NONE = Padding(0, 0, 0, 0)
         (with_stage(0, path="tape"), "unknown path of its output: 'tape'"),
         (with_tile(1, cells=()), "does not answer"),
         (with_tile(1, cells=(Cell(0, Rect(Span(0, 1), Span(0, 9))),)), "does not answer"),
-        ({"limit": PackageLimit(-1, -2)}, "limit of packages"),
-        ({"limit": PackageLimit(100, 101)}, "limit of packages"),
         (with_stage(0, operators=(Operator("conv", "Conv", -5),)), "stage 0 has impossible figures"),
         (with_tile(1, macs=-5), "stage 1 has impossible figures"),
         (with_stage(0, memory_mb=0), "stage 0 has impossible figures"),

@@ -7,8 +7,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-from serfer.core.plan import CACHE, INLINE, OBJECTS, Preprocess, dump_plan, sealed
-from serfer.plan_directory import file_sha256, load_plan
+from serfer.core.plan import CACHE, INLINE, OBJECTS, Preprocess, sealed
+from serfer.plan_directory import file_sha256, load_plan, write_plan
 
 SIZE = 34
 CLASSES = 7
@@ -72,7 +72,7 @@ def hand_on(directory, inline, objects=()):
     known = {**dict.fromkeys(objects, OBJECTS), **dict.fromkeys([*inline, last], INLINE)}
     paths = [known.get(number, CACHE) for number in range(last + 1)]
     stages = [replace(stage, path=path) for stage, path in zip(plan.stages, paths, strict=True)]
-    (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
+    write_plan(sealed(replace(plan, stages=tuple(stages))), directory)
     return directory
 
 
@@ -81,7 +81,7 @@ def put_weights_in(directory, *places):
     plan = load_plan(directory)
     each = places if len(places) > 1 else places * len(plan.stages)
     stages = [replace(stage, weights_in=place) for stage, place in zip(plan.stages, each, strict=True)]
-    (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
+    write_plan(sealed(replace(plan, stages=tuple(stages))), directory)
     return directory
 
 
@@ -97,7 +97,7 @@ def give_nan(directory):
                 path.write_bytes(b"\xff" * path.stat().st_size)
             functions.append(replace(function, weights=replace(function.weights, sha256=file_sha256(path))))
         stages.append(replace(stage, functions=tuple(functions)))
-    (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
+    write_plan(sealed(replace(plan, stages=tuple(stages))), directory)
     return directory
 
 

@@ -10,8 +10,8 @@ import pytest
 from onnx import helper
 
 import serfer
-from serfer.core.plan import Artefact, dump_plan, sealed
-from serfer.plan_directory import file_sha256, load_plan
+from serfer.core.plan import Artefact, sealed
+from serfer.plan_directory import file_sha256, load_plan, write_plan
 from tests.e2e.conftest import keys
 from tests.e2e.small import CLASSES, LABELS, SIZE
 
@@ -191,7 +191,7 @@ def tampered(plan, tmp_path):
     artefact = Artefact("unsplit.onnx", path.stat().st_size, file_sha256(path))
     fields = {name: getattr(old, name) for name in old.__slots__}
     new = sealed(type(old)(**{**fields, "unsplit": artefact}))
-    (directory / "plan.json").write_text(dump_plan(new))
+    write_plan(new, directory)
     return directory
 
 

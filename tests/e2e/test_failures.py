@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import onnx
 import pytest
 
-from serfer.core.plan import Plan, dump_plan, sealed
-from serfer.core.structure import structure
+from serfer.core.plan import sealed
 from serfer.local.servers.redis import RedisServer
+from serfer.plan_directory import load_plan, write_plan
 from tests.e2e.conftest import eventually, keys
 from tests.e2e.small import give_nan, small_onnx
 
@@ -205,10 +206,9 @@ class TestPlans:
         serfer_here("explain", copy).complains(3, "plan.json was edited")
 
     def test_what_a_plan_would_make_a_terminal_do_is_shown_instead(self, classify, serfer_here, copy):
-        plan = json.loads((copy / "plan.json").read_text())
-        plan["model"] = "evil\x1b]0;owned\x07"
-        plan["labels"] = [f"\x1b[2J\x9b31mlabel-{number}\nnext" for number in range(len(plan["labels"]))]
-        (copy / "plan.json").write_text(dump_plan(sealed(structure(Plan, plan, "plan.json"))))
+        plan = load_plan(copy)
+        labels = tuple(f"\x1b[2J\x9b31mlabel-{number}\nnext" for number in range(len(plan.labels)))
+        write_plan(sealed(replace(plan, model="evil\x1b]0;owned\x07", labels=labels)), copy)
         for result in (classify(copy), serfer_here("explain", copy)):
             assert (result.code, re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.out)) == (0, [])
             assert r"evil\x1b]0;owned\x07" in result.out

@@ -22,10 +22,10 @@ from lambdas.sessions import SessionCache
 from lambdas.weights import FileRanges, WeightSource, check_memory, open_ranges
 from lambdas.worker import Worker
 from serfer.core.errors import PlanError, StoreError, StoreUnavailableError, UsageError
-from serfer.core.plan import FETCHED, Artefact, dump_plan, sealed
+from serfer.core.plan import FETCHED, Artefact, sealed
 from serfer.core.wire import WarmUp, decode_warmed, encode_warmed
 from serfer.local.servers.s3 import S3Server
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_plan, write_plan
 from storage.memory import MemoryStore
 from storage.s3.http import KeySigner, Request, S3Http
 from storage.s3.ranges import S3Ranges
@@ -229,7 +229,7 @@ def fetching_plan(home, first):
         (directory / artefact.path).write_bytes(data)
         (home / "weights" / artefact.sha256).write_bytes(data)
         stages.append(replace(stage, functions=(replace(function, weights=artefact),)))
-    (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
+    write_plan(sealed(replace(plan, stages=tuple(stages))), directory)
     return directory, home / "weights"
 
 

@@ -21,7 +21,7 @@ from serfer.core.checksum import protect, verified
 from serfer.core.costs.sessions import session_bytes
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, StoreUnavailableError
 from serfer.core.keys import ResultPlace, StoreCounts, input_key, output_key, reply_key
-from serfer.core.plan import dump_plan, sealed
+from serfer.core.plan import sealed
 from serfer.core.wire import (
     Crop,
     Task,
@@ -33,7 +33,7 @@ from serfer.core.wire import (
     unpack_result,
 )
 from serfer.pipeline.reference import normalised, unsplit
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_plan, write_plan
 from storage import open_store
 from storage.memory import MemoryStore
 from tests.e2e.small import GRIDS, batch, split_small
@@ -598,7 +598,7 @@ class TestBootstrap:
     def test_a_second_store_is_opened_for_a_plan_that_uses_it(self, plan, directory, tmp_path, path):
         first, *others = plan.stages
         apart = sealed(replace(plan, stages=(replace(first, path=path), *others)))
-        (tmp_path / "plan.json").write_text(dump_plan(apart), encoding="utf-8")
+        write_plan(apart, tmp_path)
         shutil.copytree(directory / "stage-0", tmp_path / "stage-0")
         code = (
             "import lambdas.bootstrap as started; from serfer.core.keys import output_key; "
@@ -718,8 +718,10 @@ except errors.{error}:
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert (run.returncode, run.stdout) == (0, "\n"), run.stderr
 
-    def test_a_start_imports_no_more_than_its_first_task_takes(self, directory):
+    def test_a_start_imports_no_more_than_its_first_task_takes(self, directory, tmp_path):
         """Each module is processor time in every cold start: one that a task may need is imported by that task."""
+        package = tmp_path / "function"
+        shutil.copytree(directory, package, ignore=shutil.ignore_patterns("explanation.json"))
         code = (
             "import sys, lambdas.bootstrap as started; stage = started._PLAN.stages[0]; "
             "started._WORKER._sessions.get(stage, stage.tiles[0]); "
@@ -727,7 +729,7 @@ except errors.{error}:
             "{'lambdas', 'storage', 'redis', 'aws_lambda_powertools', 'botocore', 'asyncio', 'ssl', 'uuid'} "
             "or name.startswith(('serfer.core', 'concurrent'))))"
         )
-        run = self.start(directory, code, SERFER_STORE="redis://127.0.0.1:1/0")
+        run = self.start(package, code, SERFER_STORE="redis://127.0.0.1:1/0")
         assert run.returncode == 0, run.stderr
         assert {*run.stdout.split()} <= STARTED_WITH
 

@@ -7,9 +7,9 @@ import torch
 
 import serfer
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.plan import Cell, Preprocess, dump_plan, sealed
+from serfer.core.plan import Cell, Preprocess, sealed
 from serfer.core.plan.windows import AxisWindow, AxisWindows, Windows
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_plan, write_plan
 
 WINDOW, HALO = 16, 2
 PREPROCESS = Preprocess(
@@ -44,7 +44,7 @@ def axis(count):
         read = Span(max(0, written.start - HALO), min(size, written.stop + HALO))
         kind = 0 if number == 0 else 2 if number == count - 1 else 1
         windows.append(AxisWindow(kind, read, written))
-    return AxisWindows(size, size, tuple(windows))
+    return AxisWindows(size, size, tuple(windows), start=0.0)
 
 
 def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS):
@@ -80,5 +80,5 @@ def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS):
         outputs=(replace(plan.outputs[0], dims=(output.channels, WINDOW, WINDOW)),),
         windows=windows,
     )
-    (directory / "plan.json").write_text(dump_plan(sealed(plan)))
+    write_plan(sealed(plan), directory)
     return json.loads((directory / "plan.json").read_text())

@@ -71,12 +71,10 @@ def test_a_written_pixel_is_missing_where_all_that_it_covers_is(data):
     np.testing.assert_array_equal(missing_written(missing[read.rows.start :], read, lower, place), whole[half:])
 
 
-def test_a_result_lies_where_the_plan_says_and_on_its_image_in_a_plan_of_before_if_it_covers_it():
+def test_a_result_lies_where_the_plan_says():
     windows = (AxisWindow(0, Span(0, 101), Span(0, 51)),)
-    assert Sampling.of(AxisWindows(101, 51, windows, start=-0.5, step=2.0), 1.0) == Sampling(-0.5, 2.0)
-    assert Sampling.of(AxisWindows(101, 51, windows, step=2.0), 2.0) is None
-    assert Sampling.of(AxisWindows(101, 51, windows), 2.0) == Sampling(0.0, 2.0)
-    assert Sampling.of(AxisWindows(101, 50, windows), 2.0) is None
+    assert Sampling.of(AxisWindows(101, 51, windows, start=-0.5, step=2.0)) == Sampling(-0.5, 2.0)
+    assert Sampling.of(AxisWindows(101, 51, windows, step=2.0)) is None
 
 
 @pytest.mark.parametrize("no_data", [0.0, float("nan")])

@@ -41,6 +41,8 @@ from serfer.pictures.scene import Path as Line
 
 ROOT = Path(__file__).parents[2]
 SIGNATURES = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+IDLE = (0.0, 0.0)
+FIGURES = {"predicted_ms": 1.0, "predicted_usd": 1e-6}
 NONE = Padding(0, 0, 0, 0)
 
 
@@ -57,10 +59,10 @@ def spread_stage(number, source, target, grid, step, reach, kinds, source_shape)
         rows, top, bottom = _span(rect.rows.start, rect.rows.stop, step, reach, source_shape.height)
         cols, left, right = _span(rect.cols.start, rect.cols.stop, step, reach, source_shape.width)
         padding = Padding(top, left, bottom, right)
-        tiles.append(Tile("", 0, (Rect(rows, cols),), (padding,), (rect,), (Cell(0, rect),), (), 150))
+        tiles.append(Tile("", 0, (Rect(rows, cols),), (padding,), (rect,), (Cell(0, rect),), (), 150, *IDLE))
     operators = tuple(Operator(f"{number}.{index}", kind, 600) for index, kind in enumerate(kinds))
     inputs = (Input(*source, source_shape),)
-    return Stage(operators, grid, 1769, 1.0, 1e-6, inputs, (target,), tuple(tiles), (_function(),), CACHE)
+    return Stage(operators, grid, 1769, inputs, (target,), tuple(tiles), (_function(),), CACHE, **FIGURES)
 
 
 def _function():
@@ -71,7 +73,7 @@ def vector_stage(source, shape, length, columns, kinds, *, cells=True):
     whole = shape.whole
     grid = Grid(1, columns, columns > 1)
     tiles = tuple(
-        Tile("", 0, (whole,), (NONE,), (rect,), (Cell(0, rect),) if cells else (), (), 10)
+        Tile("", 0, (whole,), (NONE,), (rect,), (Cell(0, rect),) if cells else (), (), 10, *IDLE)
         for rect in grid_rects(1, length, grid)
     )
     operators = tuple(Operator(kind, kind, 40) for kind in kinds)
@@ -79,13 +81,12 @@ def vector_stage(source, shape, length, columns, kinds, *, cells=True):
         operators,
         grid,
         1769,
-        1.0,
-        1e-6,
         (Input(*source, shape),),
         (Shape.vector(length),),
         tiles,
         (_function(),),
         CACHE if cells else INLINE,
+        **FIGURES,
     )
 
 
@@ -132,19 +133,19 @@ def branched():
     """The first stage hands on two tensors; the second of them is read by the last stage only."""
     first, second, third, last = chain()
     wide = Stage(
-        first.operators, first.grid, 1769, 1.0, 1e-6, first.inputs, (FIRST, FIRST),
+        first.operators, first.grid, 1769, first.inputs, (FIRST, FIRST),
         tuple(
-            Tile("", 0, tile.inputs, tile.padding, tile.outputs * 2, (*tile.cells, Cell(1, tile.outputs[0])), (), 150)
+            replace(tile, outputs=tile.outputs * 2, cells=(*tile.cells, Cell(1, tile.outputs[0])))
             for tile in first.tiles
         ),
-        first.functions, first.path,
+        first.functions, first.path, **FIGURES,
     )  # fmt: skip
     joined = Stage(
-        last.operators, last.grid, 1769, 1.0, 1e-6, (*last.inputs, Input(0, 1, FIRST)), last.outputs,
+        last.operators, last.grid, 1769, (*last.inputs, Input(0, 1, FIRST)), last.outputs,
         tuple(
-            Tile("", 0, (*tile.inputs, FIRST.whole), (NONE, NONE), tile.outputs, (), (), 10) for tile in last.tiles
+            replace(tile, inputs=(*tile.inputs, FIRST.whole), padding=(NONE, NONE), cells=()) for tile in last.tiles
         ),
-        last.functions, last.path,
+        last.functions, last.path, **FIGURES,
     )  # fmt: skip
     return [wide, second, third, joined]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, UnavailableError, UsageError
-from serfer.core.plan import dump_plan, sealed
+from serfer.core.plan import codec, sealed
 from serfer.core.structure import unstructure
 from serfer.core.variants import Canary
 from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
@@ -173,14 +173,37 @@ def test_a_plan_directory_comes_back_whole(registry, plan, tmp_path):
     back = registry.directory(digest, tmp_path / "cache")
     assert load_plan(back) == small_plan()
     check_artefacts(load_plan(back), back)
-    assert {path.name for path in back.iterdir()} == {"plan.json", "unsplit.onnx", "stage-0", "stage-1"}
+    assert {path.name for path in back.iterdir()} == {
+        "explanation.json",
+        "plan.json",
+        "unsplit.onnx",
+        "stage-0",
+        "stage-1",
+    }
     assert registry.directory(digest, tmp_path / "cache") == back
     assert registry.put_directory(plan) == digest
 
 
+def test_a_plan_of_an_older_format_is_refused_by_its_digest_before_its_other_files_are_fetched(
+    registry, plan, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as before:
+        before.setattr(codec, "FORMAT", codec.FORMAT - 1)
+        write_plan(plan, sealed(small_plan()))
+        digest = registry.put_directory(plan)
+    fetched, fetch = [], registry.store.fetch_artefact
+    registry.store.fetch_artefact = lambda *both: (fetched.append(both), fetch(*both))
+    with pytest.raises(
+        PlanError, match=f"directory {digest} of the registry has format 10, .* reads 11: .*serfer split"
+    ):
+        registry.directory(digest, tmp_path / "cache")
+    assert len(fetched) == 2  # the manifest and plan.json
+    assert not any(path.is_dir() for path in (tmp_path / "cache").iterdir())
+
+
 def test_a_cold_plan_is_kept_too(registry, plan, tmp_path):
     (plan / "cold").mkdir()
-    write_plan(plan / "cold", sealed(replace(small_plan(), store="s3", digest="")))
+    write_plan(plan / "cold", sealed(replace(small_plan(), store="s3", memory_per_vcpu=1770.0)))
     back = registry.directory(registry.put_directory(plan), tmp_path / "cache")
     assert load_cold_plan(back, load_plan(back)).store == "s3"
     check_artefacts(load_cold_plan(back, load_plan(back)), back / "cold")
@@ -189,9 +212,10 @@ def test_a_cold_plan_is_kept_too(registry, plan, tmp_path):
 def test_files_that_two_directories_share_are_kept_once(registry, plan):
     registry.put_directory(plan)
     before = {entry.digest for entry in registry.store.artefacts()}
-    (plan / "plan.json").write_text(dump_plan(sealed(replace(small_plan(), store="s3", digest=""))))
+    write_plan(plan, sealed(replace(small_plan(), memory_per_vcpu=1770.0)))
     registry.put_directory(plan)
-    assert len({entry.digest for entry in registry.store.artefacts()} - before) == 2  # plan.json and the manifest
+    new = {entry.digest for entry in registry.store.artefacts()} - before
+    assert len(new) == 3  # plan.json, explanation.json and the manifest
 
 
 @pytest.mark.parametrize(
@@ -259,7 +283,7 @@ def test_of_processes_at_once_one_fetches_a_directory(registry, root, plan, tmp_
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         results = pool.map(_fetch, [(root, digest, tmp_path / "cache")] * 3)
     assert {path for path, _ in results} == {tmp_path / "cache" / digest}
-    assert sorted(fetched for _, fetched in results) == [0, 0, 7]
+    assert sorted(fetched for _, fetched in results) == [0, 0, 8]
     check_artefacts(small_plan(), tmp_path / "cache" / digest)
 
 
@@ -269,7 +293,7 @@ def test_garbage_is_what_no_record_refers_to(registry, plan, tmp_path):
     registry.store.put_artefact(tmp_path / "stray")
     made(registry, application("faces", network(variants=[variant(artefact=kept)])))
     collected = registry.collect_garbage(0.0)
-    assert (collected.artefacts, collected.bytes, collected.kept_artefacts) == (1, 5, 7)
+    assert (collected.artefacts, collected.bytes, collected.kept_artefacts) == (1, 5, 8)
     check_artefacts(small_plan(), registry.directory(kept, tmp_path / "cache"))
     registry.delete("faces")
     assert registry.collect_garbage(0.0).kept_artefacts == 0
@@ -278,7 +302,7 @@ def test_garbage_is_what_no_record_refers_to(registry, plan, tmp_path):
 def test_what_was_put_lately_is_not_garbage(registry, plan):
     registry.put_directory(plan)
     assert registry.collect_garbage(3600.0).artefacts == 0
-    assert registry.collect_garbage(0.0).artefacts == 7
+    assert registry.collect_garbage(0.0).artefacts == 8
 
 
 def test_an_artefact_that_is_put_while_garbage_is_collected_stays(registry, plan, tmp_path):

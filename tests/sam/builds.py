@@ -6,8 +6,7 @@ from sam.deployment import Deployment, dump_deployment
 from sam.options import RECORD, TEMPLATE, Options, digest12
 from sam.samconfig import FILE, samconfig
 from sam.template.template import dump, make_template
-from serfer.core.plan import dump_plan
-from serfer.core.plan.layout import PLAN_FILE
+from serfer.plan_directory import write_plan
 from tests.core.plans import small_plan
 
 
@@ -30,7 +29,7 @@ def build(place, plan=None, **choices):
     plan, chosen = plan or small_plan(), options(**choices)
     plans = place / "driver" / "plans" / digest12(plan)
     plans.mkdir(parents=True)
-    (plans / PLAN_FILE).write_text(dump_plan(plan))
+    write_plan(plan, plans)
     (place / TEMPLATE).write_text(_template(plan, chosen))
     (place / FILE).write_bytes(samconfig(chosen))
     (place / RECORD).write_text(dump_deployment(deployment(plan, chosen)))

@@ -29,6 +29,7 @@ from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.pricing import store_of
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
+from serfer.core.plan import dump_plan, parse_plan
 from serfer.doctor.aws import Build
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import Settings
@@ -96,6 +97,8 @@ def test_a_directory_holds_all_that_sam_needs(packed, plans, tmp_path):
         assert f"plans/{digest}/weights/{stage}-{number}/python/serfer_plan/{weights}" in present
         assert function_id(digest, stage, number) in load_template(build)["Resources"]
     assert {"template.yaml", "samconfig.toml", "sbom.cdx.json", f"driver/plans/{digest}/plan.json"} <= present
+    assert f"driver/plans/{digest}/explanation.json" in present
+    assert not [name for name in present if name.startswith("plans/") and name.endswith("explanation.json")]
 
 
 def test_a_gang_is_one_function_whose_layer_has_the_files_of_all_its_stages(packed, tmp_path):
@@ -583,7 +586,8 @@ def test_the_previous_plans_fetched_weights_are_downloaded_from_the_stacks_bucke
         parameters=(),
         weights=url,
     )
-    assert fetch.fetch_plan(stack, name, account, tmp_path / "back", lambda _: None) == plan
+    fetched = fetch.fetch_plan(stack, name, account, tmp_path / "back", lambda _: None)
+    assert (fetched, fetched.digest) == (parse_plan(dump_plan(plan)), plan.digest)  # functions have no explanation.json
     for each in (file for stage in plan.stages for file in stage.files):
         assert (tmp_path / "back" / each.path).read_bytes() == (fetching[0] / each.path).read_bytes()
     account.objects = dict.fromkeys(account.objects, b"altered")

@@ -453,7 +453,7 @@ def test_a_gang_is_one_function_with_one_layer_and_a_time_limit_of_its_own():
     made = make_template(options(store="valkey"), [plan])
     functions = of_type(made, SERVERLESS)
     assert [name for name in functions if name.startswith("Function")] == names
-    assert [functions[name]["Properties"]["Timeout"] for name in names] == [16, 60, 60, 60]
+    assert [functions[name]["Properties"]["Timeout"] for name in names] == [17, 60, 60, 60]
     assert functions[names[0]]["Properties"]["Description"].startswith("Stages 0 to 1 of ")
     layers = of_type(made, "AWS::Serverless::LayerVersion")
     layer = layers[weights_id(digest12(plan), 0, 0)]

@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 import serfer
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.exactness import relative_error
-from serfer.core.plan import PackageLimit, parse_plan
+from serfer.core.plan import PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from splitter.network.ingest import from_onnx
 from splitter.network.onnx_models import session_of
@@ -143,7 +144,7 @@ def every_way(plan, directory):
 
 def check_every_answer(model, plan, directory, batch, most=1e-6, expected=None):
     """Compare every answer of a plan with the model's (or `expected`), for one image and for several."""
-    assert parse_plan((directory / "plan.json").read_text()) == plan
+    assert load_plan(directory) == plan
     expected = unsplit(model, batch) if expected is None else expected
     with every_way(plan, directory) as ways:  # opening it checks the artefacts
         for way, count in product(ways, (1, len(batch))):

@@ -70,7 +70,7 @@ def test_the_same_model_gives_the_same_plan(file, home):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("disk on fire"), KeyboardInterrupt(), OSError(28, "No space left")])
-@pytest.mark.parametrize("step", ["write_functions", "check_exact", "dump_plan"])
+@pytest.mark.parametrize("step", ["write_functions", "check_exact", "write_plan"])
 def test_a_failed_split_leaves_no_directory(file, home, monkeypatch, error, step):
     def fail(*_):
         raise error

@@ -26,6 +26,7 @@ from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
 
 _MOST_DESCRIBED: Final = 256  # plans that are not worked out again, however many variants come and go
+_UNEXPLAINED = "Nothing is predicted of this plan: its explanation.json is missing."
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ class ModelAnatomy(ListedModel):
     """A model and its plan in full; predictions are of a warm query, with a store of the kind `predicted_for`.
 
     `unsplit` are whole networks in one function, the fastest first; `competitors` all that the planner had to choose
-    from. Both are empty where the plan does not say. `classes` is 0 where the network does not classify.
+    from. Both are empty where the plan does not say; where nothing is predicted, `why` says so and predictions are 0.
+    `classes` is 0 where the network does not classify.
     """
 
     classes: int
@@ -237,8 +239,8 @@ def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
         fit=Fit(plan.preprocess.resize, plan.preprocess.interpolation) if plan.preprocess else None,
         predicted_for=plan.store,
         predicted_ms=round(sum(plan.predicted_ms), 3),
-        predicted_cost_usd=plan.predicted_usd,
-        why=plan.why,
+        predicted_cost_usd=plan.predicted_usd or 0.0,
+        why=plan.why if plan.explained else _UNEXPLAINED,
         stages=tuple(_stage(plan, number) for number in range(len(plan.stages))),
         unsplit=tuple(_competitor(choice) for choice in known if choice.plan.tasks == 1),
         competitors=tuple(_competitor(choice) for choice in known),
@@ -263,8 +265,8 @@ def _stage(plan: Plan, number: int) -> StageAnatomy:
         output=stage.path,
         work=round(stage.inflation, 4),
         halo=round(halo(stage), 4) if tiled else 0.0,
-        predicted_ms=stage.predicted_ms,
-        predicted_cost_usd=stage.predicted_usd,
+        predicted_ms=stage.predicted_ms or 0.0,
+        predicted_cost_usd=stage.predicted_usd or 0.0,
         tiles=tuple(_place(plan, number, tile) for tile in range(stage.grid.tiles)) if tiled else (),
         gang=gang.start if (gang := plan.gang_of(number)) else None,
     )

@@ -64,7 +64,9 @@ def _print_sums(report: QueryReport) -> None:
 
 def _dollars(report: QueryReport, plan: Plan, workers: str) -> str:
     """Return what a query costs: this machine's times at Lambda's prices would be no price, so here it is predicted."""
-    predicted = f"${plan.predicted_usd * _QUERIES:.2f} for a million queries of one image on Lambda, warm, as predicted"
+    predicted = "nothing is predicted: the plan has no explanation.json"
+    if (usd := plan.predicted_usd) is not None:
+        predicted = f"${usd * _QUERIES:.2f} for a million queries of one image on Lambda, warm, as predicted"
     cold, tasks = sum(stage.cold for stage in report.stages), sum(stage.tasks for stage in report.stages)
     starts = f", {cold} of {tasks} tasks cold" if cold else ""
     if workers != "aws":

@@ -38,7 +38,7 @@ from serfer.core.costs.aws import AwsFacts, LambdaFacts, StoreFacts
 from serfer.core.costs.cold_starts import ColdStart, cold_start
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.inline import CROP_BYTES
-from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Plan, Shape, Stage, Tile, stored_bytes
+from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Plan, Shape, Stage, Tile, explained, stored_bytes
 from serfer.core.units import MS_PER_S
 
 DISPATCH_SECONDS = 2.8e-4
@@ -560,8 +560,8 @@ def plan_load(plan: Plan, number: int) -> StageLoad:
     crops = _each(_pixels(tile, plan.input) if not number else 0 for tile in stage.tiles)
     cache, carried, objects = (_traffic(stage, paths, path) for path in (CACHE, INLINE, OBJECTS))
     return StageLoad(
-        serial_s=_each(tile.serial_ms for tile in stage.tiles) / MS_PER_S,
-        parallel_s=_each(tile.parallel_ms for tile in stage.tiles) / MS_PER_S,
+        serial_s=_each(explained(tile.serial_ms) for tile in stage.tiles) / MS_PER_S,
+        parallel_s=_each(explained(tile.parallel_ms) for tile in stage.tiles) / MS_PER_S,
         bytes_read=cache.bytes_read,
         ranges=cache.ranges,
         bytes_written=cache.bytes_written,
@@ -611,8 +611,8 @@ def gang_load(plan: Plan, gang: Gang) -> GangLoad:
     cache, carried, objects = (through(path) for path in (CACHE, INLINE, OBJECTS))
     compute = np.zeros((2, len(stages), len(members)))
     for row, stage in enumerate(stages):
-        compute[0, row, : len(stage.tiles)] = [tile.serial_ms / MS_PER_S for tile in stage.tiles]
-        compute[1, row, : len(stage.tiles)] = [tile.parallel_ms / MS_PER_S for tile in stage.tiles]
+        compute[0, row, : len(stage.tiles)] = [explained(tile.serial_ms) / MS_PER_S for tile in stage.tiles]
+        compute[1, row, : len(stage.tiles)] = [explained(tile.parallel_ms) / MS_PER_S for tile in stage.tiles]
     return GangLoad(
         StageLoad(
             np.zeros(len(members)),

@@ -143,7 +143,11 @@ def _stage(price: StagePrice) -> dict[str, Any]:
 
 
 def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | None = None) -> Prices:
-    """Price a plan, and a cold plan beside it; raises UsageError for circumstances that cannot be."""
+    """Price a plan, and a cold plan beside it.
+
+    Raises UsageError for circumstances that cannot be, PlanError for a plan without explanation.json.
+    """
+    plan.check_explained()
     store = given.store or plan.store
     platform = Platform.over(facts, store, given.cold_share)
     _check(given, facts.functions)

@@ -53,6 +53,7 @@ from serfer.core.plan.model import (
     Shape,
     Stage,
     Tile,
+    explained,
     stored_bytes,
 )
 from serfer.core.plan.preprocess import CHANNELS, INTERPOLATIONS, ImageLimits, Preprocess
@@ -114,6 +115,7 @@ __all__ = [
     "Windows",
     "check_sound",
     "dump_plan",
+    "explained",
     "labels_fit",
     "parse_plan",
     "sealed",

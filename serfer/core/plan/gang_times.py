@@ -1,4 +1,4 @@
-"""How long a member of a gang waits for another, and how long its function may take: by what the gang is predicted to.
+"""How long a member of a gang waits for another, and how long its function may take: by how long a member may compute.
 
 Both are far below a query's deadline: a member that waits for one that died is billed for it.
 """
@@ -19,9 +19,14 @@ _MOST_PATIENCE_S = 40.0
 _REPORT_S = 5.0
 
 
+def compute_limit_s(predicted_ms: float) -> int:
+    """Return the whole seconds that a member of a gang may compute, which is predicted to take `predicted_ms`."""
+    return max(1, math.ceil(_SLOW * predicted_ms / MS_PER_S))
+
+
 def patience_s(gang: Gang) -> float:
     """Return how many seconds a member waits for a border at most."""
-    return min(_COLD_START_S + _SLOW * gang.predicted_ms / MS_PER_S, _MOST_PATIENCE_S)
+    return min(_COLD_START_S + gang.compute_s, _MOST_PATIENCE_S)
 
 
 def function_timeout_s(plan: Plan, stage: int, most: float) -> int:
@@ -30,5 +35,5 @@ def function_timeout_s(plan: Plan, stage: int, most: float) -> int:
     For a gang it is less where a member that has computed slowly, waited in vain and reported it is done before.
     """
     gang = plan.gang_of(stage)
-    needed = patience_s(gang) + _SLOW * gang.predicted_ms / MS_PER_S + _REPORT_S if gang else most
+    needed = patience_s(gang) + gang.compute_s + _REPORT_S if gang else most
     return math.ceil(min(needed, most))

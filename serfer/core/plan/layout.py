@@ -1,6 +1,7 @@
 """Names of the files in a plan directory, relative to it.
 
 plan.json
+explanation.json                what people read of the plan; functions are without it
 unsplit.onnx                    the whole network, pointing into the stages' weights
 original.onnx, original.bin     the model as it was given, where the plan differs from it
 int8.onnx                       the whole network in 8 bits, for instances, with its weights
@@ -14,11 +15,12 @@ from __future__ import annotations
 import re
 
 PLAN_FILE = "plan.json"
+EXPLANATION_FILE = "explanation.json"
 UNSPLIT = "unsplit.onnx"
 ORIGINAL = ("original.onnx", "original.bin")
 QUANTISED = "int8.onnx"
 COLD_DIRECTORY = "cold"
-_TOP = frozenset({PLAN_FILE, UNSPLIT, *ORIGINAL, QUANTISED})
+_TOP = frozenset({PLAN_FILE, EXPLANATION_FILE, UNSPLIT, *ORIGINAL, QUANTISED})
 _GRAPH = r"[0-9a-f]{1,64}\.onnx"
 _STAGE = re.compile(rf"stage-\d+(/(weights-\d+\.bin|{_GRAPH}))?")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from serfer.core.checksum import CHECKSUM_BYTES
+from serfer.core.errors import PlanError
 from serfer.core.geometry import Grid, Rect
 from serfer.core.plan.preprocess import Preprocess
 from serfer.core.plan.windows import Windows
@@ -24,6 +26,17 @@ OUTPUT_TYPES = ("float32", "int64", "int32", "uint8", "bool")
 SCORES = "logits"
 """What the one output of a network that classifies is called."""
 _UNTRAINED = "random"  # how the zoo says that weights are
+T = TypeVar("T")
+
+
+def explained(value: T | None) -> T:
+    """Return what explanation.json says; raises PlanError where the plan was read without one."""
+    if value is None:
+        raise PlanError(
+            "the plan's explanation.json is missing, which has what is predicted of it: copy it beside plan.json, or "
+            "split the network again"
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +174,7 @@ class Tile:
     It runs `graph` in function `function` of its stage. `inputs` and `padding` have one entry for each of the stage's
     inputs, `outputs` one for each of its outputs; `cells` cut the outputs in the order in which they are written (in
     the last stage, each output whole); `macs` counts the halo's work too. `serial_ms` and `parallel_ms` are its
-    predicted compute on one vCPU: what more vCPUs do not speed up, and what they do.
+    predicted compute on one vCPU: what more vCPUs do not speed up, and what they do; None without explanation.json.
     """
 
     graph: str
@@ -172,8 +185,8 @@ class Tile:
     cells: tuple[Cell, ...]
     pieces: tuple[Piece, ...]
     macs: int
-    serial_ms: float = 0.0
-    parallel_ms: float = 0.0
+    serial_ms: float | None = None
+    parallel_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,25 +215,25 @@ class Stage:
     """A contiguous part of the network.
 
     `predicted_ms` and `predicted_usd` are what the cost model gave it for one query in warm environments, invocations
-    included, when the network was split (costs/cost_model.py). `path` says how its output travels: "inline" where its
-    tiles answer with it and later tasks carry it, unless a payload becomes too large by that (serfer/core/inline.py);
-    "cache", through the store, as what may not be inline does; "objects", through a second store where there is one
-    (storage/routed.py). The last stage is always inline. `weights_in` says where its functions have their weights:
-    "zip", in their package; "fetched", by digest in a bucket, from which an environment reads them once; "image", in a
-    container image. The stages of a gang have theirs in one place.
+    included, when the network was split (costs/cost_model.py); None without explanation.json. `path` says how its
+    output travels: "inline" where its tiles answer with it and later tasks carry it, unless a payload becomes too large
+    by that (serfer/core/inline.py); "cache", through the store, as what may not be inline does; "objects", through a
+    second store where there is one (storage/routed.py). The last stage is always inline. `weights_in` says where its
+    functions have their weights: "zip", in their package; "fetched", by digest in a bucket, from which an environment
+    reads them once; "image", in a container image. The stages of a gang have theirs in one place.
     """
 
     operators: tuple[Operator, ...]
     grid: Grid
     memory_mb: int
-    predicted_ms: float
-    predicted_usd: float
     inputs: tuple[Input, ...]
     outputs: tuple[Shape, ...]
     tiles: tuple[Tile, ...]
     functions: tuple[Function, ...]
     path: str
     weights_in: str = ZIP
+    predicted_ms: float | None = field(default=None, kw_only=True)
+    predicted_usd: float | None = field(default=None, kw_only=True)
 
     @property
     def inline(self) -> bool:
@@ -258,14 +271,16 @@ class Gang:
     """Stages [start, stop) that one function runs without returning: its tiles stay, and exchange halos meanwhile.
 
     Each tile number is a member: one invocation, which computes that tile of every stage that has it. `predicted_ms`
-    and `predicted_usd` are for the whole gang; its stages' own predictions are for running them one by one, which any
-    driver may do instead.
+    and `predicted_usd` are for the whole gang, None without explanation.json; its stages' own predictions are for
+    running them one by one, which any driver may do instead. A member may compute for `compute_s` seconds
+    (gang_times.py).
     """
 
     start: int
     stop: int
-    predicted_ms: float
-    predicted_usd: float
+    predicted_ms: float | None = None
+    predicted_usd: float | None = None
+    compute_s: int = 1
 
     @property
     def stages(self) -> range:
@@ -356,6 +371,9 @@ class Plan:
     `quantised` is the whole network in 8 bits, for instances, where `serfer register` has made it: another answer.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
     and `outputs` have the largest window's size.
+
+    `digest` names functions and keys: it covers what workers and drivers execute. `limit`, `changes`, `ways`, `store`,
+    `why`, `alternatives` and all predictions are from explanation.json, and None or empty where that is missing.
     """
 
     format: int
@@ -366,21 +384,30 @@ class Plan:
     activation: str
     preprocess: Preprocess | None
     labels: tuple[str, ...]
-    limit: PackageLimit
     memory_per_vcpu: float
     stages: tuple[Stage, ...]
     unsplit: Artefact
     original: tuple[Artefact, ...]
-    changes: tuple[ModelChange, ...]
-    ways: tuple[DeploymentOption, ...]
-    store: str
-    why: str
-    alternatives: tuple[Alternative, ...]
     digest: str
     gangs: tuple[Gang, ...] = ()
     outputs: tuple[OutputTensor, ...] = ()
     windows: Windows | None = None
     quantised: tuple[Artefact, ...] = ()
+    limit: PackageLimit | None = None
+    changes: tuple[ModelChange, ...] = ()
+    ways: tuple[DeploymentOption, ...] = ()
+    store: str = ""
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def explained(self) -> bool:
+        """Whether it has what explanation.json says."""
+        return self.limit is not None
+
+    def check_explained(self) -> None:
+        """Raise PlanError where the plan was read without its explanation.json."""
+        explained(self.limit)
 
     @property
     def classifies(self) -> bool:
@@ -394,7 +421,7 @@ class Plan:
 
     @property
     def artefacts(self) -> list[Artefact]:
-        """Every file that belongs to the plan, plan.json apart."""
+        """Every file that belongs to the plan, plan.json and explanation.json apart."""
         return [self.unsplit, *self.original, *self.quantised, *(file for stage in self.stages for file in stage.files)]
 
     @property
@@ -404,17 +431,19 @@ class Plan:
 
     @property
     def predicted_ms(self) -> list[float]:
-        """Predicted milliseconds of each step of a warm query: a gang, or a stage outside of any."""
-        gangs = {gang.start: gang.predicted_ms for gang in self.gangs}
-        steps = sorted({stage for stage, _ in self.functions})
-        return [gangs.get(stage, self.stages[stage].predicted_ms) for stage in steps]
+        """Predicted milliseconds of each step of a warm query: a gang, or a stage outside of any; [] if unexplained."""
+        return [explained(step.predicted_ms) for step in self._steps] if self.explained else []
 
     @property
-    def predicted_usd(self) -> float:
-        """Predicted dollars of a warm query, gangs as such."""
-        gangs = {gang.start: gang.predicted_usd for gang in self.gangs}
-        steps = sorted({stage for stage, _ in self.functions})
-        return sum(gangs.get(stage, self.stages[stage].predicted_usd) for stage in steps)
+    def predicted_usd(self) -> float | None:
+        """Predicted dollars of a warm query, gangs as such; None if unexplained."""
+        return sum(explained(step.predicted_usd) for step in self._steps) if self.explained else None
+
+    @property
+    def _steps(self) -> list[Stage | Gang]:
+        """Gangs, and stages outside of any, in order."""
+        gangs = {gang.start: gang for gang in self.gangs}
+        return [gangs.get(stage, self.stages[stage]) for stage in sorted({stage for stage, _ in self.functions})]
 
     @property
     def untrained(self) -> bool:

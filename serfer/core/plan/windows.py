@@ -36,14 +36,14 @@ class AxisWindows:
     """The windows, in order, along an axis of `size` pixels of an image, of whose result there are `result`.
 
     Pixel r of the result lies on the `step` pixels of the image from `start` + r `step` on. `start` is None where no
-    place is the middle of what the network reads, as its branches disagree; both are None in plans of before.
+    place is the middle of what the network reads, as its branches disagree.
     """
 
     size: int
     result: int
     windows: tuple[AxisWindow, ...]
     start: float | None = None
-    step: float | None = None
+    step: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

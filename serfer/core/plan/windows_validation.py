@@ -67,7 +67,7 @@ def _check_axis(axis: AxisWindows, kinds: int) -> None:
     """Refuse windows along an axis that reach beyond the image, or leave a gap in the result."""
     if not 0 < len(axis.windows) <= MAX_WINDOWS:
         raise PlanError(f"plan.json has no windows, or more than {MAX_WINDOWS:,}, along an axis")
-    if not (axis.step is None or 0 < axis.step < inf) or not (axis.start is None or isfinite(axis.start)):
+    if not 0 < axis.step < inf or not (axis.start is None or isfinite(axis.start)):
         raise PlanError("plan.json has a result of windows that lies nowhere on its image")
     end = 0
     for each in axis.windows:

@@ -99,14 +99,13 @@ def test_outputs_are_named_as_in_the_onnx_file(tmp_path):
     serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids="2x2")
     plan = load_plan(tmp_path / "plan")
     assert [tensor.name for tensor in plan.outputs] == ["segmentation", "auxiliary"]
-    assert plan.format == 8
 
 
-def test_a_network_that_classifies_has_a_plan_of_an_older_format(tmp_path):
+def test_a_network_that_classifies_has_one_output_of_scores(tmp_path):
     net = Dense(lambda net, _, half: _vector(net, half)).eval()
     plan = serfer.split(net, images(1), tmp_path / "plan", weights="zip", gang="never")
     assert plan.classifies
-    assert (plan.format, plan.outputs, plan.output_tensors[0].name) == (5, (), "logits")
+    assert (plan.outputs, plan.output_tensors[0].name) == ((), "logits")
 
 
 def test_a_dense_network_is_not_asked_for_classes(tmp_path):

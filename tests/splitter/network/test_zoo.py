@@ -118,7 +118,7 @@ def test_a_plan_written_by_split_is_read_back(name, grids, zoo, zoo_plan):
         assert function.bytes + DEPENDENCY_ALLOWANCE < 262_144_000, f"stage {number}"
         assert {file.path.split("/")[0] for file in stage.files} == {f"stage-{number}"}
     on_disk = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
-    assert on_disk == {"plan.json", *(file.path for file in plan.artefacts)}
+    assert on_disk == {"plan.json", "explanation.json", *(file.path for file in plan.artefacts)}
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_the_size_of_a_group_of_columns_is_what_its_file_has():
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_both_plans_are_of_one_network_and_give_its_answers(planned, network, tmp_path):
-    plan = planned(network, cold_plan="always", weights="auto")
+    plan = planned(network, cold_plan="always", weights="auto", grids=(2, 2))
     directory = tmp_path / "plan"
     cold = load_cold_plan(directory, plan)
     check_artefacts(cold, directory / "cold")
@@ -151,9 +151,13 @@ def test_both_plans_are_of_one_network_and_give_its_answers(planned, network, tm
 @pytest.mark.parametrize("grids", ["auto", (2, 2), (1, 3)])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_cold_plan_is_of_the_same_network_whatever_the_other_one_looks_like(planned, network, grids, tmp_path):
-    """Also where both are alike: what always writes may be no better."""
+    """Where it would be the same plan there is none, and the paragraph says so."""
     plan = planned(network, cold_plan="always", grids=grids, facts=AWS, gang="auto")
-    assert load_cold_plan(tmp_path / "plan", plan).digest != plan.digest
+    cold = load_cold_plan(tmp_path / "plan", plan)
+    assert load_plan(tmp_path / "plan") == plan
+    assert ("the one with the earliest first answer is this plan" in plan.why) == (cold is None)
+    assert ("has the cold plan" in plan.why) == (cold is not None)
+    assert (cold is None) <= (grids == "auto")
 
 
 def test_weights_are_rounded_in_both_plans_or_in_neither(planned, tmp_path):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import ModelError, PlanWarning, UsageError
-from serfer.core.plan import CONTAINER, FETCHED, ZIP, parse_plan
+from serfer.core.plan import CONTAINER, FETCHED, ZIP
 from serfer.core.units import MIB
+from serfer.plan_directory import load_plan
 from splitter.network.ingest import from_onnx
 from splitter.plan_dir.check import run_tiles
 from splitter.plan_dir.precision import predicted_loss, rounded_up, storable, storable_within
@@ -69,7 +70,6 @@ def test_auto_has_weights_in_zips_where_they_fit(planned, network):
     """Byte by byte the plan that zips alone allow, but for the name of that option."""
     plan = planned(network, room=MIB // 2, weights="auto")
     assert places(plan) == {ZIP}
-    assert plan.format < 7
     assert plan.stages == planned(network, room=MIB // 2, weights="zip").stages
 
 
@@ -82,7 +82,7 @@ def test_auto_fetches_weights_that_no_zip_holds(planned, network, tmp_path):
     net, output = NETWORKS[network]()
     batch = net.batch_of(2)
     np.testing.assert_allclose(run_tiles(plan, tmp_path / "plan", batch), unsplit(net.model(output), batch), atol=1e-5)
-    assert parse_plan((tmp_path / "plan/plan.json").read_text()) == plan
+    assert load_plan(tmp_path / "plan") == plan
     (chosen,) = [other for other in plan.alternatives if other.chosen]
     assert "weights fetched" in chosen.stages
     for stage, number in plan.functions:

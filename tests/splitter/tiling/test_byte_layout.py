@@ -174,7 +174,7 @@ def tile(inputs, outputs, cells, pieces):
 
 
 def stage(inputs):
-    return Stage((), Grid(1, 1), 1769, 1.0, 1e-6, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),), CACHE)
+    return Stage((), Grid(1, 1), 1769, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),), CACHE)
 
 
 def written(wholes, outputs, layout, stage=0):

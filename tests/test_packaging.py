@@ -302,7 +302,7 @@ def test_deploy_packages_and_prices(wheel, plan, tmp_path):
 @pytest.mark.deploy
 def test_bench_measures(wheel, bench_wheel, tmp_path):
     programs = environment(tmp_path / "bench", wheel, bench_wheel)
-    assert run([programs / "serfer", "bench", "inflation", "--model", "alexnet"], tmp_path)
+    assert run([programs / "serfer", "bench", "planner", "inflation", "--model", "alexnet"], tmp_path)
 
 
 NEWEST = ("onnxruntime", "numpy", "redis", "fastapi")

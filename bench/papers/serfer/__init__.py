@@ -1,0 +1,1 @@
+"""SerFer (Shaikh et al.): its evaluation redone."""

@@ -57,6 +57,10 @@ policies = parts(
         "sharing": ("bench.policies.sharing:command", "Shared invocations: at once, or in windows."),
     },
 )
+serfer = parts(
+    "Redo SerFer's evaluation; its driver, as published, is a system of bench burst.",
+    {"--section 4.1.1": ("bench.papers.serfer.gap:command", "What a pooled head loses, on real digits.")},
+)
 infaas = parts(
     "Redo INFaaS' evaluation, beside its published factors.",
     {
@@ -86,7 +90,7 @@ infless = parts(
 paper = typer.Typer(
     cls=lazy_group(
         {
-            "serfer": ("bench.papers.serfer.gap:command", "Section 4.1.1: what a pooled head loses, on real digits."),
+            "serfer": ("bench.cli:serfer", "Section 4.1.1: what a pooled head loses, on real digits."),
             "mark": ("bench.papers.mark.evaluation:command", "The evaluation redone, beside its published factors."),
             "infaas": ("bench.cli:infaas", "Figures 5 to 8, Table 7, and section 4.2's scaling."),
             "infless": ("bench.cli:infless", "Figures 8, 11, 12 and 15 to 18, and Table 4."),

@@ -21,6 +21,7 @@ from bench.load.measure import (
     SystemOption,
     WarmUpOption,
     WorkersOption,
+    Workload,
     run_load,
 )
 from bench.load.results import Log
@@ -83,7 +84,7 @@ def command(
     """Send queries, all at once or at a rate, to each system, in turn, and measure each one's latency."""
     if queries is not None and rps is not None:
         raise UsageError("give --queries or --rps, not both")
-    load = Burst(queries or _QUERIES) if rps is None else Uniform(rps, seconds, pattern, seed)
+    load: Workload = Burst(queries or _QUERIES) if rps is None else Uniform(rps, seconds, pattern, seed)
     options = Options(
         model=model,
         plan=plan,

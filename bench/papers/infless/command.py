@@ -64,7 +64,7 @@ def _publish(
     rows: list[FigureRow] = []
     with status_line() as progress:
         for part in parts:
-            progress(part.__name__)
+            progress(part.__name__.replace("_", " "))
             rows += part()
         if loads:
             rows += under_loads(progress, hours)

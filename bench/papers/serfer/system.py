@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, check_staged, package, queries_at_once
-from bench.baselines.driver_process import Configuration, DriverProcess
 from bench.baselines.handlers.objects import Array
-from bench.baselines.poll_driver import Mechanics
 from bench.core.system import System
+from bench.papers.serfer.driver_process import Configuration, DriverProcess
+from bench.papers.serfer.poll_driver import Mechanics
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
 from serfer.local.lambda_.function import FunctionConfig

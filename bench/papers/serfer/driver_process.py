@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.baselines.handlers.objects import Array
-from bench.baselines.poll_driver import PollDriver
 from bench.core.frames import pipe_of, read_frame, write_frame
+from bench.papers.serfer.poll_driver import PollDriver
 from serfer.core.errors import QueryError
 from serfer.core.keys import StoreCounts
 from serfer.local.die_with_parent import dying_with_me

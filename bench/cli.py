@@ -45,7 +45,6 @@ planner = parts(
         "gillis": ("bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
         "breakeven": ("bench.planner.breakeven:command", "From where on splitting beats one large function."),
         "places": ("bench.planner.weight_places:command", "Price the places of weights: warm and cold, fp32 and fp16."),
-        "inflation": ("bench.planner.inflation:command", "Count what halos cost."),
         "prediction": ("bench.planner.prediction:command", "Predicted against measured stage latencies."),
     },
 )
@@ -114,7 +113,7 @@ COMMANDS = {
     "instance": ("bench.cli:instance", "Load instances: batches, several networks, batch sizes."),
     "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "maps": ("bench.cli:maps", "Exact windows of an image, and maps of large ones."),
-    "planner": ("bench.cli:planner", "Plans against others, halos, weights' places, predictions."),
+    "planner": ("bench.cli:planner", "Plans against others, weights' places, predictions."),
     "networks": ("bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
     "policies": ("bench.cli:policies", "Routing policies against the optimum, and against MArk tuned."),
     "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),

@@ -302,7 +302,10 @@ def test_deploy_packages_and_prices(wheel, plan, tmp_path):
 @pytest.mark.deploy
 def test_bench_measures(wheel, bench_wheel, tmp_path):
     programs = environment(tmp_path / "bench", wheel, bench_wheel)
-    assert run([programs / "serfer", "bench", "planner", "inflation", "--model", "alexnet"], tmp_path)
+    assert run(
+        [programs / "serfer", "bench", "stores", "--store", "memory://", "--size", "10", "--rounds", "2"], tmp_path
+    )
+    assert run([programs / "serfer", "bench", "chaos", "--help"], tmp_path)
 
 
 NEWEST = ("onnxruntime", "numpy", "redis", "fastapi")

@@ -116,7 +116,6 @@ CASES = {
     ),
     "bench stores": slow("bench stores --store memory:// --size 10 --rounds 2"),
     "bench paper infaas --table 7": weekly("bench paper infaas --table 7"),
-    "bench planner inflation": weekly("bench planner inflation"),
     "bench overhead processor": weekly("bench overhead --plan {plan}", codes=(0, 2)),
 }
 

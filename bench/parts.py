@@ -30,7 +30,7 @@ class _Named(TyperGroup):
     default: ClassVar[str] = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type is private
-        return super().parse_args(ctx, self.named(args, self.list_commands(ctx)))
+        return super().parse_args(ctx, args if ctx.resilient_parsing else self.named(args, self.list_commands(ctx)))
 
     def named(self, args: list[str], names: list[str]) -> list[str]:
         """Return the arguments with the part's name as one word in front; raises UsageError for an unknown one."""

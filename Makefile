@@ -11,12 +11,12 @@ DOCS_STAMP := .venv/docs/.set-up
 setup: $(STAMP)
 
 # torch first and by itself: an index of its own has not the other packages, or not in these versions.
-$(STAMP): requirements.txt requirements-ministack.txt requirements-sam.txt pyproject.toml tests/asl/package-lock.json tests/browser/package-lock.json tests/python313/set_up.py
+$(STAMP): requirements.txt requirements-ministack.txt requirements-sam.txt pyproject.toml bench/pyproject.toml tests/asl/package-lock.json tests/browser/package-lock.json tests/python313/set_up.py
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 $(TORCH_INDEX:%=--index-url %)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable bench
 	$(PYTHON) -m venv .venv/ministack
 	.venv/ministack/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-ministack.txt
 	rm -rf .venv/ministack-python3.13

@@ -4,50 +4,120 @@ from __future__ import annotations
 
 import typer
 
+from bench.parts import parts
 from serfer.cli.shared.lazy import lazy_group
 
+overhead = parts(
+    "Measure what orchestration costs on this machine.",
+    {
+        "processor": ("bench.pipeline.overhead:command", "Processor time of the pipeline against the unsplit pass."),
+        "elapsed": ("bench.pipeline.orchestration:command", "Elapsed time of a query against threads."),
+        "scaling": ("bench.pipeline.orchestration:scaling", "Elapsed time over several workers against one."),
+        "driver": ("bench.pipeline.driver_overhead:command", "The driver alone, over functions that do nothing."),
+        "micro": ("bench.pipeline.micro:command", "Processor time and memory of the hot path's parts."),
+    },
+)
+service = parts(
+    "Price the HTTP service, and load it beyond what it can do.",
+    {
+        "overload": ("bench.serving.service:command", "Price HTTP and the balancer, and overload the service."),
+        "flood": ("bench.serving.flood:command", "Flood the service with clients that never wait."),
+    },
+)
+instance = parts(
+    "Load instances.",
+    {
+        "batching": ("bench.serving.instance:command", "Load an instance over HTTP, with batching and without."),
+        "turns": ("bench.serving.turns:command", "Several networks on one device, in turns or by threads."),
+        "nonuniform": ("bench.serving.nonuniform:command", "Two instances: batch sizes of their own, or the same."),
+    },
+)
+maps = parts(
+    "Measure maps of images that no function holds.",
+    {
+        "windows": ("bench.pipeline.maps:command", "Exact windows of an image against fixed overlaps."),
+        "large": ("bench.mapping.command:command", "serfer map on a large image: exactness, time, memory, kills."),
+    },
+)
+planner = parts(
+    "Hold the planner against another one, against one function, and against measurements.",
+    {
+        "gillis": ("bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
+        "breakeven": ("bench.planner.breakeven:command", "From where on splitting beats one large function."),
+        "places": ("bench.planner.weight_places:command", "Price the places of weights: warm and cold, fp32 and fp16."),
+        "prediction": ("bench.planner.prediction:command", "Predicted against measured stage latencies."),
+    },
+)
+policies = parts(
+    "Simulate policies.",
+    {
+        "optimum": ("bench.policies.policies:command", "Run routing policies on all loads, against the optimum."),
+        "halves": ("bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
+        "sharing": ("bench.policies.sharing:command", "Shared invocations: at once, or in windows."),
+    },
+)
+serfer = parts(
+    "Redo SerFer's evaluation; its driver, as published, is a system of bench burst.",
+    {"--section 4.1.1": ("bench.papers.serfer.gap:command", "What a pooled head loses, on real digits.")},
+)
+infaas = parts(
+    "Redo INFaaS' evaluation, beside its published factors.",
+    {
+        "--figure 5": ("bench.papers.infaas.figure5:command", "22 networks under a day of a trace, simulated."),
+        "--figure 6": ("bench.papers.infaas.figure6:command", "One network on one worker, simulated."),
+        "--figure 7": ("bench.papers.infaas.figure7:command", "Networks that share GPUs, simulated."),
+        "--figure 8": ("bench.papers.infaas.figure8:command", "Online queries beside a map that yields, or does not."),
+        "--table 7": ("bench.papers.infaas.table7:command", "Time the selection of a variant among 200."),
+        "--section 4.2": ("bench.papers.infaas.scaling:command", "Greedy scaling against the integer programme."),
+    },
+    default=False,
+)
+infless = parts(
+    "Redo INFless' evaluation, beside its published figures.",
+    {
+        "all": ("bench.papers.infless.command:command", "Figures 11, 12, 15a, 17 and 18 and Table 4, simulated."),
+        "--figure 8": ("bench.papers.infless.figure8:command", "Whole networks, predicted and measured here."),
+        "--figure 11": ("bench.papers.infless.command:figure_11", "The highest constant load on 8 servers."),
+        "--figure 12": ("bench.papers.infless.command:figure_12", "Throughput per resource, under loads as well."),
+        "--figure 15": ("bench.papers.infless.command:loads", "SLOs missed under loads."),
+        "--figure 16": ("bench.papers.infless.figure16:command", "LSTH, hybrid histograms and fixed windows."),
+        "--figure 17": ("bench.papers.infless.command:figure_17", "Decisions and fragments at scale."),
+        "--figure 18": ("bench.papers.infless.command:figure_18", "Throughput by SLO."),
+        "--table 4": ("bench.papers.infless.command:loads", "Dollars under loads."),
+    },
+)
+paper = typer.Typer(
+    cls=lazy_group(
+        {
+            "serfer": ("bench.cli:serfer", "Section 4.1.1: what a pooled head loses, on real digits."),
+            "mark": ("bench.papers.mark.evaluation:command", "The evaluation redone, beside its published factors."),
+            "infaas": ("bench.cli:infaas", "Figures 5 to 8, Table 7, and section 4.2's scaling."),
+            "infless": ("bench.cli:infless", "Figures 8, 11, 12 and 15 to 18, and Table 4."),
+        }
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Redo a paper's evaluation, beside what it published: NAME [--figure N | --table N | --section N].",
+)
 COMMANDS = {
-    "instance": ("bench.serving.instance:command", "Load an instance over HTTP, with batching and without."),
-    "turns": ("bench.serving.turns:command", "Several networks on one device, in turns or by threads."),
-    "policies": ("bench.policies.policies:command", "Run routing policies on all loads, against the optimum."),
-    "halves": ("bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
-    "mark": ("bench.policies.mark_evaluation:command", "MArk's evaluation redone, beside its published factors."),
-    "windows": ("bench.windows.command:command", "LSTH, hybrid histograms and fixed keep-alive windows."),
-    "select": ("bench.selection.select:command", "Time the selection of a variant among 200."),
-    "infaas": ("bench.selection.figure6:command", "INFaaS' figure 6 redone, beside its published factors."),
-    "infaas-day": ("bench.selection.figure5:command", "INFaaS' figure 5 redone under a day of a trace."),
-    "infaas-gpus": ("bench.selection.figure7:command", "INFaaS' figure 7 redone: networks that share GPUs."),
-    "autoscaling": ("bench.selection.scaling:command", "INFaaS' greedy scaling against its integer programme."),
-    "infless": ("bench.infless.command:command", "INFless' evaluation redone, beside its published figures."),
-    "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
-    "nonuniform": ("bench.serving.nonuniform:command", "Two instances: batch sizes of their own, or the same."),
-    "sharing": ("bench.policies.sharing:command", "Shared invocations: at once, or in windows; simulated."),
-    "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
-    "offline": ("bench.serving.offline:command", "Online queries beside a map that yields, or does not."),
-    "overhead": ("bench.pipeline.overhead:command", "Processor time of the pipeline against the unsplit pass."),
-    "service": ("bench.serving.service:command", "Price HTTP and the balancer, and overload the service."),
-    "flood": ("bench.serving.flood:command", "Flood the service with clients that never wait."),
-    "orchestration": ("bench.pipeline.orchestration:command", "Elapsed time of a query against threads."),
-    "scaling": ("bench.pipeline.orchestration:scaling", "Elapsed time over several workers against one."),
-    "driver": ("bench.pipeline.driver_overhead:command", "The driver alone, over functions that do nothing."),
-    "inflation": ("bench.planner.inflation:command", "Count what halos cost."),
-    "networks": ("bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
-    "gap": ("bench.planner.gap:command", "Accuracy that global average pooling costs, on real digits."),
-    "planner": ("bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
-    "places": ("bench.planner.weight_places:command", "Price the places of weights: warm and cold, fp32 and fp16."),
-    "breakeven": ("bench.planner.breakeven:command", "From where on splitting beats one large function."),
-    "prediction": ("bench.planner.prediction:command", "Predicted against measured stage latencies."),
-    "burst": ("bench.load.burst:command", "Send all queries at once to each system."),
-    "uniform": ("bench.load.uniform:command", "Send queries at a rate to each system."),
-    "compare": ("bench.load.compare:command", "Report whether two results of burst or uniform differ."),
+    "burst": ("bench.load.burst:command", "Send queries at once, or at a rate, to each system."),
+    "compare": ("bench.load.compare:command", "Report whether two results of burst differ."),
+    "overhead": ("bench.cli:overhead", "What orchestration costs: processor and elapsed time."),
     "stores": ("bench.pipeline.stores:command", "Round trips and bandwidth of stores."),
     "engines": ("bench.pipeline.engines:command", "Push, poll and Step Functions; inline, Redis and S3."),
     "cold": ("bench.cold.command:command", "Cold starts part by part, and a cold plan's first answer."),
     "gangs": ("bench.pipeline.gangs:command", "Gangs against one worker, and against plans without them."),
-    "maps": ("bench.pipeline.maps:command", "Exact windows of an image against fixed overlaps."),
-    "mapping": ("bench.mapping.command:command", "serfer map on a large image: exactness, time, memory, kills."),
-    "micro": ("bench.pipeline.micro:command", "Processor time and memory of the hot path's parts."),
     "chaos": ("bench.chaos.scenarios:command", "Inject faults while queries run: nothing may be lost."),
+    "service": ("bench.cli:service", "Price HTTP and the balancer; overload and flood the service."),
+    "instance": ("bench.cli:instance", "Load instances: batches, several networks, batch sizes."),
+    "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
+    "maps": ("bench.cli:maps", "Exact windows of an image, and maps of large ones."),
+    "planner": ("bench.cli:planner", "Plans against others, weights' places, predictions."),
+    "networks": ("bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
+    "policies": ("bench.cli:policies", "Routing policies against the optimum, and against MArk tuned."),
+    "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
+    "paper": ("bench.cli:paper", "The evaluations of SerFer, MArk, INFaaS and INFless redone."),
 }
 
 bench_app = typer.Typer(
@@ -60,5 +130,6 @@ bench_app = typer.Typer(
 
 
 @bench_app.callback()
-def _bench() -> None:
+@paper.callback()
+def _groups() -> None:
     pass

@@ -30,17 +30,18 @@ MODULES = {
     "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "sam"),
     "map": ("boto3", "rasterio"),
     "learn": ("lightgbm", "scipy"),
-    "bench": ("psutil", "bench"),
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
-_ALONE = ("matplotlib",)  # for pictures, which those draw, too, who split nothing: its extra brings PyTorch
+_ALONE = {"matplotlib": "matplotlib", "bench": "serfer-bench", "psutil": "serfer-bench"}
+"""Distributions that are installed without an extra: pictures are drawn by those, too, who split nothing (matplotlib's
+extra brings PyTorch), and the benchmarks are a distribution of their own."""
 
 
 def pip_command(module: str) -> str | None:
     """Return the command that installs a module with its extra, None for a module that no extra has."""
     top = module.partition(".")[0]
     if top in _ALONE:
-        return f"pip install {top}"
+        return f"pip install {_ALONE[top]}"
     extra = next((name for name, modules in MODULES.items() if top in modules), None)
     if extra is None:
         return None

@@ -84,6 +84,18 @@ def commands_in(page):
     return [shlex.split(part) for part in parts if re.match(r"(\.venv/bin/)?serfer ", part)]
 
 
+def reached(command, words):
+    """Return the command that words reach in a group, and the words after its name."""
+    while words and hasattr(command, "list_commands"):
+        names = command.list_commands(None)
+        words = command.named(words, names) if hasattr(command, "named") else words
+        name, *others = words[1:] if words[0] == "--" else words
+        if name not in names:
+            break
+        command, words = command.get_command(None, name), others
+    return command, words
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_their_options_exist(page):
     root = typer.main.get_command(app)
@@ -93,14 +105,12 @@ def test_commands_and_their_options_exist(page):
         assert words[0] in {*COMMANDS, "COMMAND"}, words
         if words[0] == "COMMAND":
             continue
-        command = root.get_command(None, words[0])
-        if words[0] in {"bench", "keys", "registry"} and not words[1].startswith("-"):
-            command = command.get_command(None, words[1])
+        command, options = reached(root, words)
         known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {
             "--help",
             "-h",
         }
-        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, words
+        assert {word.partition("=")[0] for word in options if word.startswith("--")} <= known, words
 
 
 def test_commands_are_found():

@@ -92,7 +92,6 @@ NEEDING = {
         ["classify", IMAGE, "--plan", "PLAN", "--workers", "local", "--driver", "stepfunctions"],
     ],
     "deploy": [["package", "PLAN", "--out", "OUT"], ["doctor", "--aws"]],
-    "bench": [["bench", "compare", "a.json", "b.json"]],
 }
 
 
@@ -105,6 +104,29 @@ def test_a_command_without_its_extra_ends_with_one_line_that_has_the_pip_command
         *_, last = err.splitlines()
         assert last.startswith("serfer: "), command
         assert last.endswith(f" is not installed, and this needs it: pip install 'serfer[{extra}]'"), command
+
+
+NO_BENCH = """
+import sys
+import serfer.modules
+serfer.modules.entry_points = lambda group: []
+from serfer.__main__ import main
+sys.argv = ["serfer", "bench", "overhead"]
+main()
+"""
+
+
+@pytest.mark.parametrize("missing", ["the entry point", "psutil"])
+def test_benchmarks_that_are_not_installed_are_named_with_their_distribution(missing):
+    if missing == "psutil":
+        [(code, err)] = run({"psutil"}, ["bench", "chaos"])
+    else:
+        done = subprocess.run([sys.executable, "-c", NO_BENCH], capture_output=True, text=True, check=False)
+        missing, code, err = "bench", done.returncode, done.stderr
+    assert (code, err) == (
+        4,
+        f"serfer: {missing} is not installed, and this needs it: pip install serfer-bench\n",
+    )
 
 
 def test_pictures_without_matplotlib_are_refused_before_the_work_with_the_command_for_it_alone(plan, tmp_path):
@@ -183,8 +205,9 @@ def test_modules_by_extra_are_those_of_pyproject(extra):
     }
 
 
-def test_every_package_of_ours_has_one_extra():
-    assert sorted(module for modules in MODULES.values() for module in modules if module in OURS) == sorted(OURS)
+def test_every_package_of_ours_but_bench_has_one_extra():
+    found = sorted(module for modules in MODULES.values() for module in modules if module in OURS)
+    assert found == sorted(OURS - {"bench"})
 
 
 def test_the_extra_all_has_everything():

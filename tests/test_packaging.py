@@ -28,19 +28,21 @@ from tests.e2e.small import split_small
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CLIENT = tomllib.loads((ROOT / "serfer" / "client" / "pyproject.toml").read_text())
+BENCH = tomllib.loads((ROOT / "bench" / "pyproject.toml").read_text())
 IMAGE = ROOT / "examples" / "images" / "chelsea.png"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
-def test_generic_top_level_names_can_never_be_uploaded():
-    assert "Private :: Do Not Upload" in PROJECT["project"]["classifiers"]
+@pytest.mark.parametrize("project", [PROJECT, CLIENT, BENCH], ids=["product", "client", "bench"])
+def test_generic_top_level_names_can_never_be_uploaded(project):
+    assert "Private :: Do Not Upload" in project["project"]["classifiers"]
 
 
 def test_every_package_is_listed_by_name_and_none_is_forgotten():
     listed = PROJECT["tool"]["setuptools"]["packages"]
     packages = {
         path.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for top in ("bench", "drivers", "lambdas", "sam", "serfer", "splitter", "storage")
+        for top in ("drivers", "lambdas", "sam", "serfer", "splitter", "storage")
         for path in (ROOT / top).rglob("__init__.py")
     }
     assert set(listed) == packages
@@ -66,7 +68,9 @@ def test_requirements_span_tested_versions_below_the_next_major():
     pins = {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
     project = PROJECT["project"]
     wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    for requirement in map(Requirement, [*wanted, *CLIENT["project"]["dependencies"]]):
+    for requirement in map(
+        Requirement, [*wanted, *CLIENT["project"]["dependencies"], *BENCH["project"]["dependencies"]]
+    ):
         if requirement.name in {"torch", "serfer"}:
             continue
         pinned = pins[canonicalize_name(requirement.name)]
@@ -121,17 +125,29 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def bench_wheel(tmp_path_factory):
+    return built(ROOT / "bench", tmp_path_factory.mktemp("bench-wheel"))
+
+
+@pytest.fixture(scope="module")
 def client_wheel(tmp_path_factory):
     return built(ROOT / "serfer" / "client", tmp_path_factory.mktemp("client-wheel"))
 
 
 def test_a_wheel_carries_the_data_files_that_the_code_reads(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {
-        f"{top}/py.typed" for top in ("bench", "drivers", "lambdas", "sam", "serfer", "splitter", "storage")
-    } <= names
+    assert {f"{top}/py.typed" for top in ("drivers", "lambdas", "sam", "serfer", "splitter", "storage")} <= names
     assert {"serfer/core/costs/aws.toml", "serfer/local/lambda_/bootstrap.py", "sam/build/locks/worker.txt"} <= names
-    assert not any(name.startswith(("tests/", "examples/", "docs/")) for name in names)
+    assert not any(name.startswith(("bench/", "tests/", "examples/", "docs/")) for name in names)
+
+
+def test_the_benchmarks_are_a_distribution_of_their_own(bench_wheel):
+    names = set(zipfile.ZipFile(bench_wheel).namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "bench").rglob("*.py")}
+    assert {name for name in names if ".dist-info/" not in name} == modules | {"bench/py.typed"}
+    version = PROJECT["project"]["version"]
+    assert BENCH["project"]["version"] == version
+    assert f"serfer[split,local,deploy,learn]=={version}" in BENCH["project"]["dependencies"]
 
 
 def test_the_public_api_is_exported_and_help_shows_no_addresses():
@@ -156,27 +172,27 @@ def link(site, files):
             target.symlink_to(origin.resolve())
 
 
-def environment(home, wheel, *extras):
-    """Return the programs of a new virtual environment with a wheel and what these extras of it require, linked."""
+def environment(home, *wheels, extra=""):
+    """Return the programs of a new virtual environment with wheels and what they and an extra require, linked."""
     venv.create(home, symlinks=True)
     site = home / "lib" / "python3.11" / "site-packages"
     subprocess.run(
-        [*PIP, "--python", home / "bin" / "python", "install", "--ignore-installed", "--no-deps", wheel],
+        [*PIP, "--python", home / "bin" / "python", "install", "--ignore-installed", "--no-deps", *wheels],
         check=True,
         cwd=home,
     )
-    [own] = importlib.metadata.distributions(path=[str(site)])
-    known, waiting = set(), [(own, extra) for extra in ("", *extras)]
+    own = {canonicalize_name(found.name): found for found in importlib.metadata.distributions(path=[str(site)])}
+    known, waiting = set(), [(found, name) for found in own.values() for name in {"", extra}]
     while waiting:
         owner, extra = waiting.pop()
         for wanted in map(Requirement, owner.requires or ()):
             if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
                 continue
-            needed = own if wanted.name == own.name else importlib.metadata.distribution(wanted.name)
+            needed = own.get(canonicalize_name(wanted.name)) or importlib.metadata.distribution(wanted.name)
             requested = {(canonicalize_name(wanted.name), name) for name in ("", *wanted.extras)} - known
             known |= requested
             waiting += [(needed, name) for _, name in requested]
-    link(site, chain.from_iterable(importlib.metadata.files(name) for name in {name for name, _ in known} - {own.name}))
+    link(site, chain.from_iterable(importlib.metadata.files(name) for name in {name for name, _ in known} - {*own}))
     return home / "bin"
 
 
@@ -257,7 +273,7 @@ def make():
 
 @pytest.mark.deploy
 def test_split_reads_modules_and_draws(wheel, tmp_path):
-    programs = environment(tmp_path / "split", wheel, "split")
+    programs = environment(tmp_path / "split", wheel, extra="split")
     (tmp_path / "tiny.py").write_text(TINY)
     run([programs / "serfer", "split", "tiny.py:make", "--size", "32x32", "--out", tmp_path / "plan"], tmp_path)
     run([programs / "serfer", "explain", "plan", "--picture", "plan.png"], tmp_path)
@@ -266,7 +282,7 @@ def test_split_reads_modules_and_draws(wheel, tmp_path):
 
 @pytest.mark.deploy
 def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
-    programs = environment(tmp_path / "local", wheel, "local")
+    programs = environment(tmp_path / "local", wheel, extra="local")
     client = environment(tmp_path / "client", client_wheel)
     assert not {"torch", "onnx", "matplotlib"} & installed_in(programs)
     with served(programs, ["up", "--plan", plan, "--drivers", "1"], tmp_path) as url:
@@ -276,7 +292,7 @@ def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
 
 @pytest.mark.deploy
 def test_deploy_packages_and_prices(wheel, plan, tmp_path):
-    programs = environment(tmp_path / "deploy", wheel, "deploy")
+    programs = environment(tmp_path / "deploy", wheel, extra="deploy")
     assert not {"torch", "onnx", "matplotlib", "moto"} & installed_in(programs)
     known = {"SERFER_CACHE_DIR": str(load_settings().cache_dir), "AWS_DEFAULT_REGION": "us-east-1"}
     run([programs / "serfer", "package", plan, "--out", tmp_path / "build"], tmp_path, **known)
@@ -285,9 +301,12 @@ def test_deploy_packages_and_prices(wheel, plan, tmp_path):
 
 
 @pytest.mark.deploy
-def test_bench_measures(wheel, tmp_path):
-    programs = environment(tmp_path / "bench", wheel, "bench")
-    assert run([programs / "serfer", "bench", "inflation", "--model", "alexnet"], tmp_path)
+def test_bench_measures(wheel, bench_wheel, tmp_path):
+    programs = environment(tmp_path / "bench", wheel, bench_wheel)
+    assert run(
+        [programs / "serfer", "bench", "stores", "--store", "memory://", "--size", "10", "--rounds", "2"], tmp_path
+    )
+    assert run([programs / "serfer", "bench", "chaos", "--help"], tmp_path)
 
 
 NEWEST = ("onnxruntime", "numpy", "redis", "fastapi")
@@ -304,7 +323,8 @@ def elsewhere(wheel, tmp_path_factory):
     venv.create(home, with_pip=True, symlinks=True)
     ours, theirs = Path(sysconfig.get_path("purelib")), home / "lib" / "python3.11" / "site-packages"
     for entry in ours.iterdir():
-        anew = re.split("[-.]", entry.name)[0] in {"serfer", *NEWEST} or entry.name.startswith("__editable__")
+        own = entry.name.startswith(("__editable__", "_serfer_bench"))
+        anew = own or re.split("[-.]", entry.name)[0] in {"serfer", "serfer_bench", *NEWEST}
         if not anew and not (theirs / entry.name).exists():
             (theirs / entry.name).symlink_to(entry)
     install = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[all]"]

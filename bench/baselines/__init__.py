@@ -1,1 +1,1 @@
-"""The papers' own algorithms, re-implemented from their descriptions, to compare with."""
+"""Gillis re-implemented from its description, to compare with, and the functions of SerFer as published."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+
+from serfer.doctor.machine import Machine, this_machine
 
 _PACKAGES = ("serfer", "numpy", "onnxruntime", "aiohttp", "botocore", "msgpack", "redis")
-_GB = 2**30
 
 
 @dataclass(frozen=True)
@@ -21,19 +20,6 @@ class Version:
 
     package: str
     version: str
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The machine of a measurement: the processor, how many of them are ours, memory in GB, the system."""
-
-    processor: str
-    processors: int
-    memory_gb: float
-    system: str
-
-    def __str__(self) -> str:
-        return f"{self.processors} x {self.processor}, {self.memory_gb:g} GB, {self.system}"
 
 
 @dataclass(frozen=True)
@@ -58,21 +44,6 @@ def make_stamp(arguments: Sequence[str], now: datetime) -> Stamp:
     command = shlex.join(["serfer", *arguments])
     versions = tuple(Version(name, _version(name)) for name in _PACKAGES)
     return Stamp(this_machine(), platform.python_version(), versions, command, now.strftime("%Y-%m-%dT%H:%M:%SZ"))
-
-
-def this_machine() -> Machine:
-    """Describe this machine; it is not named."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GB
-    ours = len(os.sched_getaffinity(0))
-    return Machine(processor_name(), ours, round(memory, 1), f"{platform.system()} {platform.machine()}")
-
-
-def processor_name() -> str:
-    """Return the processor's name, as the kernel has it."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
-    )
 
 
 def _version(package: str) -> str:

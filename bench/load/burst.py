@@ -21,13 +21,17 @@ from bench.load.measure import (
     SystemOption,
     WarmUpOption,
     WorkersOption,
+    Workload,
     run_load,
 )
 from bench.load.results import Log
+from bench.load.uniform import Uniform
 from serfer.cli.shared.options import JsonOption, PlanOption
+from serfer.core.errors import UsageError
 from serfer.pictures.charts import Chart, Curve, order_chart
 
 _MS_PER_S = 1000.0
+_QUERIES = 100
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,15 @@ def _in_order(log: Log) -> Curve:
 
 
 def command(
-    queries: Annotated[int, typer.Option("--queries", min=1, help="How many queries come at once.")] = 100,
+    queries: Annotated[
+        int | None, typer.Option("--queries", min=1, help="How many queries come at once. [default: 100]")
+    ] = None,
+    rps: Annotated[
+        float | None, typer.Option(help="Queries a second in place of a burst, whatever becomes of those before.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long they come, with --rps.")] = 20.0,
+    pattern: Annotated[str, typer.Option(help="Of --rps: even; or poisson, as of independent users.")] = "even",
+    seed: Annotated[int, typer.Option(min=0, help="Of the first round's arrivals, with poisson.")] = 0,
     model: NetworkOption = None,
     plan: PlanOption = None,
     system: SystemOption = None,
@@ -69,7 +81,10 @@ def command(
     directory: QueriesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send all queries at once to each system, in turn, and measure each one's latency."""
+    """Send queries, all at once or at a rate, to each system, in turn, and measure each one's latency."""
+    if queries is not None and rps is not None:
+        raise UsageError("give --queries or --rps, not both")
+    load: Workload = Burst(queries or _QUERIES) if rps is None else Uniform(rps, seconds, pattern, seed)
     options = Options(
         model=model,
         plan=plan,
@@ -83,4 +98,4 @@ def command(
         patience_s=patience_s,
         deadline_s=deadline_ms / _MS_PER_S,
     )
-    run_load(Burst(queries), options, directory, as_json=as_json)
+    run_load(load, options, directory, as_json=as_json)

@@ -169,7 +169,7 @@ def _row(one: Difference) -> tuple[str, ...]:
 
 
 def command(
-    before: Annotated[Path, typer.Argument(metavar="A", help="A result.json of bench burst or uniform, or its place.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="A result.json of bench burst, or its place.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same work.")],
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     as_json: JsonOption = False,

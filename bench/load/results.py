@@ -196,10 +196,10 @@ def _parsed(file: Path, data: bytes) -> Result:
     try:
         value: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not JSON: give the result.json of serfer bench burst or uniform") from error
+        raise InputError(f"{file} is not JSON: give the result.json of serfer bench burst") from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise InputError(f"{file} is not a result of serfer bench burst or uniform, or of another version")
+        raise InputError(f"{file} is not a result of serfer bench burst, or of another version")
     try:
         return structure(Result, value, file.name)
     except PlanError as error:
-        raise InputError(f"{file} is not a result of serfer bench burst or uniform: {error}") from error
+        raise InputError(f"{file} is not a result of serfer bench burst: {error}") from error

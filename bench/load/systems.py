@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.baselines.fork_join import ForkJoin
-from bench.baselines.poll_driver import PUBLISHED, REPAIRED
-from bench.baselines.serfer_paper import SerFerPaper
 from bench.core.container_settings import IMAGE_MB, ContainerSettings
 from bench.core.null_workers import null_pipeline
 from bench.core.system import System
 from bench.load.pipeline_system import PipelineSystem, UnsplitSystem
 from bench.load.queries import Example
+from bench.papers.serfer.poll_driver import PUBLISHED, REPAIRED
+from bench.papers.serfer.system import SerFerPaper
 from serfer.cli.shared.terminal import ignore_signals
 from serfer.core.errors import UsageError
 from serfer.packaging.build_cache import forget_unused, in_use

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from bench.core.options import AtMostOption, plan_of
 from bench.core.processes import descendants, used_s
 from bench.core.results import Results, Table, publish, require_at_most
-from bench.core.stamp import processor_name
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, opened, status_line
+from serfer.doctor.machine import processor_name
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
 

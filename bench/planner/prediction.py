@@ -17,7 +17,6 @@ import numpy as np
 import typer
 
 from bench.core.results import Results, Table, publish
-from bench.planner.whole_prediction import WHOLE, mean_error, measure_whole, whole_results
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import Profiles
@@ -189,32 +188,27 @@ def results(prediction: Prediction) -> Results:
     )
 
 
+ErrorOption = Annotated[float | None, typer.Option(help="Exit with 1 if the mean error is higher than this.")]
+
+
 def command(
     model: Annotated[
         list[str] | None,
         typer.Option(help="A model of the zoo; may be repeated. By default those that no profile was filled from."),
     ] = None,
     profiles: ProfilesOption = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Whole networks by batch and threads instead: INFless' figure 8.")
-    ] = False,
-    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the mean error is higher than this.")] = None,
+    at_most: ErrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the stage latencies that the planner predicts with those measured on this machine."""
     predicted_by = load_settings().profiles(profiles)
-    if whole:
-        with status_line() as progress:
-            rows = measure_whole(predicted_by, model or WHOLE, progress)
-        publish(whole_results(rows, predicted_by), as_json=as_json)
-        _check(mean_error(rows), at_most)
-        return
     with status_line() as progress:
         prediction = measure(predicted_by, model or HELD_OUT, progress)
     publish(results(prediction), as_json=as_json)
-    _check(prediction.mean_error, at_most)
+    check_error(prediction.mean_error, at_most)
 
 
-def _check(error: float, at_most: float | None) -> None:
+def check_error(error: float, at_most: float | None) -> None:
+    """Raise SerferError for a mean error that is higher than it may be."""
     if at_most is not None and error > at_most:
         raise SerferError(f"predictions miss by {error:.1%} on average, more than {at_most:.1%}")

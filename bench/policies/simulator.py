@@ -18,13 +18,13 @@ import typer
 
 from bench.core.options import MarkdownOption, plan_of
 from bench.core.results import Results, Table, publish
-from bench.core.stamp import this_machine
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.policies import POLICIES, make_policy
 from serfer.control.policy import fleet_of
 from serfer.control.router import Endpoint, Router
 from serfer.control.scenario import Market, Scenario
 from serfer.control.scenario_files import read_scenario
+from serfer.doctor.machine import this_machine
 from serfer.settings import Settings, load_settings
 from serfer.sim.calibration import Calibration, LocalRun
 from serfer.sim.driver_limits import DriverLimits

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from serfer import __version__
-from serfer.cli.shared.lazy import lazy_group
+from serfer.cli.shared.lazy import INSTALLED, lazy_group
 from serfer.cli.shared.terminal import out, run
 
 COMMANDS = {
@@ -42,7 +42,7 @@ COMMANDS = {
     "tune": ("serfer.cli.instance:tune", "Measure batch sizes for an instance."),
     "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
     "train-forecaster": ("serfer.cli.training.train_forecaster:train_forecaster", "Train MArk's forecaster on a load."),
-    "bench": ("bench.cli:bench_app", "Measure, on this machine, side by side in one run."),
+    "bench": (INSTALLED, "Measure, on this machine, side by side in one run."),
 }
 PANELS = {
     "Try": ("classify", "run", "result", "split", "explain", "verify", "cost"),

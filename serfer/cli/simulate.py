@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.core.stamp import this_machine
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import (
     JsonOption,
@@ -28,6 +27,7 @@ from serfer.control.infless.policies import CLUSTER_POLICIES
 from serfer.control.policies import DEFAULT, POLICIES
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
+from serfer.doctor.machine import this_machine
 from serfer.settings import load_settings
 from serfer.sim.generators import describe_generators
 

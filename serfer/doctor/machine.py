@@ -1,4 +1,4 @@
-"""Checks of this machine."""
+"""Checks and description of this machine."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ _SERVERS = (
     ("step functions", "moto", "--driver stepfunctions with local workers"),
 )
 _NEEDED_BYTES = 2 * 1024**3
+_GB = 2**30
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,34 @@ class Check:
     ok: bool
     found: str
     remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine: the processor, how many of them are ours, memory in GB, the system."""
+
+    processor: str
+    processors: int
+    memory_gb: float
+    system: str
+
+    def __str__(self) -> str:
+        return f"{self.processors} x {self.processor}, {self.memory_gb:g} GB, {self.system}"
+
+
+def this_machine() -> Machine:
+    """Describe this machine; it is not named."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GB
+    ours = len(os.sched_getaffinity(0))
+    return Machine(processor_name(), ours, round(memory, 1), f"{platform.system()} {platform.machine()}")
+
+
+def processor_name() -> str:
+    """Return the processor's name, as the kernel has it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
+    )
 
 
 def examine(settings: Settings) -> list[Check]:

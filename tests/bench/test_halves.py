@@ -1,4 +1,4 @@
-"""`serfer bench halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
+"""`serfer bench policies halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
 
 import re
 
@@ -111,19 +111,19 @@ def outcome(policy, usd, met):
     [((), True, True), (("--no-learn",), True, False), ((), False, False)],
     ids=["by default", "not wanted", "without the extra"],
 )
-@pytest.mark.parametrize("bench", ["halves", "policies"])
+@pytest.mark.parametrize("bench", ["halves", "optimum"])
 def test_values_are_learnt_where_the_extra_is_installed_unless_told_not_to(
     tmp_path, monkeypatch, bench, given, installed, learns
 ):
     """The trainer of both commands keeps its models in the cache, as that of `serfer simulate`."""
     every = []
-    module = {"halves": halves_command, "policies": policies_command}[bench]
+    module = {"halves": halves_command, "optimum": policies_command}[bench]
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(trainers, "can_learn", lambda: installed)
     monkeypatch.setattr(module, "measure", lambda cases, _: every.extend(cases) or [outcome("mark (x)", 10, 0.98)])
     (tmp_path / "two-types.toml").write_text(TOML)
     folders = ("--traces", str(tmp_path), "--scenarios", str(tmp_path))
-    assert CliRunner().invoke(app, ["bench", bench, *folders, "--load", "diurnal", *given]).exit_code == 0
+    assert CliRunner().invoke(app, ["bench", "policies", bench, *folders, "--load", "diurnal", *given]).exit_code == 0
     found = {case.options.run_options.trainer for case in every}
     assert found == {KeptTrainer(tmp_path / "values") if learns else None}
 

@@ -1,4 +1,4 @@
-"""`serfer bench mapping` on a small image; how results are compared."""
+"""`serfer bench maps large` on a small image; how results are compared."""
 
 import numpy as np
 import pytest

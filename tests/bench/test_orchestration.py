@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bench.baselines.fork_join import ForkJoin
-from bench.baselines.poll_driver import REPAIRED
-from bench.baselines.serfer_paper import SerFerPaper
 from bench.core.null_workers import null_pipeline
 from bench.core.plans import PLANS, bench_plan
+from bench.papers.serfer.poll_driver import REPAIRED
+from bench.papers.serfer.system import SerFerPaper
 from bench.pipeline import orchestration
 from bench.pipeline.driver_overhead import measure, results
 from bench.pipeline.threads import Threads

@@ -112,7 +112,7 @@ def test_the_break_even_says_from_where_on_splitting_wins():
     assert json.dumps([one.as_dict() for one in races])
 
 
-@pytest.mark.parametrize("command", ["planner", "breakeven"])
+@pytest.mark.parametrize("command", ["gillis", "breakeven"])
 def test_an_unknown_store_is_refused(command):
-    result = CliRunner().invoke(app, ["bench", command, "--store", "tape"])
+    result = CliRunner().invoke(app, ["bench", "planner", command, "--store", "tape"])
     assert "redis or s3" in str(result.exception)

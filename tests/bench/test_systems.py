@@ -18,9 +18,9 @@ from bench.baselines.handlers.gillis_worker import work
 from bench.baselines.handlers.lambda_layer import run_task
 from bench.baselines.handlers.objects import View, decode, encode
 from bench.baselines.handlers.payload import from_json, to_json
-from bench.baselines.poll_driver import POLLS_BEFORE_RETRY, PollDriver
 from bench.load.pipeline_system import PipelineSystem
 from bench.load.systems import BASELINES, SERFER, Setup, open_systems
+from bench.papers.serfer.poll_driver import POLLS_BEFORE_RETRY, PollDriver
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.keys import StoreCounts
@@ -134,7 +134,7 @@ class TestEverySystem:
 
     def test_one_that_does_not_open_leaves_no_process(self, directory, settings, monkeypatch):
         before = descendants()
-        monkeypatch.setattr("bench.baselines.driver_process.dying_with_me", lambda *_: ["/bin/false"])
+        monkeypatch.setattr("bench.papers.serfer.driver_process.dying_with_me", lambda *_: ["/bin/false"])
         with pytest.raises(QueryError, match="the driver's process has ended"):
             BASELINES["serfer-repaired"](directory, settings, in_flight=2)
         assert descendants() == before

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from bench.cli import COMMANDS as BENCH
+import bench.cli
 from serfer.cli.main import COMMANDS, app
 from serfer.cli.shared.display import columns
 from serfer.registry import open_registry
@@ -107,18 +107,28 @@ CASES = {
         "simulate --scenario {cluster} --policy infless --policy batch --policy openfaas-plus --level rates",
     ),
     "train-forecaster": weekly("train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"),
-    "bench micro": slow("bench micro --plan {plan} --rounds 1"),
-    "bench burst": slow(f"bench burst {LAMBDA} --queries 20 --service-ms 1"),
-    "bench uniform": slow(f"bench uniform {LAMBDA} --rps 100 --seconds 0.2 --out once"),
+    "bench overhead micro": slow("bench overhead micro --plan {plan} --rounds 1"),
+    "bench burst": slow(
+        f"bench burst {LAMBDA} --queries 20 --service-ms 1", f"bench burst {LAMBDA} --rps 100 --seconds 0.2"
+    ),
     "bench compare": slow(
-        f"bench uniform {LAMBDA} --rps 100 --seconds 0.2 --rounds 3 --out once", "bench compare once once"
+        f"bench burst {LAMBDA} --rps 100 --seconds 0.2 --rounds 3 --out once", "bench compare once once"
     ),
     "bench stores": slow("bench stores --store memory:// --size 10 --rounds 2"),
-    "bench select": weekly("bench select"),
-    "bench inflation": weekly("bench inflation"),
-    "bench overhead": weekly("bench overhead --plan {plan}", codes=(0, 2)),
+    "bench paper infaas --table 7": weekly("bench paper infaas --table 7"),
+    "bench overhead processor": weekly("bench overhead --plan {plan}", codes=(0, 2)),
 }
-AS_OTHERS = {f"bench {name}" for name in BENCH} - {*CASES}
+
+
+def benchmarks(places, above):
+    """Return the names of benchmarks: of those with parts, of each part."""
+    for name, (place, _) in places.items():
+        module, _, attribute = place.partition(":")
+        group = getattr(bench.cli, attribute) if module == bench.cli.__name__ else None
+        yield from benchmarks(group.info.cls.places, f"{above} {name}") if group else (f"{above} {name}",)
+
+
+AS_OTHERS = {*benchmarks(bench.cli.COMMANDS, "bench")} - {*CASES}
 """Benchmarks of minutes: they print by bench.core.results, as those above, and nothing else may make a table."""
 
 
@@ -128,7 +138,7 @@ def commands():
     context = top.make_context("serfer", ["--version"], resilient_parsing=True)
     for name in COMMANDS:
         if name == "bench":
-            yield from (f"bench {each}" for each in BENCH)
+            yield from benchmarks(bench.cli.COMMANDS, name)
             continue
         parts = getattr(top.get_command(context, name), "commands", {})
         yield from (f"{name} {each}" for each in parts) if parts else (name,)

@@ -97,4 +97,4 @@ def test_networks_in_turns_and_at_once_get_the_same_queries_each_of_which_ends_o
 
 
 def test_turns_of_one_network_are_refused(serfer_here, directory):
-    serfer_here("bench", "turns", "--plan", directory).complains(2, "two networks or more")
+    serfer_here("bench", "instance", "turns", "--plan", directory).complains(2, "two networks or more")

@@ -14,7 +14,7 @@ ROUNDS = [
     Curve("serfer", ((0.5, 45.0),)),
 ]
 LEGEND = ["serfer: p50 50", "unsplit: p50 90", "neither"]
-STAMP = ["serfer bench uniform", "2026-11-23"]
+STAMP = ["serfer bench burst", "2026-11-23"]
 
 
 def axes_of(*charts):

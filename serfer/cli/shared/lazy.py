@@ -10,8 +10,12 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
+from serfer.extras import missing_extra
+
 Commands = Mapping[str, tuple[str, str]]
-"""The place of each command, as `module:attribute`, and what it does in one line, in the order of the help."""
+"""The place of each command, as `module:attribute` or `INSTALLED`, and what it does, in the order of the help."""
+INSTALLED = ""
+"""The place of a command that a distribution of its own brings, by the entry point group `serfer.commands`."""
 Panels = Mapping[str, Sequence[str]]
 """The names of the commands in each section of the help."""
 
@@ -62,9 +66,9 @@ def _stub(name: str, summary: str) -> Any:  # noqa: ANN401 - same
 
 
 def _imported(name: str, place: str) -> Any:  # noqa: ANN401 - same
-    """Return the command at `module:attribute`: a function, or an application with commands of its own."""
+    """Return the command at a place: a function, or an application with commands of its own."""
     module, _, attribute = place.partition(":")
-    target = getattr(import_module(module), attribute)
+    target = _installed(name) if place == INSTALLED else getattr(import_module(module), attribute)
     if not isinstance(target, typer.Typer):
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
         one.command(name=name)(target)
@@ -72,3 +76,13 @@ def _imported(name: str, place: str) -> Any:  # noqa: ANN401 - same
     command = typer.main.get_command(target)
     command.name = name
     return command
+
+
+def _installed(name: str) -> Any:  # noqa: ANN401 - a function, or an application
+    """Return the command of an entry point; raises MissingExtraError where its distribution is not installed."""
+    from serfer.modules import plugged_in  # noqa: PLC0415  `serfer --help` needs no metadata of all distributions
+
+    entry = plugged_in("serfer.commands").get(name)
+    if entry is None:
+        raise missing_extra(name)
+    return entry.load()

@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from bench.selection.table8 import ARCHITECTURES, table8
+from bench.papers.infaas.table8 import ARCHITECTURES, table8
 from serfer.control.selection import Catalogue, InfaasSelector, States, draw_of
 from serfer.core.errors import UsageError
 from serfer.core.variants import Objectives, Place, SelectionReason

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bench.selection.scaling import random_costs, settle
+from bench.papers.infaas.scaling import random_costs, settle
 from serfer.control.selection.scaling import (
     GreedyScaler,
     InstanceCosts,

@@ -1,1 +1,0 @@
-"""INFless' evaluation redone on simulated clusters, beside its published figures."""

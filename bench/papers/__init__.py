@@ -1,0 +1,1 @@
+"""The evaluations of the four papers redone, beside what they published: `serfer bench paper NAME`."""

@@ -1,0 +1,1 @@
+"""INFaaS (ATC 2021): its evaluation redone."""

@@ -1,0 +1,1 @@
+"""INFless (ASPLOS 2022): its evaluation redone."""

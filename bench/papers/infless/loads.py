@@ -1,0 +1,70 @@
+"""Figures 12a and 15a, and Table 4: requests per resource, missed SLOs and cost under three kinds of load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from bench.papers.infless.paper import FIGURE_12A, OSVT, TABLE_4, VIOLATIONS, WORLDS, World
+from bench.papers.infless.rows import FigureRow, rows_of
+from serfer.sim.cluster.outcome import ClusterOutcome, outcome_of
+from serfer.sim.cluster.run import Detail, cluster_load, run_cluster
+from serfer.sim.rates import PERIOD_S, Progress
+from serfer.sim.simulate import LoadSpec
+
+LOADS: Final = {
+    "sporadic": "mmpp:low=0.02,high=40,low_s=600,high_s=60,hours=6,row_s=5",
+    "periodic": "diurnal:mean=20,hours=24,row_s=5",
+    "bursty": "flash:base=10,peak=120,crowds=20,fade_s=120,hours=6,row_s=5",
+}
+"""Constructed: each function has its own, from a seed."""
+_COMPARED: Final = ("openfaas-plus", "batch", "infless", "infless-by-efficiency")
+_TABLE: Final = "periodic"
+
+
+def under_loads(progress: Progress, hours: float | None = None) -> Iterator[FigureRow]:
+    """Yield the rows of each load, for the first application."""
+    for world in (WORLDS[0], WORLDS[-1]):
+        for name, text in LOADS.items():
+            progress(f"{name}, profiles {world.profiles}")
+            found = {one.policy: one for one in _outcomes(world, text, hours)}
+            yield from _resources(world, name, found)
+            yield from _misses(world, name, found)
+            if name == _TABLE:
+                yield from _table_4(world, found)
+
+
+def _outcomes(world: World, text: str, hours: float | None) -> Iterator[ClusterOutcome]:
+    scenario = world.application(OSVT)
+    until_s = float("inf") if hours is None else hours * 3600
+    traces = [LoadSpec(text, until_s=until_s).read(number) for number in range(len(scenario.functions))]
+    load = cluster_load(traces, PERIOD_S, 0, Detail())
+    for policy in _COMPARED:
+        yield outcome_of(scenario, OSVT, run_cluster(scenario, policy, load), 0)
+
+
+def _resources(world: World, name: str, found: dict[str, ClusterOutcome]) -> list[FigureRow]:
+    openfaas, batch = FIGURE_12A[name]
+    published = {"openfaas-plus": f"{1 / openfaas:.2f}", "batch": f"{1 / batch:.2f}", "infless": "1.00"}
+    values = {policy: one.requests_per_unit_s for policy, one in found.items()}
+    return rows_of("12a", world, name, "requests per unit and s", values, published)
+
+
+def _misses(world: World, name: str, found: dict[str, ClusterOutcome]) -> Iterator[FigureRow]:
+    texts = {policy: text for (load, policy), text in VIOLATIONS.items() if load == name}
+    yield from rows_of("15a", world, name, "SLO missed", {each: one.violations for each, one in found.items()}, texts)
+    cold = {policy: float(one.cold_starts) for policy, one in found.items()}
+    yield from rows_of("-", world, name, "cold starts", cold, {})
+    yield from rows_of("-", world, name, "idle share", {each: one.idle_share for each, one in found.items()}, {})
+
+
+def _table_4(world: World, found: dict[str, ClusterOutcome]) -> Iterator[FigureRow]:
+    cores = {policy: one.cores_per_100_rps for policy, one in found.items()}
+    gpus = {policy: one.gpus_per_100_rps for policy, one in found.items()}
+    usd = {policy: one.usd_per_request or 0.0 for policy, one in found.items()}
+    published = {policy: [f"{value:g}" for value in values] for policy, values in TABLE_4.items()}
+    for number, (what, values) in enumerate(
+        (("CPUs per 100 requests/s", cores), ("GPUs per 100 requests/s", gpus), ("$ per request", usd))
+    ):
+        texts = {policy: each[number] for policy, each in published.items()}
+        yield from rows_of("T4", world, OSVT, what, values, texts)

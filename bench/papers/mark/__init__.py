@@ -1,0 +1,1 @@
+"""MArk (ATC 2019): its evaluation redone."""

@@ -1,0 +1,298 @@
+"""MArk's evaluation (ATC 2019, section 5) redone in the simulator: `serfer bench paper mark`.
+
+    cost           Twitter, 8 hours, and MMPP, 4 hours: SageMaker's dollars over MArk's, latency, SLO
+    surges         +50, +75 and +100% in two minutes: how long queries are late, and how many
+    interruptions  20 spot instances, of which 20, 40 and 80% are taken away: latency before, meanwhile and after
+
+The paper's text gives factors, settings and pairs; the cells of its tables are not in it. Speeds that it does not give
+are constructed, and so marked: `MODELS` says which. Of its four models the two are run that it says most about.
+None of these policies learns values, so there is no trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+from bench.core.options import MarkdownOption
+from bench.core.results import Results, Table, publish
+from serfer.cli.shared.options import JsonOption, status_lines
+from serfer.control.policies import ALONE, make_policy
+from serfer.control.policies.mark.policy import Mark, MarkOptions
+from serfer.control.policy import InstanceGroup, InstanceState
+from serfer.control.router import Router
+from serfer.control.scenario import InstanceType, LambdaTarget, Market, Scenario
+from serfer.settings import load_settings
+from serfer.sim.fleet import Purchase, SpotLosses
+from serfer.sim.hours import Window
+from serfer.sim.queries import QueriesResult, QueriesRun
+from serfer.sim.rates import steps_of
+from serfer.sim.service_times import scenario_times
+from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, prepare, run_policies
+from serfer.sim.traces import Trace
+
+PERIOD_S: Final = 5.0
+TWITTER: Final = "twitter_2021-08_per_minute.csv"
+ON_DEMAND: Final = f"{__name__}:MarkOnDemand"
+NAMES: Final = {"sagemaker": "SageMaker", ON_DEMAND: "MArk-ondemand", "mark-spot": "MArk-spot"}
+_DAY_S, _HOUR_S, _MINUTE_S, _MS = 86400.0, 3600.0, 60.0, 1000.0
+_HISTORY_DAYS, _EVALUATED_H = 10.0, 8.0
+_MOST: Final = 40  # instances of the first type that the highest rate takes; the paper used up to 42
+_LOSSES_PER_HOUR: Final = 0.05  # constructed
+_GB_S_USD, _CALL_USD = 0.0000166667, 2e-7
+HEAD: Final = ("experiment", "model", "load", "figure", "published", "here")
+
+
+class MarkOnDemand(Mark):
+    """MArk-ondemand with all types, as the paper has it; `mark` uses the first type alone."""
+
+    options = MarkOptions(all_types=True)
+
+
+def _lambda(latency_ms: float, cold_ms: float) -> LambdaTarget:
+    """Return the paper's Lambda of 3 GB, which keeps an idle environment for 45 to 60 minutes."""
+    return LambdaTarget(latency_ms / _MS * 3.0 * _GB_S_USD + _CALL_USD, latency_ms, cold_ms, 1000, 3.0, 45 * _MINUTE_S)
+
+
+def _kind(name: str, usd: tuple[float, float], batches: tuple[tuple[int, float], ...], slo_ms: float) -> InstanceType:
+    """Return a type at its prices on demand and of spot: it boots for tau, 5 minutes; t2 is resumed in less than 2."""
+    burstable = name.startswith("t2")
+    made = InstanceType(name, *usd, 90.0 if burstable else 300.0, 60.0, 1.0, batches, burstable)
+    return replace(made, qps=0.9 * made.sustained_qps(slo_ms))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the paper: what it published, and a scenario whose `constructed` values are not in its text."""
+
+    name: str
+    on_demand: float
+    spot: float
+    scenario: Scenario | None = None
+    constructed: str = ""
+
+
+MODELS: Final = (
+    Model(
+        "Inception-v3",
+        3.63,
+        6.21,
+        Scenario(
+            600.0,
+            _lambda(350.0, 2860.0),
+            (
+                _kind("c5.large", (0.085, 0.034), ((1, 250.0),), 600.0),
+                _kind("p2.xlarge", (0.90, 0.27), ((1, 41.25), (8, 130.0)), 600.0),
+                _kind("t2.medium", (0.0464, 0.0), ((1, 250.0),), 600.0),
+            ),
+        ),
+        "from the text: SLO, N_batch 8 and W_batch 200 ms (put in: p2.xlarge's constructed times end at 8 images), "
+        "7,000 environments for $1 that serve 20,000 queries/s (350 ms, 2.86 s to start), boots of 5 minutes; "
+        "constructed: 250 ms on c5.large and t2.medium, 130 ms for 8 on p2.xlarge, list prices, spot at 0.4 and 0.3 of "
+        "them, 0.05 losses an hour",
+    ),
+    Model("NASNet", 2.79, 5.91),
+    Model(
+        "LSTM-ptb",
+        2.41,
+        6.64,
+        Scenario(
+            100.0,
+            _lambda(40.0, 1000.0),
+            (
+                _kind("c5.large", (0.085, 0.034), ((1, 20.0),), 100.0),
+                _kind("t2.medium", (0.0464, 0.0), ((1, 20.0),), 100.0),
+            ),
+        ),
+        "from the text: SLO, CPU instances alone, no batches; constructed: 20 ms on c5.large and t2.medium, 40 ms and "
+        "1 s on Lambda, prices as above",
+    ),
+    Model("OpenNMT-ende", 3.15, 7.83),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure of an experiment: as published, in words, and here; `values` are for programs."""
+
+    experiment: str
+    model: str
+    load: str
+    figure: str
+    published: str
+    here: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells of its line."""
+        return self.experiment, self.model, self.load, self.figure, self.published, self.here
+
+
+def _model(name: str) -> tuple[Model, Scenario]:
+    model = next(one for one in MODELS if one.name == name)
+    if model.scenario is None:
+        raise KeyError(name)
+    return model, model.scenario
+
+
+def cost_rows(
+    twitter: Path, window_s: float, seed: int, progress: Callable[[str], None], most: float = _MOST
+) -> Iterator[Row]:
+    """Run the paper's cost experiments: eight hours of Twitter after ten days of history, four hours of MMPP."""
+    spec = LoadSpec(str(twitter), skip_zeros_over_s=1200.0)
+    whole = spec.read()
+    middle = whole.begin_s + _HISTORY_DAYS * _DAY_S
+    judged = whole.cut(middle, middle + _EVALUATED_H * _HOUR_S)
+    for model in MODELS:
+        for name, value in (("MArk-ondemand", model.on_demand), ("MArk-spot", model.spot)):
+            if model.scenario is None:
+                yield Row("cost", model.name, "Twitter", f"SageMaker / {name}", f"{value:.2f}", "not run")
+        if model.scenario is not None:
+            progress(f"{model.name}, Twitter")
+            yield from _costs(model, model.scenario, "Twitter", judged, whole.cut(until_s=middle), window_s, seed, most)
+    model, scenario = _model("Inception-v3")
+    progress(f"{model.name}, MMPP")
+    loads = [LoadSpec(f"mmpp:row_s=5,hours={hours}").read(seed + number) for number, hours in enumerate((4, 24))]
+    yield from _costs(model, scenario, "MMPP", loads[0], loads[1], window_s, seed, most)
+
+
+def _costs(
+    model: Model, scenario: Scenario, load: str, judged: Trace, history: Trace, window_s: float, seed: int, most: float
+) -> Iterator[Row]:
+    factor = most * scenario.instance.qps / judged.peak
+    found = {}
+    for name in NAMES:
+        losses = _LOSSES_PER_HOUR if name == "mark-spot" else 0.0
+        options = RunOptions(PERIOD_S, spot_losses_per_hour=losses, history=history.scaled(factor))
+        detailed = DetailedRun(scenario_times(scenario.serverless, load_settings().facts().functions), window_s)
+        sim_input = prepare(judged.scaled(factor), model.name, scenario, "none")
+        found[name] = next(run_policies(sim_input, [name], options, seed, detailed)).outcome
+    published = {ON_DEMAND: model.on_demand, "mark-spot": model.spot}
+    sagemaker = found["sagemaker"]
+    for name, value in published.items():
+        one, figure = found[name], f"SageMaker / {NAMES[name]}"
+        paper = f"{value:.2f}" if load == "Twitter" else "-"
+        reached = sagemaker.cost_usd / one.cost_usd
+        yield Row("cost", model.name, load, figure, paper, f"{reached:.2f}", {"factor": reached, **_dollars(one)})
+    for name, one in found.items():
+        paper = {"sagemaker": "below 98%"}.get(name, "98% or more")
+        here = f"{one.slo_met or 0:.2%}, p50 {one.latency_ms.p50 if one.latency_ms else 0:,.0f} ms"
+        yield Row("SLO", model.name, load, NAMES[name], paper, here, {"slo_met": one.slo_met, **_dollars(one)})
+
+
+def _dollars(one: Outcome) -> dict[str, Any]:
+    return {"cost_usd": one.cost_usd, "serverless_usd": one.serverless_usd, "instances_usd": one.instances_usd}
+
+
+def surge_rows(seed: int, progress: Callable[[str], None], surges: Sequence[float] = (0.5, 0.75, 1.0)) -> Iterator[Row]:
+    """Raise the load of LSTM-ptb within two minutes: ten minutes before, and fifteen after the surge began."""
+    model, scenario = _model("LSTM-ptb")
+    base, begin_s = 4.0 * scenario.instance.qps, 600.0
+    for more in surges:
+        ramp = base * (1 + more * np.linspace(0, 1, 12))
+        rates = np.concatenate(([base], ramp, [base * (1 + more)]))
+        trace = Trace("surge", np.array([begin_s, *[10.0] * 12, 780.0]), rates)
+        for name, number in (("sagemaker", 8), ("mark", 5)):
+            progress(f"{model.name}, +{more:.0%}, {name}")
+            window = Window("surge", begin_s, trace.seconds)
+            run = _Fleet(scenario, name, number, Market.ON_DEMAND).run(trace, window, seed)
+            ms = run.latencies_s * _MS
+            late = float((ms > scenario.slo_ms).mean())
+            usd = run.usd(scenario)
+            here = f"{late:.2%} late, mean {ms.mean():.0f} ms, p99 {np.quantile(ms, 0.99):.0f} ms, ${usd:.3f}"
+            paper = "latency capped by Lambda" if name == "mark" else "queues build up"
+            label = NAMES.get(name, "MArk")
+            values = {"late": late, "mean_ms": float(ms.mean()), "p99_ms": float(np.quantile(ms, 0.99)), "usd": usd}
+            yield Row("surge", model.name, f"+{more:.0%}", label, paper, here, values)
+
+
+def interruption_rows(
+    seed: int, progress: Callable[[str], None], shares: Sequence[float] = (0.2, 0.4, 0.8)
+) -> Iterator[Row]:
+    """Take away shares of 20 spot instances of Inception-v3 at the 7th minute, after 5 others."""
+    model, whole = _model("Inception-v3")
+    scenario = Scenario(whole.slo_ms, whole.serverless, (whole.instances[0], whole.instances[2]))
+    lead_s, minute = 300.0, _MINUTE_S
+    lost_s = lead_s + 7 * minute
+    bounds = (lead_s, lost_s, lost_s + 6 * minute, lead_s + 25 * minute)
+    spans = {
+        span: Window(span, *window)
+        for span, window in zip(("before", "meanwhile", "after"), pairwise(bounds), strict=True)
+    }
+    for share in shares:
+        values: dict[str, Any] = {}
+        for span, window in spans.items():
+            progress(f"{model.name}, {share:.0%} lost, {span}")
+            trace = Trace("steady", np.array([window.end_s]), np.array([19.0 * scenario.instance.qps]))
+            fleet = _Fleet(scenario, "mark-spot", 20, Market.SPOT)
+            run = fleet.run(trace, window, seed, SpotLosses(shares=((lost_s, share),)))
+            met = float((run.latencies_s <= scenario.slo_ms / _MS).mean())
+            on_lambda = run.on_serverless / run.queries
+            values[span] = {"mean_ms": float(run.latencies_s.mean()) * _MS, "slo_met": met, "on_lambda": on_lambda}
+        means = " / ".join(f"{values[span]['mean_ms']:.0f}" for span in spans)
+        worst = min(values[span]["slo_met"] for span in spans)
+        here = (
+            f"{means} ms, SLO met by {worst:.2%} at least, {values['meanwhile']['on_lambda']:.1%} on Lambda meanwhile"
+        )
+        figure = "mean latency before / meanwhile / after"
+        yield Row("interruption", model.name, f"{share:.0%} lost", figure, "lower meanwhile", here, values)
+
+
+@dataclass(frozen=True)
+class _Fleet:
+    """A policy that begins with so many instances of the first type that serve."""
+
+    scenario: Scenario
+    policy: str
+    number: int
+    market: Market
+
+    def run(self, trace: Trace, window: Window, seed: int, losses: SpotLosses | None = None) -> QueriesResult:
+        """Run a load query by query, and count a window of it."""
+        kind, policy = self.scenario.instance, make_policy(self.policy, self.scenario)
+        policy.resume([InstanceGroup(kind.name, self.market, InstanceState.SERVING, self.number)])
+        router = Router(self.scenario, policy, overflow=self.policy not in ALONE)
+        times = scenario_times(self.scenario.serverless, load_settings().facts().functions)
+        launches = [(-_HOUR_S, Purchase(kind, self.market))] * self.number
+        run = QueriesRun(self.scenario, router, times, launches, seed, losses)
+        return run.over(steps_of(trace, PERIOD_S), 0.0, window)
+
+
+def results(rows: Sequence[Row]) -> Results:
+    """Return the figures side by side, and what of their inputs is constructed."""
+    notes = [f"{one.name}: {one.constructed}" for one in MODELS if one.constructed]
+    notes.append(
+        "SageMaker's instances cost what EC2's do here; by AWS's list prices of 2019 they cost 1.4 times as much, "
+        "which is in the paper's factors"
+    )
+    records = ({name: getattr(row, name) for name in (*_RECORDED, "values")} for row in rows)
+    return Results(records, [Table(HEAD, [row.cells for row in rows])], notes)
+
+
+_RECORDED: Final = ("experiment", "model", "load", "figure", "published", "here")
+
+
+def command(
+    traces: Annotated[Path, typer.Option(metavar="DIR", help=f"A folder with {TWITTER}.")],
+    window_s: Annotated[
+        float, typer.Option(min=60, help="Seconds of the busiest and the median window that are run query by query.")
+    ] = 600.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of MMPP, arrivals and losses.")] = 0,
+    as_markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Redo MArk's evaluation in the simulator: its factors as published beside those reached here."""
+    with status_lines() as progress:
+        rows = [
+            *cost_rows(traces / TWITTER, window_s, seed, progress),
+            *surge_rows(seed, progress),
+            *interruption_rows(seed, progress),
+        ]
+    publish(results(rows), as_json=as_json, as_markdown=as_markdown)

@@ -1,1 +1,0 @@
-"""Selection and scaling of variants, beside INFaaS' published figures."""

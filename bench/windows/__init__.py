@@ -1,1 +1,0 @@
-"""Benchmarks of windows in which functions are warm."""

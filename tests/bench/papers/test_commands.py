@@ -1,0 +1,44 @@
+"""`serfer bench paper NAME` finds the evaluation of each paper, by figure, table or section; the rest is weekly."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from serfer.cli.main import app
+from serfer.core.errors import InputError, ModelError, UsageError
+
+
+def paper(*arguments):
+    result = CliRunner().invoke(app, ["bench", "paper", *map(str, arguments), "--json"])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_serfer_reads_its_digits_before_it_trains(tmp_path):
+    with pytest.raises(ModelError, match=r"0\.json cannot be read"):
+        paper("serfer", "--data", tmp_path)
+
+
+def test_mark_wants_its_trace(tmp_path):
+    with pytest.raises(InputError, match=r"twitter_2021-08_per_minute\.csv"):
+        paper("mark", "--traces", tmp_path)
+
+
+def test_infaas_shows_every_system_under_every_load_with_what_was_published():
+    rows = paper("infaas", "--figure", 6, "--seconds", 2)
+    assert len(rows) == 3 * 8
+    assert sum(bool(row["published"]) for row in rows) == 13
+
+
+def test_infless_publishes_rows_of_a_figure():
+    rows = paper("infless", "--figure=12", "--hours", 0.1)
+    assert {row["figure"] for row in rows} >= {"12a", "12b"}
+    assert {row["published"] for row in rows if (row["figure"], row["system"]) == ("12b", "infless")} == {"1.00"}
+
+
+@pytest.mark.parametrize("part", [("--figure", "9"), ("--table", "8"), ("--figure",), ("--section=4",)])
+def test_a_part_that_is_not_redone_is_refused_with_those_that_are(part):
+    with pytest.raises(UsageError, match=r"there are --figure 5, .*--table 7, --section 4\.2, not"):
+        paper("infaas", *part)

@@ -55,7 +55,7 @@ $(DOCS_STAMP): requirements-docs.txt
 	.venv/docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt
 	touch $(DOCS_STAMP)
 
-# What takes minutes: every network of the zoo, and thousands of random ones.
+# What takes minutes: the zoo but for its largest network, and hundreds of random ones.
 slow: setup
 	$(BIN)/python -m pytest -m "slow and not weekly" --timeout 2400 -n 2 --dist loadfile
 

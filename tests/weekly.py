@@ -1,8 +1,8 @@
 """Runs what is exhaustive in shards that can be continued: `make weekly`, or `.venv/bin/python tests/weekly.py [PART]`.
 
-A shard is a file's tests that are marked `weekly`, or the property tests with ten times their examples from a seed of
-five. One that passed is not run again at the same commit and with the same changes to it: `.weekly/` says which did,
-and `make weekly-clean` forgets it. With PART, only shards with that in their name are run.
+A shard is a file's tests that are marked `weekly`, or the property tests from a seed of five with 200 examples each, or
+twice as many as they ask for. One that passed is not run again at the same commit and with the same changes to it:
+`.weekly/` says which did, and `make weekly-clean` forgets it. With PART, only shards with that in their name are run.
 """
 
 from __future__ import annotations

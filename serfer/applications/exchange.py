@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Annotated, Any, Final
 
 from serfer.applications.meters import DriverSignals
@@ -79,12 +80,19 @@ class Exchange:
         self._clock = clock
         self._beats = 0
         self._first_seen: dict[str, tuple[int, float]] = {}  # by driver: its beats, and when these were first seen
+        self._one_at_a_time = Lock()  # a thread outlives the task that awaits it, so both may run as a driver ends
+        self._left = False
 
     def exchange(self, own: DriverEntry) -> list[Seen]:
         """Write this driver's entry and return those of the others.
 
         Where others write at the same time again and again, or MAX_DRIVERS are there, it is not written this time.
+        After `leave` nothing is read or written.
         """
+        with self._one_at_a_time:
+            return [] if self._left else self._exchange(own)
+
+    def _exchange(self, own: DriverEntry) -> list[Seen]:
         self._beats += 1
         own = replace(own, beats=self._beats)
         others: list[Seen] = []
@@ -100,8 +108,12 @@ class Exchange:
         return others
 
     def leave(self) -> None:
-        """Take this driver's entry out; the last driver deletes the record."""
+        """Take this driver's entry out, after an exchange that is running; the last driver deletes the record."""
+        with self._one_at_a_time:
+            self._left = True
+            self._leave()
 
+    def _leave(self) -> None:
         def left(value: bytes | None) -> bytes | None:
             entries = [each.entry for each in self._running(value)]
             if not entries:

@@ -199,6 +199,37 @@ def test_a_decoder_that_starts_while_its_event_loop_ends_is_not_lost(forks):
     pool.end()
 
 
+def sockets():
+    return [link for link in map(_link, Path("/proc/self/fd").iterdir()) if link.startswith("socket")]
+
+
+def _link(descriptor):
+    try:
+        return str(descriptor.readlink())
+    except OSError:  # closed meanwhile
+        return ""
+
+
+@pytest.mark.parametrize("image", ["slow", "cancelled"])
+def test_a_decoder_that_works_while_its_service_ends_leaves_no_socket(forks, slow_bmp, image):
+    """Its request may outlast the service, as one that goes on to its end without its client does."""
+
+    async def check():
+        forks.launch()
+        before = sorted(sockets())
+        pool = Decoders(DecodeLimits(1), forks)
+        task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, "me"))
+        await until(lambda: busy(forks))
+        await pool.close()
+        if image == "cancelled":
+            task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() == (image == "cancelled")
+        assert sorted(sockets()) == before
+
+    asyncio.run(check())
+
+
 def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_bmp):
     async def check():
         pool = Decoders(DecodeLimits(1, request_processor_s=1000), forks)

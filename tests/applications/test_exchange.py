@@ -1,6 +1,8 @@
 """What drivers tell one another arrives whole and is forgotten with the driver; an unsound record is replaced."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -73,6 +75,39 @@ def test_the_last_driver_leaves_nothing(coordination, clock):
     one.leave()
     assert two.exchange(entry("two")) == []
     two.leave()
+    assert coordination.get(KEY) is None
+
+
+class Held:
+    """A coordination whose first write waits until it is let go."""
+
+    def __init__(self, coordination):
+        self._coordination = coordination
+        self.writing, self.let_go = Event(), Event()
+
+    def __getattr__(self, name):
+        return getattr(self._coordination, name)
+
+    def compare_and_set(self, *arguments):
+        if not self.writing.is_set():
+            self.writing.set()
+            self.let_go.wait(30)
+        return self._coordination.compare_and_set(*arguments)
+
+
+def test_a_driver_that_leaves_during_an_exchange_leaves_nothing(coordination, clock):
+    held = Held(coordination)
+    one = Exchange(held, "faces", "one", clock)
+    with ThreadPoolExecutor(2) as threads:
+        exchanging = threads.submit(one.exchange, entry("one"))
+        held.writing.wait(30)
+        leaving = threads.submit(one.leave)
+        with pytest.raises(TimeoutError):
+            leaving.result(0.05)  # it must not end before the entry is written
+        held.let_go.set()
+        exchanging.result(30), leaving.result(30)
+    assert coordination.get(KEY) is None
+    assert one.exchange(entry("one")) == []
     assert coordination.get(KEY) is None
 
 

@@ -125,6 +125,8 @@ class Decoders:
         self._forks = forks or ForkServer()
         self._own_forks = forks is None
         self._idle: list[_Decoder] = []
+        self._started: set[_Decoder] = set()  # by threads, and not yet with the request that waits for one
+        self._closed = False
         self._background: set[asyncio.Future[Any]] = set()
 
     def launch(self) -> None:
@@ -177,13 +179,20 @@ class Decoders:
         except _LostError:
             raise self._lost(job.name, await self._end(decoder)) from None
         except ImageError:
-            self._idle.append(decoder)
+            self._keep(decoder)
             raise
         except BaseException:
             await self._end(decoder)
             raise
-        self._idle.append(decoder)
+        self._keep(decoder)
         return done
+
+    def _keep(self, decoder: _Decoder) -> None:
+        """Keep a decoder for the next image; one that is given back after the end is closed."""
+        if self._closed:
+            decoder.close()
+        else:
+            self._idle.append(decoder)
 
     async def _idle_one(self) -> _Decoder | None:
         """Return an idle decoder, if there is one; those that have ended meanwhile are reaped."""
@@ -201,22 +210,32 @@ class Decoders:
         def start() -> _Decoder:
             try:
                 with theirs:
-                    return _Decoder(self._forks.start(theirs), ours)
+                    decoder = _Decoder(self._forks.start(theirs), ours)
+                self._started.add(decoder)
+                self._check_open()
             except BaseException:
                 ours.close()
                 raise
+            return decoder
 
         starting = self._in_a_thread(start)
         try:
-            return await asyncio.shield(starting)
+            decoder = await asyncio.shield(starting)
         except asyncio.CancelledError:
             starting.add_done_callback(self._not_wanted)
             raise
+        self._started.discard(decoder)
+        return decoder
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("image decoders are closed")
 
     def _not_wanted(self, starting: asyncio.Future[_Decoder]) -> None:
         """Keep a decoder for later whose request was cancelled while it started."""
         if not starting.cancelled() and starting.exception() is None:
-            self._idle.append(starting.result())
+            self._started.discard(starting.result())
+            self._keep(starting.result())
 
     async def _end(self, decoder: _Decoder) -> int | None:
         """Kill a decoder and return its exit status; the slot is not free before it has given its memory back."""
@@ -258,7 +277,8 @@ class Decoders:
 
     def end(self) -> None:
         """End the fork server, and with it every decoder, where no event loop runs any more; a second call is fine."""
-        for decoder in self._idle:
+        self._closed = True
+        for decoder in (*self._idle, *self._started):
             decoder.close()
         self._idle.clear()
         if self._own_forks:

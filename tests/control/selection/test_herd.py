@@ -26,7 +26,9 @@ def test_eight_drivers_leave_an_overloaded_variant_without_overloading_or_emptyi
     assert herd.late_share <= LATE_SHARE
 
 
-@pytest.mark.parametrize(("qps", "rate"), LOADS[:2])
+@pytest.mark.parametrize(
+    ("qps", "rate"), [*LOADS[:2], *(pytest.param(*load, marks=pytest.mark.weekly) for load in LOADS[2:4]), LOADS[4]]
+)
 def test_always_taking_the_cheapest_active_variant_breaks_the_same_bounds(qps, rate):
     herd = run(qps, rate, by_letter=True)
     assert herd.swings(SETTLED_S) > 5

@@ -75,7 +75,7 @@ def expected(net, batch):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("grids", ["3x2", pytest.param("1", marks=pytest.mark.weekly)])
+@pytest.mark.parametrize("grids", ["3x2", *(pytest.param(each, marks=pytest.mark.weekly) for each in ("2x2", "1"))])
 @pytest.mark.filterwarnings("ignore::serfer.PlanWarning")  # not every form can be tiled
 def test_a_split_network_has_the_outputs_of_the_module(form, grids, tmp_path):
     net, batch = network(form), images()

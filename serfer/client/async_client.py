@@ -1,4 +1,4 @@
-"""The client of a SerFer service for asyncio (serfer serve, serfer up; docs/reference/client.md).
+"""The asyncio client of a SerFer service (serfer serve, serfer up; docs/reference/client.md).
 
     async with serfer.AsyncClient("http://localhost:8000") as client:
         report = await client.classify("cat.jpg")
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, overload
 
@@ -170,7 +169,7 @@ class AsyncClient:
         `channels`, as `serfer register` has them. The same, handed in again, is one registration, and goes on.
         """
         described = Described(name, preprocess, labels, options)
-        with closing(await asyncio.to_thread(registration_form, network, validation, described)) as form:
+        with await asyncio.to_thread(registration_form, network, validation, described) as form:
             begun = await self._session.run(self._conversation.register(application, form))
         return AsyncRegistrationJob(application, begun.id, self._session)
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 from serfer.core.errors import (
     ImageError,
+    InputError,
     KeyRefusedError,
     PlanError,
     RequestRefusedError,
@@ -61,9 +62,9 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Form:
-    """A form (multipart/form-data): values, and open files as httpx takes them.
+    """A form (multipart/form-data): values, and open files as httpx takes them; a context manager that closes them.
 
-    Files are sent as they are read, in each try from their beginning.
+    Files are sent as they are read, in each try from their beginning; a `with` raises InputError where one fails.
     """
 
     values: Mapping[str, str]
@@ -74,10 +75,14 @@ class Form:
         """Bytes of the files."""
         return sum(os.fstat(file.fileno()).st_size for _, (_, file) in self.files)
 
-    def close(self) -> None:
-        """Close the files."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for _, (_, file) in self.files:
             file.close()
+        if isinstance(error, OSError):
+            raise InputError(f"a file cannot be read to its end: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)

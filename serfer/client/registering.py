@@ -51,12 +51,13 @@ def registration_form(network: Place, validation: Place, described: Described) -
             for name, path in files
             if path is not None
         ]
-        opened.pop_all()  # the form closes them
+        opened.pop_all()  # the form's `with` closes them
     return Form(texts, sent)
 
 
 def _called(path: Path) -> str:
-    return "".join(filter(str.isprintable, path.name))
+    """Return what a file is called in the form: never nothing (of "."), which httpx would send as a value."""
+    return "".join(filter(str.isprintable, path.name)) or "unnamed"
 
 
 def _open(path: Path) -> IO[bytes]:

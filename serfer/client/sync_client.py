@@ -1,5 +1,5 @@
-# Made from async_client.py by tests/client/unasync.py: change that file, and run this script.
-"""The client of a SerFer service that blocks (serfer serve, serfer up; docs/reference/client.md).
+# Made from async_client.py by tests/client/unasync.py: change that file, and run that script.
+"""The blocking client of a SerFer service (serfer serve, serfer up; docs/reference/client.md).
 
     with serfer.Client("http://localhost:8000") as client:
         report = client.classify("cat.jpg")
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, overload
 
@@ -171,7 +170,7 @@ class Client:
         `channels`, as `serfer register` has them. The same, handed in again, is one registration, and goes on.
         """
         described = Described(name, preprocess, labels, options)
-        with closing(registration_form(network, validation, described)) as form:
+        with registration_form(network, validation, described) as form:
             begun = self._session.run(self._conversation.register(application, form))
         return RegistrationJob(application, begun.id, self._session)
 

@@ -1,4 +1,4 @@
-# Made from async_session.py by tests/client/unasync.py: change that file, and run this script.
+# Made from async_session.py by tests/client/unasync.py: change that file, and run that script.
 """A client's conversations, and downloads of results."""
 
 from __future__ import annotations

@@ -612,6 +612,43 @@ def test_a_registration_of_what_cannot_be_read_is_not_sent(open_, tmp_path):
     assert service.requests == []
 
 
+def test_a_registration_of_the_working_directory_has_its_images_as_a_file(open_, tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(b"an image")
+    monkeypatch.chdir(tmp_path)
+    client, service = open_(answer(202, REGISTRATION))
+    client.register("resnet18", "faces", ".")
+    assert [part[:2] for part in parts_of(service.requests[0])] == [("network", None), ("validation", "unnamed")]
+
+
+class PieceTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """Notes how many bytes each piece of a request's body has."""
+
+    def handle_request(self, request):
+        self.sizes = [len(piece) for piece in request.stream]
+        return answer(202, REGISTRATION)
+
+    async def handle_async_request(self, request):
+        self.sizes = [len(piece) async for piece in request.stream]
+        return answer(202, REGISTRATION)
+
+
+def test_a_registrations_files_are_never_in_memory_as_a_whole(open_, tmp_path):
+    (tmp_path / "n.onnx").write_bytes(bytes(1_000_000))
+    (tmp_path / "images.zip").write_bytes(bytes(1_000_000))
+    transport = PieceTransport()
+    client, _ = open_(transport=transport)
+    client.register(tmp_path / "n.onnx", "faces", tmp_path / "images.zip")
+    assert sum(transport.sizes) > 2_000_000
+    assert max(transport.sizes) < 200_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the file whose reading fails is Linux'")
+def test_a_file_that_fails_while_it_is_sent_is_an_input_error(open_):
+    client, _ = open_(answer(202, REGISTRATION))
+    with pytest.raises(InputError, match="cannot be read"):
+        client.register("resnet18", "faces", "/proc/self/mem")
+
+
 @pytest.mark.parametrize(
     ("url", "word"),
     [

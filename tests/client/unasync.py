@@ -1,4 +1,4 @@
-"""Make the client that blocks from the one for asyncio: `.venv/bin/python tests/client/unasync.py`.
+"""Make the blocking client from the asyncio one: `.venv/bin/python tests/client/unasync.py`.
 
 Words are replaced, line by line, as httpcore's scripts/unasync.py does; tests/client/test_unasync.py compares the two.
 """
@@ -27,14 +27,14 @@ WORDS = [
         (r"\basyncio\.sleep\b", "time.sleep"),
         (r"^import asyncio$", "import time"),
         (r"for asyncio; tasks of one event loop may", "whose calls wait for their answers; threads may"),
-        (r"for asyncio", "that blocks"),
+        (r"\basyncio client\b", "blocking client"),
     )
 ]
 
 
 def blocking(source: Path) -> str:
     """Return the blocking twin of a module."""
-    lines = [f"# Made from {source.name} by tests/client/unasync.py: change that file, and run this script.\n"]
+    lines = [f"# Made from {source.name} by tests/client/unasync.py: change that file, and run that script.\n"]
     for line in source.read_text().splitlines(keepends=True):
         for pattern, word in WORDS:
             line = pattern.sub(word, line)  # noqa: PLW2901

@@ -250,6 +250,8 @@ def forms():
         yield f"form with the head {line[:60]!r}", post(kind, f"--{B}\r\n{line}\r\n\r\n".encode() + PNG + body[-17:])
     yield "form with bare line ends", post(kind, body.replace(b"\r\n", b"\n"))
     yield "form with blanks after its boundary", post(kind, body.replace(b"\r\n", b" " * 100_000 + b"\r\n", 1))
+    unended = f"\r\n--{B}x".encode() * 50_000
+    yield "form of boundaries without line ends", post(kind, body[: body.rindex(b"\r\n--")] + unended)
     yield "form with a preamble", post(kind, b"hello\r\n" + body)
 
 

@@ -1,8 +1,8 @@
 """A form (multipart/form-data, RFC 7578) that has arrived whole, cut into its parts.
 
-Cutting is by `bytes.find` alone. python-multipart's parser (0.0.34) walks through some bodies byte by byte: it is busy
-for 25 s with 20 MiB of blanks after a boundary, for 19 s with 20 MiB of boundaries that no line's end follows, and the
-event loop waits meanwhile. What is subtle, the quoting in headers, is left to that library.
+Cutting is by `bytes.find` alone. python-multipart's parser (0.0.34) walks through some bodies byte by byte: 20 MiB of
+blanks after a boundary take 6 s of the event loop's time, 20 MiB of boundaries that no line's end follows 4 to 5 s
+(docs/adr/0043-forms-are-cut-without-a-parser.md). What is subtle, the quoting in headers, is left to that library.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from threading import Barrier
 from typing import Protocol
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -39,8 +40,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serfer.core.errors import MissingKeyError, UsageError
+from serfer.core.retry import observe_retries
 from storage import Range, Store
-from storage.coordination import ContendedError, Coordination, Entry, InterceptedCoordination, change
+from storage.coordination import ContendedError, Coordination, Entry, InterceptedCoordination, change, set_once
 from storage.exchange import START, Exchange, Message
 
 TTL = 60.0
@@ -377,6 +379,20 @@ class CoordinationContract(_Keys):
         entry = coordination.get(key)
         assert entry is not None
         assert entry.value == b"theirs"
+
+    def test_a_value_that_is_set_once_stays_or_makes_way(self, coordination: Coordination, key: str) -> None:
+        requests: list[str] = []
+        watched = InterceptedCoordination(coordination, requests.append)
+        retried: list[str] = []
+        with observe_retries(lambda call, *_: retried.append(call)):
+            first, second, third = bytes([1]) * 9, bytes([2]) * 9, bytes([3]) * 9
+            assert set_once(watched, key, first, TTL).value is first
+            assert set_once(watched, key, second, TTL) == coordination.get(key) == Entry(first, mock.ANY)
+            assert requests == ["compare_and_set", "compare_and_set", "get"]
+            entry = set_once(watched, key, third, TTL, stays=lambda value: value != first)
+        assert entry == coordination.get(key)
+        assert entry.value is third
+        assert "change" not in retried, "a value that is there is no contention"
 
     @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])
     def test_time_to_live_of_a_version_must_be_a_positive_number(

@@ -73,8 +73,8 @@ def change(
 ) -> Entry | None:
     """Replace a value by what `f` makes of it, and return what then lies under the key.
 
-    `f` gets None where there is no value, and is called again with what another writer wrote first, so it has to be a
-    pure function of what it gets. Where it returns None, nothing is written. The value is read first, unless what
+    `f` gets None where there is no value, and is called again with what another writer wrote first: its last call is
+    the one that counts. Where it returns None, nothing is written. The value is read first, unless what
     probably lies there is `known`. Raises what `f` and `values` raise; ContendedError once the policy's attempts, or
     the seconds that are left, are used up.
     """
@@ -96,12 +96,18 @@ def change(
 def set_once(
     values: Versioned, key: str, value: bytes, ttl: float, stays: Callable[[bytes], bool] = lambda _: True
 ) -> Entry:
-    """Write a value unless one is there that `stays`, and return what then is there: `value` itself if written."""
+    """Write a value unless one is there that `stays`, and return what then is there: `value` itself if written.
+
+    It is written without a read first; one that is there is no contention, so it is read at once.
+    """
+    version = values.compare_and_set(key, None, value, ttl)
+    if version is not None:
+        return Entry(value, version)
 
     def changed(there: bytes | None) -> bytes | None:
         return None if there is not None and stays(there) else value
 
-    return change(values, key, changed, ttl, known=None) or Entry(value, "")  # there is one: no change leaves nothing
+    return change(values, key, changed, ttl) or Entry(value, "")  # there is one: no change leaves nothing
 
 
 class NoCoordination(Coordination):

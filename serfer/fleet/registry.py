@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from serfer.control.policy import NO_QUERIES, InstanceState, Interruption, LatencyWindow
 from serfer.control.scenario import Market
-from serfer.core.errors import PlanError
+from serfer.core.errors import PlanError, StoreUnavailableError
 from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.structure import structure, unstructure
 from serfer.core.wire import MAX_BATCH
@@ -216,7 +216,8 @@ class PoolRegistry:
 
         self._last = self._change(left, policy=_LEAVING)
         if not others and self._last is not None:
-            self._coordination.compare_and_set(self._key, self._last.version, self._last.value, _CLEARED_TTL_S)
+            with suppress(StoreUnavailableError):  # it is cleared, and expires a little later
+                self._coordination.compare_and_set(self._key, self._last.version, self._last.value, _CLEARED_TTL_S)
         return not others
 
     def _change(

@@ -11,7 +11,7 @@ import pytest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from drivers.clock import LOOP_CLOCK
+from drivers.clock import LOOP_CLOCK, LoopClock
 from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
 from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
@@ -78,6 +78,22 @@ class WatchedStore(MemoryStore):
     @property
     def keys(self):
         return set(self._values)
+
+
+class HeldClock(LoopClock):
+    """The loop's clock, whose timers end when a test says so, however busy the machine is."""
+
+    def __init__(self):
+        self.timers = []
+
+    def call_at(self, _when, callback, *args):
+        self.timers.append(asyncio.get_running_loop().create_future())
+        self.timers[-1].add_done_callback(lambda timer: timer.cancelled() or callback(*args))
+        return self.timers[-1]
+
+    def expire(self):
+        for timer in self.timers:
+            timer.done() or timer.set_result(None)
 
 
 class Service:
@@ -275,13 +291,16 @@ def test_a_store_that_loses_or_alters_everything_is_given_up_in_the_end(store, e
 
 @KINDS
 def test_a_query_past_its_deadline_fails_and_leaves_nothing(store, kind):
-    service = Service(store)
+    service, clock = Service(store), HeldClock()
     service.hang.clear()
 
     async def main():
-        engine = driver(service, store, kind)
+        engine = driver(service, store, kind, clock=clock)
+        query = asyncio.create_task(engine.run(CROPS, 2, 0.05))
+        await asyncio.to_thread(service.reached.wait, PATIENCE)
+        clock.expire()
         with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
-            await engine.run(CROPS, 2, 0.05)
+            await query
         assert store.keys, "keys are deleted after the last one who may write them"
         service.hang.set()
         await engine.close()

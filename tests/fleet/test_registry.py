@@ -125,6 +125,21 @@ def test_of_drivers_that_leave_one_is_the_last_and_clears_the_record(key):
     assert list(store._values) == ["x"]
 
 
+def test_the_last_driver_is_told_so_where_the_store_goes_away_after_its_record_is_cleared(key):
+    inner, requests = MemoryStore().coordination(), []
+    (one,) = drivers(inner, key, "a", Clock())
+    tick(one)
+
+    def before(request):
+        requests.append(request)
+        if requests.count("compare_and_set") > 1:
+            raise StoreUnavailableError("gone")
+
+    one._coordination = InterceptedCoordination(inner, before)
+    assert one.leave()
+    assert requests == ["get", "compare_and_set", "compare_and_set"]
+
+
 def test_a_record_that_others_keep_changing_is_an_error_of_the_one_that_must_write(key, monkeypatch):
     monkeypatch.setattr(module, "_LEAVING", module._CHANGES)
     clock = Clock()

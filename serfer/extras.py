@@ -32,7 +32,8 @@ MODULES = {
     "learn": ("lightgbm", "scipy"),
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
-_ALONE = {"matplotlib": "matplotlib", "bench": "serfer-bench", "psutil": "serfer-bench"}
+_BENCH = "./bench (in a checkout of SerFer)"  # never by its name: no index has it, or one that is somebody else's
+_ALONE = {"matplotlib": "matplotlib", "bench": _BENCH, "psutil": _BENCH}
 """Distributions that are installed without an extra: pictures are drawn by those, too, who split nothing (matplotlib's
 extra brings PyTorch), and the benchmarks are a distribution of their own."""
 

@@ -90,8 +90,9 @@ def reached(command, words):
         names = command.list_commands(None)
         words = command.named(words, names) if hasattr(command, "named") else words
         name, *others = words[1:] if words[0] == "--" else words
-        if name not in names:
+        if name.startswith("-") and name not in names:
             break
+        assert name in names, f"{command.name} has no {name}"
         command, words = command.get_command(None, name), others
     return command, words
 

@@ -125,7 +125,7 @@ def test_benchmarks_that_are_not_installed_are_named_with_their_distribution(mis
         missing, code, err = "bench", done.returncode, done.stderr
     assert (code, err) == (
         4,
-        f"serfer: {missing} is not installed, and this needs it: pip install serfer-bench\n",
+        f"serfer: {missing} is not installed, and this needs it: pip install ./bench (in a checkout of SerFer)\n",
     )
 
 

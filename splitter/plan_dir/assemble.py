@@ -257,13 +257,6 @@ def _in_words(gang: Gang, grid: Grid, price: GangPrice) -> str:
     )
 
 
-def tile_macs_of(decision: Decision, choice: Choice) -> tuple[int, int]:
-    """Return a stage's multiply-accumulates of one image: unsplit, and over all its tiles."""
-    part = next(part for part in _stage_parts(decision) if part.choice == choice)
-    whole = sum(_operator(part.graph, node).macs for node in part.nodes)
-    return whole, sum(tile.macs for tile in part.tiles)
-
-
 def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str, float]:
     """Return a tile's predicted compute in milliseconds on one vCPU, for the fields of Tile."""
     outputs = dict(zip(part.outputs, tile.outputs, strict=True))

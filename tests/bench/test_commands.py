@@ -157,6 +157,14 @@ def test_the_hot_paths_parts_are_measured(directory):
     assert encoding["allocated"] >= encoding["bytes"]
 
 
-@pytest.mark.parametrize("command", ["burst", "uniform", "stores", "micro", "compare"])
+@pytest.mark.parametrize(
+    "command", ["burst", "stores", "overhead", "overhead micro", "compare", "paper infaas --figure 7"]
+)
 def test_every_command_explains_itself(command):
-    assert "Usage: " in bench(command, "--help").output
+    assert f"Usage: root bench {command} [OPTIONS]" in bench(*command.split(), "--help").output
+
+
+def test_a_part_that_is_not_there_is_refused_by_its_name():
+    shown = CliRunner().invoke(app, ["bench", "overhead", "elapsd"])
+    assert shown.exit_code == 2
+    assert "No such command 'elapsd'" in shown.output

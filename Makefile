@@ -85,13 +85,14 @@ bench: setup
 chaos: setup
 	$(BIN)/serfer bench chaos
 
-# A deployment that `serfer package` wrote: make deploy BUILD=build ENV=prod (docs/how-to/deploy.md).
+# A deployment that `serfer package` wrote: make deploy BUILD=build ENV=prod (docs/how-to/deploy.md). With REPLACE=1 it may
+# delete the plan that the stack serves.
 ENV ?= dev
 SAM := $(abspath .venv/sam/bin/sam)
 SAM_IN_BUILD = cd "$(BUILD)" && SAM_CLI_TELEMETRY=0 $(SAM)
 
 deploy: build-given setup
-	$(BIN)/python -m sam check "$(BUILD)" $(ENV)
+	$(BIN)/python -m sam check "$(BUILD)" $(ENV) $(if $(REPLACE),--replace)
 	$(SAM_IN_BUILD) build --config-env $(ENV)
 	$(SAM_IN_BUILD) deploy --config-env $(ENV)
 

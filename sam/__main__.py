@@ -26,7 +26,8 @@ _INTERRUPTED = 130
 def check(given: argparse.Namespace) -> None:
     """Refuse an update that would delete the plan that an environment's stack serves, or its store."""
     settings, session = _stack(given)
-    check_update(find_stack(session.client("cloudformation"), settings.stack), load_deployment(given.build))
+    stack = find_stack(session.client("cloudformation"), settings.stack)
+    check_update(stack, load_deployment(given.build), replace=given.replace)
 
 
 def rollback(given: argparse.Namespace) -> None:
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name)
         command.add_argument("build", type=Path)
         command.add_argument("environment")
+    commands.choices["check"].add_argument("--replace", action="store_true", help="let it delete the served plan")
     commands.choices["teardown"].add_argument("--stack", help="another stack than the environment's")
     smoke_options = commands.choices["smoke"]
     smoke_options.add_argument("--max-usd", type=float, default=1.0, help="spend no more, by the price model")

@@ -110,15 +110,18 @@ def our_stack(formation: Any, name: str) -> DeployedStack:  # noqa: ANN401 - sam
     return stack
 
 
-def check_update(stack: DeployedStack | None, deployment: Deployment) -> None:
-    """Raise UsageError where an update would delete the plan that a stack serves, or its store."""
+def check_update(stack: DeployedStack | None, deployment: Deployment, *, replace: bool = False) -> None:
+    """Raise UsageError where an update would delete the plan that a stack serves, or its store.
+
+    With `replace` it may delete the plan.
+    """
     if stack is None or not stack.serving:
         return
-    if stack.serving not in deployment.plans:
+    if stack.serving not in deployment.plans and not replace:
         raise UsageError(
             f"{stack.name} serves the plan {stack.serving}, and BUILD has only {' and '.join(deployment.plans)}: the "
             "update would delete functions in use, with no way back. Package again: serfer package PLAN --out BUILD "
-            f"--previous-of {stack.name} (to delete them all the same, run sam deploy in BUILD yourself)"
+            f"--previous-of {stack.name}, or delete them all the same: make deploy REPLACE=1 (docs/how-to/deploy.md)"
         )
     if stack.store and stack.store != deployment.options.store:
         raise UsageError(

@@ -48,7 +48,7 @@ def fetch_plan(
     first = _function(functions, f"{stack.prefix}-{digest}-0-0")
     with _downloaded(_location(stack, digest, first["Code"])) as package:
         (directory / PLAN_FILE).write_bytes(_member(package, PLAN_FILE, _MOST_PLAN_BYTES))
-    plan = load_plan(directory)
+    plan = load_plan(directory, f"the plan {digest} of {stack.name}")
     if not plan.digest.startswith(digest):
         raise InputError(
             f"{stack.name}: the function {stack.prefix}-{digest}-0-0 holds another plan, {plan.digest[:12]}"

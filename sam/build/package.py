@@ -148,8 +148,8 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
                 earlier = _earlier(place, plan, options) if keep_previous else None
         except PlanError as error:
             raise PlanError(
-                "the plan before cannot be kept: package with --no-previous, and under another --name where it is "
-                f"deployed: {error}"
+                "the plan before cannot be kept: package with --no-previous, and where it is deployed, replace it "
+                f"(make deploy REPLACE=1, docs/how-to/deploy.md) or give another --name: {error}"
             ) from error
         starting = _Source(cold, directory / COLD_DIRECTORY) if cold else None
         current = _Generation(_Source(plan, directory), starting, others)

@@ -61,6 +61,10 @@ def decide(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, 
     if against := _COLD if has_cold else _against(plan, options, facts, unzipped):
         return Decision(runs=False, memory_mb=DRIVER_MB, reason=against)
     memory_mb = needed_mb(plan)
+    if not plan.explained:
+        always = options.driver_runs == "always"
+        reason = "nothing is predicted of this plan: its explanation.json is missing"
+        return Decision(always, memory_mb if always else DRIVER_MB, reason)
     apart = query_usage(Deployed(plan, options, facts, DRIVER_MB))
     own = query_usage(Deployed(plan, options, facts, memory_mb, driver_runs=True))
     cheaper, faster = own.usd <= apart.usd, own.seconds <= apart.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -22,6 +23,7 @@ from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import Place, Variant
+from serfer.fleet.log_events import log_event
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
@@ -161,7 +163,8 @@ def variants_for_instances(
 ) -> dict[str, tuple[Variant, Path]]:
     """Return the variants for instances of applications' live releases and canaries, fetched, by their served names.
 
-    With `kind` they are those for that instance type alone. Raises UsageError where there is none.
+    With `kind` they are those for that instance type alone. One whose plan cannot be read, as it has another format, is
+    left out, and named in the log. Raises UsageError where there is none, PlanError where none can be read.
     """
     registry = open_registry(options.registry, create=False)
     found = {}
@@ -175,8 +178,19 @@ def variants_for_instances(
     if not found:
         which = f"instances of the type {kind[:80]!r}" if kind else "instances"
         raise UsageError(f"the registry {options.registry} has no variants for {which} of these applications")
-    cache = settings.cache_dir / VARIANTS
-    return {name: (variant, registry.directory(variant.artefact, cache)) for name, variant in found.items()}
+    cache, fetched, refusals = settings.cache_dir / VARIANTS, dict[str, tuple[Variant, Path]](), list[PlanError]()
+    for name, variant in found.items():
+        try:
+            directory = registry.directory(variant.artefact, cache)
+            load_plan(directory)
+        except PlanError as error:
+            refusals.append(error)
+            log_event(logging.ERROR, "variant not opened", variant=name, message=str(error))
+        else:
+            fetched[name] = variant, directory
+    if not fetched:
+        raise refusals[0]
+    return fetched
 
 
 def _on_instance(target: Target, plan: Plan, settings: Settings) -> Pipeline:

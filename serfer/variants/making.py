@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, ModelError, PlanError
+from serfer.core.plan import FORMAT
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer.instance.network import processors
 from serfer.plan_directory import load_plan
@@ -49,8 +50,8 @@ class MakingOptions:
 
     @property
     def text(self) -> str:
-        """What decides the result, as text."""
-        values = asdict(replace(self, settings=Settings.model_construct()))
+        """What decides the result, as text; the plans' format too, so that a new one has all plans made again."""
+        values = asdict(replace(self, settings=Settings.model_construct())) | {"plan_format": FORMAT}
         del values["settings"]
         return json.dumps(values, sort_keys=True)
 

@@ -14,7 +14,8 @@ from serfer.applications.tables import table_of
 from serfer.cli.shared.service_options import applications_of
 from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import PoolTerms
-from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.errors import PlanError, UnavailableError, UsageError
+from serfer.core.plan import codec
 from serfer.core.served import EngineSignals, ModelState
 from serfer.core.units import MIB
 from serfer.core.variants import NO_OBJECTIVES, Application, Figure, Place
@@ -25,7 +26,7 @@ from serfer.registry import open_registry
 from serfer.settings import Settings
 from storage.memory import MemoryStore
 from tests import bugs
-from tests.applications.worlds import plan_variant, register, variant, version
+from tests.applications.worlds import NOW, plan_variant, register, variant, version
 from tests.fleet.fakes import Clock, FakeProvisioner, Net
 from tests.fleet.test_controller import FailingCoordination
 
@@ -442,6 +443,26 @@ def test_an_instance_of_a_type_has_the_variants_for_it_alone(tmp_path):
     assert [*variants_for_instances(options, settings, "gpu")] == ["faces:large"]
     with pytest.raises(UsageError, match="type 'tpu'"):
         variants_for_instances(options, settings, "tpu")
+
+
+@pytest.mark.parametrize("fetched", [True, False], ids=["fetched by an older version", "not fetched yet"])
+def test_an_instance_leaves_out_variants_whose_plans_have_an_older_format(tmp_path, monkeypatch, caplog, fetched):
+    registry = open_registry(str(tmp_path / "registry"))
+    options = ApplicationOptions(str(tmp_path / "registry"), ("faces",))
+    settings = Settings(cache_dir=tmp_path / "cache")
+    with monkeypatch.context() as before:
+        before.setattr(codec, "FORMAT", codec.FORMAT - 1)
+        older = plan_variant(registry, tmp_path / "older", "older", place=Place.INSTANCE, kind="cpu")
+        register(registry, "faces", version("net", 1, older))
+        if fetched:
+            variants_for_instances(options, settings)
+    with pytest.raises(PlanError, match=r"has format 10, this version reads 11: .* with serfer register"):
+        variants_for_instances(options, settings)
+    made = plan_variant(registry, tmp_path / "plan", "made", place=Place.INSTANCE, kind="cpu")
+    register(registry, "faces", version("other", 1, made))
+    registry.update("faces", lambda record: record.promoted({"net": 1, "other": 1}, NOW, "test", ""))
+    assert [*variants_for_instances(options, settings)] == ["faces:made"]
+    assert "variant not opened" in caplog.text
 
 
 @pytest.mark.parametrize(

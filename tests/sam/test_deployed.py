@@ -69,12 +69,12 @@ class Deployed:
         assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
-    def target(self, name):
+    def target(self, name, *variables):
         """The command line of a target of the Makefile, which sets nothing up again."""
-        return ("make", "--old-file=.venv/.set-up", name, f"BUILD={self.build}", "ENV=dev")
+        return ("make", "--old-file=.venv/.set-up", name, f"BUILD={self.build}", "ENV=dev", *variables)
 
-    def make(self, target):
-        self.run(*self.target(target))
+    def make(self, target, *variables):
+        self.run(*self.target(target, *variables))
 
     def package(self, plan, *options):
         place = ("--out", self.build, "--name", self.name, "--store", "s3")
@@ -276,6 +276,23 @@ def test_a_rollback_serves_the_plan_before(rolled_back, plans, image):
     again = rolled_back.tried(*rolled_back.target("rollback"))
     assert again.returncode != 0
     assert f"went back to {old[:12]} already" in again.stderr
+
+
+def test_a_stack_whose_plan_cannot_be_kept_is_replaced_and_goes_back_by_its_earlier_directory(
+    rolled_back, elsewhere, plans, image, expected, tmp_path_factory
+):
+    """As after a change of the plan's format: there and back, with functions of one plan at a time."""
+    builds = [replace(elsewhere, build=tmp_path_factory.mktemp("alone") / "build") for _ in plans]
+    for stack, plan in zip(builds, plans, strict=True):
+        stack.package(plan, "--no-previous")
+    for stack, plan in zip(builds[::-1], plans[::-1], strict=True):
+        stack.make("deploy", "REPLACE=1")
+        assert stack.functions == rolled_back.named(plan)
+        with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
+            report = client.classify(image)
+        assert report.plan == load_plan(plan).digest
+        assert [(each.label, pytest.approx(each.score, abs=1e-4)) for each in report.images[0].predictions] == expected
+        shutil.rmtree(stack.build)
 
 
 def test_destroy_leaves_nothing_that_bills(updated):

@@ -32,6 +32,13 @@ def one_function(memory_mb=3538, weights_in="zip", **more):
     return placed(sealed(replace(plan, stages=(replace(plan.stages[0], memory_mb=memory_mb),), **more)), weights_in)
 
 
+def unexplained(plan):
+    """The same plan as read without explanation.json."""
+    [stage] = plan.stages
+    tiles = tuple(replace(tile, serial_ms=None, parallel_ms=None) for tile in stage.tiles)
+    return replace(plan, limit=None, stages=(replace(stage, tiles=tiles, predicted_ms=None, predicted_usd=None),))
+
+
 def heavy(plan):
     """The same plan with 600 MB of weights."""
     [function] = plan.stages[0].functions
@@ -70,6 +77,12 @@ class TestRule:
         items = {line.item for line in decided.own.lines}
         assert {"driver's compute", "driver's invocation"} <= items
         assert not [item for item in items if item.startswith(("workers'", "store:"))]
+
+    def test_a_plan_of_which_nothing_is_predicted_runs_in_the_driver_only_if_told_to(self):
+        plan = unexplained(one_function())  # as it comes from a stack's functions
+        assert not decide(plan, options(), FACTS).runs
+        told = decide(plan, options(driver_runs="always"), FACTS)
+        assert (told.runs, told.memory_mb) == (True, decide(one_function(), options(), FACTS).memory_mb)
 
     def test_memory_holds_what_the_driver_decodes_with_and_sessions(self):
         assert decide(one_function(128), options(), FACTS).memory_mb == DRIVER_MB

@@ -18,7 +18,7 @@ from sam.build.package import package
 from sam.build.tree import seal, tree_digest
 from sam.samconfig import FILE, samconfig
 from serfer.cli.main import app
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.plan_directory import COLD_DIRECTORY
 from serfer.settings import Settings
 from tests.e2e.small import split_small
@@ -126,13 +126,22 @@ def test_a_new_directory_does_not_delete_the_served_plan(deployed, packed, plans
     assert main(["check", str(tmp_path / "build"), "prod"]) == 0  # a stack that there is not yet
 
 
+def check_drivers(fetched, kept, digest):
+    """Look whether drivers get the same plan, but for the explanations, as it was fetched from a stack's functions."""
+    places = [build / "driver" / "plans" / digest for build in (fetched, kept)]
+    one, other = ({path.relative_to(place): path.read_bytes() for path in place.rglob("*.json")} for place in places)
+    explanations = {path for path in other if path.name == "explanation.json"}
+    assert explanations
+    assert one == {path: data for path, data in other.items() if path not in explanations}
+
+
 def test_a_new_directory_keeps_the_plan_that_a_stack_serves(deployed, packed, plans, tmp_path):
     assert packed(plans[1], previous_of="test-dev").plans == tuple(digests(plans[::-1]))
     assert main(["check", str(tmp_path / "build"), "dev"]) == 0
     packed(plans[0], "local")
     packed(plans[1], "local")  # the same from a directory that had the plan before
     assert tree_digest(tmp_path / "build" / "plans") == tree_digest(tmp_path / "local" / "plans")
-    assert tree_digest(tmp_path / "build" / "driver") == tree_digest(tmp_path / "local" / "driver")
+    check_drivers(tmp_path / "build", tmp_path / "local", deployed)
     again = packed(plans[0], "third", previous_of="test-dev")
     assert again.plans == (deployed,)  # the stack has no other
 
@@ -156,6 +165,30 @@ def test_a_directory_that_has_the_plan_that_a_stack_serves_downloads_nothing(
     monkeypatch.setattr(package_module, "fetch_plan", None)
     assert packed(plans[1], previous_of="test-dev").plans[1] == deployed
     assert (tmp_path / "build" / "plans" / deployed / "functions").is_dir()
+
+
+def of_an_older_format(plan_file):
+    plan_file.write_text(json.dumps({**json.loads(plan_file.read_text()), "format": 10}))
+
+
+def test_a_stack_of_an_older_format_is_replaced_where_that_is_asked_for(
+    session, deployed, packed, plans, tmp_path, capsys
+):
+    packed(plans[0])
+    function = tmp_path / "gone" / "plans" / deployed / "functions" / "0-0"
+    of_an_older_format(function / "plan.json")
+    of_an_older_format(tmp_path / "build" / "driver" / "plans" / deployed / "plan.json")
+    name = f"test-dev-{deployed}-0-0"
+    session.client("lambda").update_function_code(FunctionName=name, ZipFile=zipped(function))
+    advice = "--no-previous, .*make deploy REPLACE=1.*"
+    with pytest.raises(PlanError, match=rf"{advice}{deployed}/plan\.json has format 10, .* split the network again"):
+        packed(plans[1])
+    with pytest.raises(PlanError, match=rf"{advice}the plan {deployed} of test-dev has format 10"):
+        packed(plans[1], "fresh", previous_of="test-dev")
+    assert packed(plans[1], keep_previous=False).plans == tuple(digests(plans[1:]))
+    assert main(["check", str(tmp_path / "build"), "dev"]) == 2
+    assert "make deploy REPLACE=1" in capsys.readouterr().err
+    assert main(["check", str(tmp_path / "build"), "dev", "--replace"]) == 0
 
 
 @pytest.mark.usefixtures("deployed")
@@ -184,8 +217,9 @@ def test_an_update_that_changes_the_store_is_refused(session, tmp_path, capsys):
     place = build_directory(tmp_path / "b", store="valkey")
     [plan] = json.loads((place / "deployment.json").read_text())["plans"]
     deploy(session, "demo-dev", [plan])
-    assert main(["check", str(place), "dev"]) == 2
-    assert "demo-dev has the store s3, and BUILD was packaged for valkey" in capsys.readouterr().err
+    for replaced in ([], ["--replace"]):
+        assert main(["check", str(place), "dev", *replaced]) == 2
+        assert "demo-dev has the store s3, and BUILD was packaged for valkey" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -274,8 +308,7 @@ def test_both_plans_of_a_generation_are_fetched_back(session, packed, pair, plan
     for digest in (main, cold):
         one, other = (tmp_path / name / "plans" / digest for name in ("gone", "build"))
         assert tree_digest(one / "weights") == tree_digest(other / "weights")
-    one, other = (tmp_path / name / "driver" / "plans" / main for name in ("gone", "build"))
-    assert tree_digest(one) == tree_digest(other)
+    check_drivers(tmp_path / "build", tmp_path / "gone", main)
 
 
 def test_rollback_never_serves_a_cold_plan(session, samconfig_only, capsys):

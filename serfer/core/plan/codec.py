@@ -62,8 +62,8 @@ def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
     if type(value["format"]) is not int or value["format"] != FORMAT:
         version = repr(value["format"])[:_SHOWN]
         raise PlanError(
-            f"{where} has format {version}, this version reads {FORMAT}: split the network again with serfer split, or "
-            "serfer map-plan"
+            f"{where} has format {version}, this version reads {FORMAT}: split the network again with serfer split or "
+            "serfer map-plan, or register it again with serfer register"
         )
     plan = structure(Plan, value, PLAN_FILE)
     executed = _executed(plan)

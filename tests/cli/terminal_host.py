@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 
 from serfer.cli.main import COMMANDS, app
+from serfer.cli.shared.lazy import INSTALLED
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 
 END = "\x1e"
@@ -19,7 +20,7 @@ IMPORTED = ("serfer.pictures", "serfer.sim.simulate", "serfer.wiring.open_pipeli
 def main(queue):
     """Run commands until the queue ends."""
     for place, _ in COMMANDS.values():
-        import_module(place.partition(":")[0])
+        import_module("bench.cli" if place == INSTALLED else place.partition(":")[0])
     for name in IMPORTED:
         import_module(name)
     for line in queue:

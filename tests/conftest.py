@@ -123,6 +123,12 @@ def nothing_left_behind(request):
 
 
 def pytest_collection_finish():
+    # Each export of a module has the sources of torch's 500 operators for ONNX parsed anew, 0.6 s of a processor: what
+    # one has read of them serves them all.
+    if "onnxscript" in sys.modules:
+        from onnxscript._framework_apis import torch_2_5  # noqa: PLC0415 - slow to import, where nothing is exported
+
+        torch_2_5.get_torchlib_ops = functools.cache(torch_2_5.get_torchlib_ops)
     gc.freeze()
     gc.enable()
 

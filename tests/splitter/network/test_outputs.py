@@ -10,6 +10,7 @@ from serfer.core.errors import ModelError
 from serfer.core.exactness import difference
 from serfer.plan_directory import load_plan
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
 SIZE = (40, 36)
 
 
@@ -54,7 +55,29 @@ FORMS = {
         "scores": scores,
         "s": scores + 1,
     },
+    "maps by names": lambda _, scores, half: {
+        "half": half,
+        "scores": scores,
+        "more": scores + 1,
+        "again": scores,
+        "is positive": scores > 0,
+    },
+    "maps of other forms": lambda _, scores, _half: (
+        scores[:, 0],
+        scores.permute(0, 2, 3, 1),
+        scores.flatten(2),
+        scores[:, :, None] * 2,
+    ),
 }
+AT_A_COMMIT = (
+    "a map",
+    "a map and a vector",
+    "classes of positions",
+    "one number",
+    "maps by names",
+    "maps of other forms",
+)
+"""The last two have the other forms; torch exports each network for a second."""
 
 
 def network(form):
@@ -74,7 +97,9 @@ def expected(net, batch):
     return [value.numpy() for value in named.values()]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form in AT_A_COMMIT else pytest.mark.weekly) for form in FORMS]
+)
 @pytest.mark.parametrize("grids", ["3x2", *(pytest.param(each, marks=pytest.mark.weekly) for each in ("2x2", "1"))])
 @pytest.mark.filterwarnings("ignore::serfer.PlanWarning")  # not every form can be tiled
 def test_a_split_network_has_the_outputs_of_the_module(form, grids, tmp_path):
@@ -89,7 +114,14 @@ def test_a_split_network_has_the_outputs_of_the_module(form, grids, tmp_path):
     assert [tensor.dims for tensor in plan.output_tensors] == [value.shape[1:] for value in wanted]
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
+@pytest.fixture(scope="module")
+def a_map(tmp_path_factory):
+    """The file of the network of one map."""
+    file = tmp_path_factory.mktemp("network") / "net.onnx"
+    torch.onnx.export(network("a map"), (torch.zeros(1, 3, *SIZE),), dynamo=True, verbose=False).save(file)
+    return file
+
+
 def test_outputs_are_named_as_in_the_onnx_file(tmp_path):
     net = network("maps of two sizes")
     program = torch.onnx.export(
@@ -108,18 +140,18 @@ def test_a_network_that_classifies_has_one_output_of_scores(tmp_path):
     assert (plan.outputs, plan.output_tensors[0].name) == ((), "logits")
 
 
-def test_a_dense_network_is_not_asked_for_classes(tmp_path):
-    serfer.split(network("a map"), images(1), tmp_path / "plan", grids="2x2")
+def test_a_dense_network_is_not_asked_for_classes(a_map, tmp_path):
+    serfer.split(a_map, out=tmp_path / "plan", grids="2x2")
     with serfer.open(tmp_path / "plan") as pipeline, pytest.raises(serfer.PlanError, match="no score for each class"):
         pipeline.classify([b""])
 
 
-def test_labels_of_a_map_are_those_of_its_channels(tmp_path):
+def test_labels_of_a_map_are_those_of_its_channels(a_map, tmp_path):
     labels = [f"class {number}" for number in range(5)]
-    plan = serfer.split(network("a map"), images(1), tmp_path / "plan", grids="1", labels=labels)
+    plan = serfer.split(a_map, out=tmp_path / "plan", grids="1", labels=labels)
     assert plan.labels == tuple(labels)
     with pytest.raises(ModelError, match="4 labels for a network with 5 outputs"):
-        serfer.split(network("a map"), images(1), tmp_path / "other", labels=labels[:4])
+        serfer.split(a_map, out=tmp_path / "other", labels=labels[:4])
 
 
 def test_an_output_that_does_not_depend_on_the_image_is_refused_by_name(tmp_path):

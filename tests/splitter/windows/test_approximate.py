@@ -91,15 +91,15 @@ def some(values, *daily):
 
 
 @pytest.mark.parametrize("name", some(NETWORKS, "squeeze and excite", "its classes"))
-def test_the_plan_says_how_far_windows_are_from_the_whole_network_on_a_sample(name, tmp_path):
-    net = NETWORKS[name]().eval()
-    plan = serfer.map_plan(net, [(192, 192)], tmp_path / "plan", window=64, approximate=16)
+def test_the_plan_says_how_far_windows_are_from_the_whole_network_on_a_sample(name, exported, tmp_path):
+    net, file = exported(NETWORKS[name])
+    plan = serfer.map_plan(file, [(192, 192)], tmp_path / "plan", window=64, approximate=16)
     measured = plan.windows.difference
     assert not plan.windows.exact
     assert measured.sample == "a generated image"
     sample = generated(3, measured.height, measured.width)
     if (measured.height, measured.width) != (192, 192):
-        serfer.map_plan(net, [sample.shape[2:]], tmp_path / "plan", window=64, approximate=16)
+        serfer.map_plan(file, [sample.shape[2:]], tmp_path / "plan", window=64, approximate=16)
     error, same = difference_on(tmp_path / "plan", sample, net)
     assert measured.agreement == pytest.approx(same, abs=1e-3)
     if error is not None:
@@ -124,9 +124,9 @@ def test_where_the_sample_has_one_class_everywhere_the_plan_says_that_nothing_wa
 
 @pytest.mark.parametrize("size", some([(203, 318), (192, 320), (64, 401)], (203, 318)))
 @pytest.mark.parametrize("name", ["squeeze and excite", "without padding"])
-def test_each_window_is_the_networks_answer_to_its_own_pixels(name, size, tmp_path):
-    net = NETWORKS[name]().eval()
-    plan = serfer.map_plan(net, [size], tmp_path / "plan", window=48, approximate=16)
+def test_each_window_is_the_networks_answer_to_its_own_pixels(name, size, exported, tmp_path):
+    net, file = exported(NETWORKS[name])
+    plan = serfer.map_plan(file, [size], tmp_path / "plan", window=48, approximate=16)
     batch = image(*size)
     result, count = by_windows(tmp_path / "plan", batch)
     windows = plan.windows.of(*size)
@@ -139,8 +139,8 @@ def test_each_window_is_the_networks_answer_to_its_own_pixels(name, size, tmp_pa
 
 
 @pytest.mark.parametrize("size", some([(200, 300), (64, 500)], (200, 300)))
-def test_every_window_of_an_image_has_as_many_pixels_and_the_overlap_around_what_it_writes(size, tmp_path):
-    plan = serfer.map_plan(Gated().eval(), [size], tmp_path / "plan", window=48, approximate=16)
+def test_every_window_of_an_image_has_as_many_pixels_and_the_overlap_around_what_it_writes(size, exported, tmp_path):
+    plan = serfer.map_plan(exported(Gated)[1], [size], tmp_path / "plan", window=48, approximate=16)
     height, width = size
     for window in plan.windows.of(*size):
         assert window.read.rows.size == min(height, 48 + 32)
@@ -153,24 +153,24 @@ def test_every_window_of_an_image_has_as_many_pixels_and_the_overlap_around_what
             assert read.stop >= min(end, written.stop + 16)
 
 
-def test_a_network_that_looks_at_less_than_the_overlap_makes_its_result_on_the_whole_image(tmp_path):
-    net, batch = Unet().eval(), image(128, 160)
-    plan = serfer.map_plan(net, [(128, 160)], tmp_path / "plan", window=32, approximate=32)
+def test_a_network_that_looks_at_less_than_the_overlap_makes_its_result_on_the_whole_image(exported, tmp_path):
+    (net, file), batch = exported(Unet), image(128, 160)
+    plan = serfer.map_plan(file, [(128, 160)], tmp_path / "plan", window=32, approximate=32)
     assert plan.windows.difference.error <= EXACT
     assert relative_error(by_windows(tmp_path / "plan", batch)[0], whole(net, batch)) <= EXACT
 
 
-def test_an_image_that_is_one_window_is_computed_whole(tmp_path):
-    net, batch = Gated().eval(), image(60, 72)
-    plan = serfer.map_plan(net, [(60, 72)], tmp_path / "plan", window=128, approximate=16)
+def test_an_image_that_is_one_window_is_computed_whole(exported, tmp_path):
+    (net, file), batch = exported(Gated), image(60, 72)
+    plan = serfer.map_plan(file, [(60, 72)], tmp_path / "plan", window=128, approximate=16)
     result, count = by_windows(tmp_path / "plan", batch)
     assert count == 1
     assert relative_error(result, whole(net, batch)) <= EXACT
     assert plan.windows.difference.error <= EXACT
 
 
-def test_one_approximate_plan_is_for_images_of_several_sizes(tmp_path):
-    serfer.map_plan(Gated().eval(), [(130, 160), (60, 203)], tmp_path / "plan", window=48, approximate=16)
+def test_one_approximate_plan_is_for_images_of_several_sizes(exported, tmp_path):
+    serfer.map_plan(exported(Gated)[1], [(130, 160), (60, 203)], tmp_path / "plan", window=48, approximate=16)
     for height in (130, 60):
         for width in (160, 203):
             result, _ = by_windows(tmp_path / "plan", image(height, width))
@@ -203,11 +203,11 @@ def test_chosen_windows_do_not_compute_an_image_twice_because_it_is_little_more_
     assert read < 1.4 * 2100 * 2100  # windows of 2048 would read 3.9 times as much
 
 
-def test_the_sample_is_the_middle_of_an_image_as_the_network_takes_it(tmp_path):
-    net, values = Pooled().eval(), pixels(300, 340, 3, "uint16")
-    file = write(tmp_path / "sample.tif", values)
+def test_the_sample_is_the_middle_of_an_image_as_the_network_takes_it(exported, tmp_path):
+    (net, file), values = exported(Pooled), pixels(300, 340, 3, "uint16")
+    sample = write(tmp_path / "sample.tif", values)
     plan = serfer.map_plan(
-        net, [(900, 900)], tmp_path / "plan", window=64, approximate=16, sample=file, preprocess=PREPROCESS
+        file, [(900, 900)], tmp_path / "plan", window=64, approximate=16, sample=sample, preprocess=PREPROCESS
     )
     measured = plan.windows.difference
     assert measured.sample == "sample.tif"
@@ -215,7 +215,7 @@ def test_the_sample_is_the_middle_of_an_image_as_the_network_takes_it(tmp_path):
     crop = values[::-1, top : top + measured.height, left : left + measured.width] / 65535
     mean, std = (np.array(each)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
     batch = np.ascontiguousarray((crop - mean) / std, np.float32)[None]
-    serfer.map_plan(net, [batch.shape[2:]], tmp_path / "plan", window=64, approximate=16)
+    serfer.map_plan(file, [batch.shape[2:]], tmp_path / "plan", window=64, approximate=16)
     error, same = difference_on(tmp_path / "plan", batch, net)
     assert measured.error == pytest.approx(error, rel=1e-2)
     assert measured.agreement == pytest.approx(same, abs=1e-3)
@@ -233,18 +233,18 @@ def test_the_sample_is_the_middle_of_an_image_as_the_network_takes_it(tmp_path):
         ({"approximate": 8000, "window": 4096, "memory_mb": 512}, UsageError, "with 8000 around them take about"),
     ],
 )
-def test_approximations_that_cannot_be_are_refused(options, error, message, tmp_path):
+def test_approximations_that_cannot_be_are_refused(options, error, message, exported, tmp_path):
     with pytest.raises(error, match=re.escape(message)):
-        serfer.map_plan(Pooled().eval(), [(90_000, 90_000)], tmp_path / "plan", **options)
+        serfer.map_plan(exported(Pooled)[1], [(90_000, 90_000)], tmp_path / "plan", **options)
     assert not (tmp_path / "plan").exists()
 
 
 @pytest.mark.parametrize(("shape", "message"), [((4, 300, 300), "has 4 bands"), ((3, 60, 300), "has at least")])
-def test_a_sample_of_other_bands_or_of_one_window_is_refused(shape, message, tmp_path):
+def test_a_sample_of_other_bands_or_of_one_window_is_refused(shape, message, exported, tmp_path):
     bands, height, width = shape
     file = write(tmp_path / "sample.tif", pixels(height, width, bands))
     with pytest.raises(InputError, match=message):
-        serfer.map_plan(Gated().eval(), [(900, 900)], tmp_path / "plan", window=64, approximate=16, sample=file)
+        serfer.map_plan(exported(Gated)[1], [(900, 900)], tmp_path / "plan", window=64, approximate=16, sample=file)
 
 
 def test_an_overlap_that_is_less_than_what_the_network_takes_off_is_refused(tmp_path):
@@ -260,9 +260,9 @@ def test_a_network_whose_result_does_not_grow_with_the_image_is_refused(tmp_path
 
 
 @pytest.fixture(scope="module")
-def gated(tmp_path_factory):
+def gated(exported, tmp_path_factory):
     directory = tmp_path_factory.mktemp("gated") / "plan"
-    serfer.map_plan(Gated().eval(), [(128, 128)], directory, window=64, approximate=16)
+    serfer.map_plan(exported(Gated)[1], [(128, 128)], directory, window=64, approximate=16)
     return directory
 
 

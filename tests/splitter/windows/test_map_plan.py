@@ -20,7 +20,7 @@ EXACT = 1e-5
 
 
 class Unet(nn.Module):
-    """Two halvings and back; `enlarge` is how: transposed convolutions, a factor, or another map's size."""
+    """Two halvings and back; `enlarge` is how: transposed convolutions, a factor, another map's size, or both."""
 
     def __init__(self, enlarge="transposed", **attributes):
         super().__init__()
@@ -42,13 +42,13 @@ class Unet(nn.Module):
         if self.enlarge == "transposed":
             again = self.up_two(half + self.up_one(quarter))
         else:
-            again = self.narrow(self._larger(half + self._larger(quarter, half), full))
+            again = self.narrow(self._larger(half + self._larger(quarter, half, "factor"), full, "size"))
         return self.last(torch.cat([full, again], 1))
 
-    def _larger(self, small, like):
-        if self.enlarge == "factor":
-            return functional.interpolate(small, scale_factor=2, **self.attributes)
-        return functional.interpolate(small, size=like.shape[-2:], **self.attributes)
+    def _larger(self, small, like, how):
+        to = {"factor": {"scale_factor": 2}, "size": {"size": like.shape[-2:]}}
+        each = self.attributes if self.enlarge != "both" else {"mode": {"factor": "nearest", "size": "bicubic"}[how]}
+        return functional.interpolate(small, **to.get(self.enlarge, to[how]), **each)
 
 
 def layers(*modules):
@@ -56,7 +56,7 @@ def layers(*modules):
     return nn.Sequential(*modules).eval()
 
 
-class Best(Unet):
+class Best(nn.Sequential):
     def forward(self, image):
         return super().forward(image).argmax(1)
 
@@ -67,12 +67,15 @@ NETWORKS = {
     "bilinear by a factor": lambda: Unet("factor", mode="bilinear"),
     "bicubic to a size": lambda: Unet("size", mode="bicubic"),
     "bilinear to a size": lambda: Unet("size", mode="bilinear"),
+    "nearest by a factor and bicubic to a size": lambda: Unet("both"),
     "a coarse map": lambda: layers(nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 5, 3, stride=2, padding=1)),
     "a finer map": lambda: layers(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.PixelShuffle(2)),
     "padding by reflection": lambda: layers(nn.Conv2d(3, 6, 5, padding=2, padding_mode="reflect"), nn.ReLU()),
     "without padding": lambda: layers(nn.Conv2d(3, 6, 7), nn.ReLU(), nn.Conv2d(6, 2, 5)),
-    "the best class": Best,
+    "the best class": lambda: Best(*layers(nn.Conv2d(3, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1))),
 }
+ONCE_A_WEEK = ("nearest by a factor", "bilinear by a factor", "bicubic to a size", "bilinear to a size")
+"""The last but one network and `test_a_module_is_exported_for_images_of_any_size` have the modes and the forms, too."""
 
 
 def image(height, width, channels=3):
@@ -99,29 +102,9 @@ def by_windows(directory, batch):
     return result, len(windows)
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """Return what exports a network of NETWORKS once, for images of any size: its module and its file."""
-    known = {}
-
-    def export(name):
-        if name not in known:
-            net = NETWORKS[name]().eval()
-            free = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-            program = torch.onnx.export(
-                net, (torch.zeros(1, 3, 64, 64),), dynamo=True, verbose=False, dynamic_shapes=(free,)
-            )
-            file = tmp_path_factory.mktemp("network") / "net.onnx"
-            program.save(file)
-            known[name] = net, file
-        return known[name]
-
-    return export
-
-
 def check(exported, name, size, window, directory):
     """Compare windows with the whole image; returns how many windows there were."""
-    net, file = exported(name)
+    net, file = exported(NETWORKS[name])
     serfer.map_plan(file, [size], directory, window=window)
     batch = image(*size)
     result, count = by_windows(directory, batch)
@@ -134,7 +117,9 @@ def check(exported, name, size, window, directory):
     return count
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.weekly if name in ONCE_A_WEEK else ()) for name in NETWORKS]
+)
 @pytest.mark.parametrize(
     ("size", "window"), [((148, 100), 32), pytest.param((212, 308), 64, marks=pytest.mark.weekly)], ids=str
 )
@@ -159,15 +144,15 @@ def test_a_check_on_one_class_everywhere_is_a_warning(tmp_path):
         serfer.map_plan(net, [(300, 400)], tmp_path / "plan", window=128, reduce="argmax")
 
 
-def test_a_module_is_exported_for_images_of_any_size(exported, tmp_path):
-    net, _ = exported("bilinear to a size")
+def test_a_module_is_exported_for_images_of_any_size(tmp_path):
+    net = NETWORKS["bilinear to a size"]().eval()
     serfer.map_plan(net, [(128, 160)], tmp_path / "plan", window=64)
     result, _ = by_windows(tmp_path / "plan", image(128, 160))
     assert relative_error(result, whole(net, image(128, 160))) <= EXACT
 
 
 def test_one_plan_is_for_images_of_several_sizes(exported, tmp_path):
-    (net, file), sizes = exported("transposed convolutions"), [(128, 160), (200, 160), (60, 300)]
+    (net, file), sizes = exported(Unet), [(128, 160), (200, 160), (60, 300)]
     plan = serfer.map_plan(file, sizes, tmp_path / "plan", window=64)
     assert len(plan.stages[0].functions) == 1
     for height in (128, 200, 60):
@@ -179,7 +164,7 @@ def test_one_plan_is_for_images_of_several_sizes(exported, tmp_path):
 
 
 def test_windows_of_two_sizes_make_the_same_result(exported, tmp_path):
-    (_, file), batch = exported("bilinear by a factor"), image(256, 320)
+    (_, file), batch = exported(Unet), image(256, 320)
     results = []
     for window in (32, 96):
         serfer.map_plan(file, [(256, 320)], tmp_path / "plan", window=window)
@@ -188,7 +173,7 @@ def test_windows_of_two_sizes_make_the_same_result(exported, tmp_path):
 
 
 def test_an_image_of_many_windows_has_nine_kinds(exported, tmp_path):
-    plan = serfer.map_plan(exported("transposed convolutions")[1], [(90_000, 120_000)], tmp_path / "plan", window=512)
+    plan = serfer.map_plan(exported(Unet)[1], [(90_000, 120_000)], tmp_path / "plan", window=512)
     assert len(plan.stages[0].tiles) == 9
     assert len(plan.windows.of(90_000, 120_000)) == 176 * 235
     assert plan.windows.stride == 4
@@ -197,7 +182,7 @@ def test_an_image_of_many_windows_has_nine_kinds(exported, tmp_path):
 
 
 def test_an_image_that_is_smaller_than_a_window_is_one_window(exported, tmp_path):
-    (net, file), batch = exported("transposed convolutions"), image(40, 52)
+    (net, file), batch = exported(Unet), image(40, 52)
     serfer.map_plan(file, [(40, 52)], tmp_path / "plan")
     result, count = by_windows(tmp_path / "plan", batch)
     assert count == 1
@@ -216,9 +201,11 @@ class Gated(nn.Module):
         return values * self.gate(values.mean((2, 3), keepdim=True)).sigmoid()
 
 
-class Aligned(Unet):
+class Aligned(nn.Sequential):
     def __init__(self):
-        super().__init__("factor", mode="bilinear", align_corners=True)
+        torch.manual_seed(0)
+        larger = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+        super().__init__(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), larger, nn.Conv2d(8, 4, 3, padding=1))
 
 
 class Placed(nn.Module):
@@ -262,21 +249,15 @@ def test_a_network_that_looks_at_the_whole_image_is_refused(net, operator, tmp_p
     assert not (tmp_path / "plan").exists()
 
 
-def test_a_network_of_several_outputs_or_of_scores_is_refused(tmp_path):
-    class Both(Unet):
-        def forward(self, image):
-            result = super().forward(image)
-            return result, result.relu()
-
-    with pytest.raises(ModelError, match="needs one output that is a map"):
-        serfer.map_plan(Both().eval(), [(128, 128)], tmp_path / "plan")
+def test_a_network_of_scores_is_refused(tmp_path):
     with pytest.raises(ModelError, match="classifies whole images"):
         serfer.map_plan("squeezenet", [(128, 128)], tmp_path / "plan")
 
 
 def test_a_resizing_to_a_size_that_is_not_the_strides_multiple_is_refused(exported, tmp_path):
+    _, file = exported(NETWORKS["nearest by a factor and bicubic to a size"])
     with pytest.raises(ModelError, match=r"Resize.*multiples"):
-        serfer.map_plan(exported("bilinear to a size")[1], [(1281, 1280)], tmp_path / "plan", window=128)
+        serfer.map_plan(file, [(1281, 1280)], tmp_path / "plan", window=128)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +271,7 @@ def test_a_resizing_to_a_size_that_is_not_the_strides_multiple_is_refused(export
 )
 def test_windows_that_cannot_be_are_refused(exported, options, message, tmp_path):
     with pytest.raises(UsageError, match=message):
-        serfer.map_plan(exported("transposed convolutions")[1], [(9000, 9000)], tmp_path / "plan", **options)
+        serfer.map_plan(exported(Unet)[1], [(9000, 9000)], tmp_path / "plan", **options)
 
 
 @pytest.mark.parametrize("sizes", [[], [(0, 10)], [(10, 3_000_000)]])
@@ -302,7 +283,7 @@ def test_sizes_that_no_image_has_are_refused(sizes, tmp_path):
 @pytest.fixture(scope="module")
 def map_directory(exported, tmp_path_factory):
     place = tmp_path_factory.mktemp("map") / "plan"
-    serfer.map_plan(exported("transposed convolutions")[1], [(128, 160)], place, window=64)
+    serfer.map_plan(exported(Unet)[1], [(128, 160)], place, window=64)
     return place
 
 
@@ -316,8 +297,8 @@ def test_a_query_without_a_window_is_refused(map_directory):
             pipeline.submit(image(10, 10), context=RequestContext(window=0))
 
 
-def test_a_window_of_a_plan_without_windows_is_refused(tmp_path):
-    serfer.split(Unet().eval(), image(64, 64), tmp_path / "plan", grids="1")
+def test_a_window_of_a_plan_without_windows_is_refused(exported, tmp_path):
+    serfer.split(exported(Unet)[1], image(64, 64), tmp_path / "plan", grids="1")
     with serfer.open(tmp_path / "plan") as pipeline, pytest.raises(InputError, match="not a map plan"):
         pipeline.submit(image(64, 64), context=RequestContext(window=0))
 

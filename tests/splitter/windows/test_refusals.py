@@ -51,7 +51,9 @@ def test_an_image_of_one_position_is_too_small(net, tmp_path):
 
 def test_of_two_outputs_one_map_can_be_made(net, tmp_path):
     x = net.conv("x", 3, 4, [3, 3])
-    assert "of several maps make one, by torch.cat" in refusal(net, tmp_path, net.op("Relu", x), net.op("Tanh", x))
+    text = refusal(net, tmp_path, net.op("Relu", x), net.op("Tanh", x))
+    assert "a map plan needs one output that is a map" in text
+    assert "of several maps make one, by torch.cat" in text
 
 
 def test_a_size_whose_blocks_do_not_fit_is_refused_as_the_network_refuses_it(net, tmp_path):

@@ -28,7 +28,7 @@ from splitter.tiling.regions import infer_regions
 from tests.splitter.models import Net
 
 CASES = 200
-A_FEW = 30  # `make weekly` has all of them
+A_FEW = 15  # `make weekly` has all of them
 MEMORY = (884, 1769, 7076)
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 2), *COLUMNS[:2])
 SLOW_NETWORK = replace(shipped_aws().functions, bandwidth=2e6, invoke_floor=2e-4, invoke_tail=1e-4)

@@ -21,6 +21,11 @@ _REORDERS = (Kind.REORDER_INPUT, Kind.REORDER_OUTPUT, Kind.REORDER_TASK_INPUT)
 _FREE = ("Flatten", "Reshape", "Identity")
 
 
+@pytest.fixture(autouse=True)
+def cold(monkeypatch):
+    monkeypatch.setattr(profile, "_WARM_UP_SECONDS", 0.02)
+
+
 def executed(task, tmp_path):
     """Return the operators that ONNX Runtime reports, as (kind, shape read, shape written)."""
     session = worker_session(task.model(), events=tmp_path / "events")

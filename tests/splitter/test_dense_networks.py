@@ -23,7 +23,6 @@ WHOLE_MAPS = (
 """They need a map's sums, which end a stage: a stage has its grid where it can, and one tile where it cannot."""
 ONE_STAGE = ("edsr",)
 """The image itself is read at its end, so there is nothing to cut."""
-QUICK = ("unet_bilinear", "espcn")
 
 
 def check(name, directory, grids=GRIDS):
@@ -50,9 +49,8 @@ def compare(got, expected, where):
         assert (got.argmax(axis=1) == expected.argmax(axis=1))[clear].all(), where
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_dense_network_equals_its_module(tmp_path, name):
-    check(name, tmp_path, ("2x2", "3x4"))
+def test_a_dense_network_equals_its_module(tmp_path):
+    check("espcn", tmp_path, ("2x2", "3x4"))
 
 
 @pytest.mark.slow

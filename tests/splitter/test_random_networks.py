@@ -173,7 +173,7 @@ def compare(answer, expected):
         assert deviation.error <= EXACT
 
 
-@settings(USUAL, max_examples=60)
+@settings(USUAL, max_examples=30)
 @given(wanted())
 def test_any_split_network_equals_the_unsplit_one(wish):
     check(wish)
@@ -196,7 +196,7 @@ def check_dense(wish):
     assert (answer[:, CLASSES] == expected[:, CLASSES])[clear].all()
 
 
-@settings(USUAL, max_examples=12)
+@settings(USUAL, max_examples=6)
 @given(wanted_dense())
 def test_any_split_dense_network_equals_the_unsplit_one(wish):
     check_dense(wish)

@@ -7,6 +7,7 @@ from serfer.core.plan import IMAGE
 from splitter.plan_dir.check import run_tiles
 from splitter.split import split
 from tests.splitter.models import Net, check_every_answer, cut, relative_error, through_the_store, unsplit
+from tests.splitter.once import one_each
 
 SAME = {"pads": [1, 1, 1, 1]}
 SIZE = (13, 10)
@@ -52,12 +53,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("grids", ["2x2", "3x2", "mixed"])
-@pytest.mark.parametrize(
-    ("make", "after", "outputs"),
-    CASES,
-    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else None,
-)
+@one_each("grids", ["2x2", "3x2", "mixed"], (("make", "after", "outputs"), CASES))
 def test_cuts_inside_blocks_are_exact(tmp_path, make, after, outputs, grids):
     net = Net(3, *SIZE)
     output, names = make(net)

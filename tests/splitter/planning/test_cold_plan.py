@@ -26,6 +26,7 @@ from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import ONE, GridChoice, parse_grids
 from tests.splitter.models import unsplit
+from tests.splitter.once import one_each
 from tests.splitter.planning.test_weight_places import NETWORKS, SIZE
 
 AWS = shipped_aws()
@@ -148,8 +149,7 @@ def test_both_plans_are_of_one_network_and_give_its_answers(planned, network, tm
         np.testing.assert_allclose(run_tiles(each, place, batch), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("grids", ["auto", (2, 2), (1, 3)])
-@pytest.mark.parametrize("network", NETWORKS)
+@one_each("grids", ["auto", (2, 2), (1, 3)], ("network", NETWORKS))
 def test_a_cold_plan_is_of_the_same_network_whatever_the_other_one_looks_like(planned, network, grids, tmp_path):
     """Where it would be the same plan there is none, and the paragraph says so."""
     plan = planned(network, cold_plan="always", grids=grids, facts=AWS, gang="auto")

@@ -13,6 +13,7 @@ from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.package_fit import fit
 from splitter.tiling.grids import parse_grids
 from tests.splitter.models import FACTS, LIMIT, Net, unsplit
+from tests.splitter.once import one_each
 
 
 def chain():
@@ -100,8 +101,7 @@ def planned(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("store", ["redis", "s3", "valkey+s3"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}".replace(" ", ""))
+@one_each("store", ["redis", "s3", "valkey+s3"], ("case", CASES))
 def test_the_price_of_a_plan_equals_the_planners_prediction(case, store, planned):
     plan = planned(case, store)
     priced = price_plan(plan, Platform.over(FACTS, store))

@@ -15,6 +15,7 @@ from splitter.plan_dir.check import run_tiles
 from splitter.plan_dir.precision import predicted_loss, rounded_up, storable, storable_within
 from splitter.split import split
 from tests.splitter.models import Net, unsplit
+from tests.splitter.once import one_each
 
 SIZE = (12, 12)
 SAME = {"pads": [1, 1, 1, 1]}
@@ -179,17 +180,20 @@ def test_what_zips_do_not_hold_is_refused_with_the_option_that_would(planned):
         planned("head_heavy", room=40_000, weights="zip", stages=1, precision="fp32")
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize(
-    ("weights", "options"),
-    [
-        ("zip", {}),
-        ("zip", {"objective": "cost", "precision": "fp32"}),
-        ("zip", {"max_loss": 0.01}),
-        ("auto", {"gang": "auto"}),
-        ("auto", {"objective": "latency", "max_loss": 0.01}),
-        ("image", {}),
-    ],
+@one_each(
+    "network",
+    list(NETWORKS),
+    (
+        ("weights", "options"),
+        [
+            ("zip", {}),
+            ("zip", {"objective": "cost", "precision": "fp32"}),
+            ("zip", {"max_loss": 0.01}),
+            ("auto", {"gang": "auto"}),
+            ("auto", {"objective": "latency", "max_loss": 0.01}),
+            ("image", {}),
+        ],
+    ),
 )
 def test_no_plan_that_is_named_beats_the_chosen_one_unless_an_option_rules_it_out(planned, network, weights, options):
     """Whatever its weights' place and precision: it is neither faster and cheaper, or the paragraph has the option."""

@@ -8,6 +8,7 @@ from splitter.network.ingest import from_onnx
 from splitter.tiling import operators
 from splitter.tiling.global_pooling import with_tile_pools
 from tests.splitter.models import Net, unsplit, worst_error
+from tests.splitter.once import one_each
 
 EXACT = 2e-6
 SIZE = (9, 11)
@@ -195,9 +196,7 @@ def squeezed(net, x, form):
     return net.op("Reshape", net.op("Sigmoid", inner), net.constant(np.array([1, 6, 1, 1])))
 
 
-@pytest.mark.parametrize("expand", [False, True])
-@pytest.mark.parametrize("form", ["conv", "linear", "channel"])
-@pytest.mark.parametrize("grid", ["2x2", "1x3"])
+@one_each("grid", ["2x2", "1x3"], ("expand", [False, True]), ("form", ["conv", "linear", "channel"]))
 def test_squeeze_and_excite(form, grid, expand, tmp_path):
     net, x = network()
     gate = squeezed(net, x, form)

@@ -9,6 +9,7 @@ from serfer.core.geometry import Grid
 from splitter.network.ingest import from_onnx
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from tests.splitter.models import Net, check_every_answer, cut, through_the_store
+from tests.splitter.once import one_each
 
 SIZE = (11, 14)
 CHANNELS = 5
@@ -44,8 +45,7 @@ def ends_in_pooling(plan):
     return [number for number, stage in enumerate(plan.stages) if stage.operators[-1].kind == "TilePool"]
 
 
-@pytest.mark.parametrize("grid", list(EVERY_TILE))
-@pytest.mark.parametrize("form", FORMS)
+@one_each("grid", list(EVERY_TILE), ("form", FORMS))
 def test_a_tile_writes_one_value_for_each_channel(tmp_path, form, grid):
     net, output = network(form)
     model = net.model(output)
@@ -75,8 +75,7 @@ def test_uneven_tiles_are_weighted_by_their_size(tmp_path):
     assert values[0, 0] == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("grid", ["2x2", "3x3"])
-@pytest.mark.parametrize("form", ["GlobalAveragePool", "GlobalMaxPool"])
+@one_each("grid", ["2x2", "3x3"], ("form", ["GlobalAveragePool", "GlobalMaxPool"]))
 def test_a_pooled_and_gated_map_is_passed_on_with_its_partial_pools(tmp_path, form, grid):
     """Squeeze and excite: the map and its pooled shares cross the cut together."""
     net = Net(3, *SIZE)

@@ -11,6 +11,7 @@ from splitter.network.source import mean_matrix
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
+from tests.splitter.once import one_each
 
 GRIDS = ["1", "1x3", "2x2", "3x2"]
 EXACT = 1e-6
@@ -34,18 +35,21 @@ def from_torch(tensor):
     return tensor.flatten(1).numpy()
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("include", [0, 1])
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "ceil", "size"),
-    [
-        ((2, 2), (2, 2), (0, 0), True, (13, 17)),
-        ((3, 3), (2, 2), (1, 1), True, (12, 15)),
-        ((3, 2), (2, 2), (1, 1), True, (14, 12)),
-        ((3, 3), (3, 3), (1, 1), True, (17, 17)),
-        ((3, 3), (1, 1), (1, 1), False, (9, 10)),
-        ((5, 3), (3, 2), (2, 0), True, (16, 16)),
-    ],
+@one_each(
+    "grid",
+    GRIDS,
+    ("include", [0, 1]),
+    (
+        ("kernel", "stride", "padding", "ceil", "size"),
+        [
+            ((2, 2), (2, 2), (0, 0), True, (13, 17)),
+            ((3, 3), (2, 2), (1, 1), True, (12, 15)),
+            ((3, 2), (2, 2), (1, 1), True, (14, 12)),
+            ((3, 3), (3, 3), (1, 1), True, (17, 17)),
+            ((3, 3), (1, 1), (1, 1), False, (9, 10)),
+            ((5, 3), (3, 2), (2, 0), True, (16, 16)),
+        ],
+    ),
 )
 def test_average_pooling_equals_torchs(  # noqa: PLR0913, PLR0917 - parameters
     functional, tmp_path, grid, include, kernel, stride, padding, ceil, size
@@ -67,10 +71,13 @@ def test_average_pooling_equals_torchs(  # noqa: PLR0913, PLR0917 - parameters
     assert relative_error(tiled(net, x, batch, tmp_path, grid), from_torch(expected)) <= EXACT
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation", "ceil"),
-    [(3, 2, 1, 1, True), (2, 2, 0, 1, True), (3, 2, 1, 2, True), (3, 1, 1, 3, False), (3, 3, 1, 1, True)],
+@one_each(
+    "grid",
+    GRIDS,
+    (
+        ("kernel", "stride", "padding", "dilation", "ceil"),
+        [(3, 2, 1, 1, True), (2, 2, 0, 1, True), (3, 2, 1, 2, True), (3, 1, 1, 3, False), (3, 3, 1, 1, True)],
+    ),
 )
 def test_max_pooling_equals_torchs(functional, tmp_path, grid, kernel, stride, padding, dilation, ceil):
     import torch  # noqa: PLC0415 - slow to import
@@ -90,18 +97,21 @@ def test_max_pooling_equals_torchs(functional, tmp_path, grid, kernel, stride, p
     assert np.array_equal(tiled(net, x, batch, tmp_path, grid), from_torch(expected))
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(
-    ("groups", "stride", "dilation", "pads"),
-    [
-        (1, (1, 1), (1, 1), (1, 1, 1, 1)),
-        (2, (2, 1), (1, 1), (1, 0, 1, 2)),
-        (4, (1, 2), (1, 1), (0, 1, 2, 1)),
-        (1, (2, 2), (2, 3), (2, 3, 1, 0)),
-        (1, (3, 3), (1, 1), (2, 2, 2, 2)),
-        (1, (1, 1), (1, 1), (0, 0, 0, 0)),
-        (1, (1, 1), (1, 1), (5, 4, 3, 6)),
-    ],
+@one_each(
+    "grid",
+    GRIDS,
+    (
+        ("groups", "stride", "dilation", "pads"),
+        [
+            (1, (1, 1), (1, 1), (1, 1, 1, 1)),
+            (2, (2, 1), (1, 1), (1, 0, 1, 2)),
+            (4, (1, 2), (1, 1), (0, 1, 2, 1)),
+            (1, (2, 2), (2, 3), (2, 3, 1, 0)),
+            (1, (3, 3), (1, 1), (2, 2, 2, 2)),
+            (1, (1, 1), (1, 1), (0, 0, 0, 0)),
+            (1, (1, 1), (1, 1), (5, 4, 3, 6)),
+        ],
+    ),
 )
 def test_convolution_equals_torchs(functional, tmp_path, grid, groups, stride, dilation, pads):
     import torch  # noqa: PLC0415 - slow to import
@@ -121,9 +131,8 @@ def from_onnx_weight(tensor):
     return numpy_helper.to_array(tensor).copy()
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(
-    ("size", "outputs"), [((13, 17), (6, 6)), ((5, 4), (7, 9)), ((12, 12), (6, 4)), ((9, 9), (3, 3))]
+@one_each(
+    "grid", GRIDS, (("size", "outputs"), [((13, 17), (6, 6)), ((5, 4), (7, 9)), ((12, 12), (6, 4)), ((9, 9), (3, 3))])
 )
 def test_adaptive_average_pooling_equals_torchs_at_any_size(functional, tmp_path, grid, size, outputs):
     import torch  # noqa: PLC0415 - slow to import
@@ -137,9 +146,12 @@ def test_adaptive_average_pooling_equals_torchs_at_any_size(functional, tmp_path
     assert relative_error(tiled(net, x, batch, tmp_path, grid), from_torch(expected)) <= EXACT
 
 
-@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
-@pytest.mark.parametrize("kind", ["Conv", "MaxPool", "AveragePool"])
-@pytest.mark.parametrize("grid", ["2x2", "3x3"])
+@one_each(
+    "grid",
+    ["2x2", "3x3"],
+    ("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"]),
+    ("kind", ["Conv", "MaxPool", "AveragePool"]),
+)
 def test_automatic_padding(tmp_path, mode, kind, grid):
     net = Net(2, 14, 11)
     window = {"kernel_shape": [4, 3], "strides": [2, 2], "auto_pad": mode}
@@ -151,9 +163,9 @@ def test_automatic_padding(tmp_path, mode, kind, grid):
     assert worst_error(model, net.batch_of(2), tmp_path, [grid, "1"]) <= EXACT
 
 
-@pytest.mark.parametrize("grid", ["2x2", "3x3"])
-@pytest.mark.parametrize("then", ["Conv", "MaxPool", "AveragePool", "Relu"])
-@pytest.mark.parametrize("axes", [None, [2, 3], [-1, -2]])
+@one_each(
+    "grid", ["2x2", "3x3"], ("then", ["Conv", "MaxPool", "AveragePool", "Relu"]), ("axes", [None, [2, 3], [-1, -2]])
+)
 def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
     net = Net(2, 9, 10)
     amounts = [0, 0, 4, 1, 0, 0, 2, 3] if axes is None else [4, 1, 2, 3]
@@ -226,9 +238,12 @@ def test_a_residual_is_cropped_to_the_region_of_its_other_branch(tmp_path, grid)
     assert relative_error(run_tiles(plan, tmp_path, batch), unsplit(model, batch)) <= EXACT
 
 
-@pytest.mark.parametrize("grid", ["2x2", "3x2"])
-@pytest.mark.parametrize("shape", [(4, 1, 1), (1,), (), (9, 9), (4, 9, 9), (9,), (9, 1), (4, 1, 9), (1, 4, 9, 1)])
-@pytest.mark.parametrize("kind", ["Add", "Mul", "PRelu"])
+@one_each(
+    "grid",
+    ["2x2", "3x2"],
+    ("shape", [(4, 1, 1), (1,), (), (9, 9), (4, 9, 9), (9,), (9, 1), (4, 1, 9), (1, 4, 9, 1)]),
+    ("kind", ["Add", "Mul", "PRelu"]),
+)
 def test_a_constant_that_varies_over_the_map_is_sliced_with_it(tmp_path, kind, shape, grid):
     net = Net(3, 9, 9)
     x = net.op(kind, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), net.constant(net.floats(*shape)))
@@ -290,9 +305,12 @@ def test_a_window_that_ceil_mode_would_start_past_the_map_is_left_out(tmp_path, 
     assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
 
 
-@pytest.mark.parametrize("include", [0, 1])
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(("kernel", "pads"), [([1, 2], [0, 0, 0, 0]), ([1, 3], [0, 1, 0, 1]), ([1, 2], [0, 1, 0, 0])])
+@one_each(
+    "grid",
+    GRIDS,
+    ("include", [0, 1]),
+    (("kernel", "pads"), [([1, 2], [0, 0, 0, 0]), ([1, 3], [0, 1, 0, 1]), ([1, 2], [0, 1, 0, 0])]),
+)
 def test_a_mean_that_ceil_mode_ends_differently_in_each_direction(tmp_path, grid, include, kernel, pads):
     net = Net(1, 8, 7)
     x = net.op(

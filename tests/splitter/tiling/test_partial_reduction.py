@@ -5,6 +5,7 @@ import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
 from tests.splitter.models import Net, check_every_answer, cut, room_for, through_the_store
+from tests.splitter.once import one_each
 
 FEATURES, CLASSES = 75, 23
 
@@ -39,8 +40,7 @@ def layer(net, x, form, before=FEATURES, after=CLASSES):
     return net.op("Add", x, *bias) if bias else x
 
 
-@pytest.mark.parametrize("grid", ["col2", "col3", "col4"])
-@pytest.mark.parametrize("form", FORMS)
+@one_each("grid", ["col2", "col3", "col4"], ("form", FORMS))
 def test_columns_are_exact_for_every_form_of_a_layer(tmp_path, form, grid):
     net = Net(3, 5, 5)
     model = net.model(layer(net, net.flat("x"), form))

@@ -5,6 +5,7 @@ import pytest
 
 from splitter.network.ingest import from_onnx
 from tests.splitter.models import Net
+from tests.splitter.once import one_each
 from tests.splitter.tiling.test_elementwise import EXACT, network, spread
 
 GRIDS = ["2x2", "3x2", "1x4"]
@@ -14,16 +15,19 @@ def sliced(net, x, starts, stops, axes, steps):
     return net.op("Slice", x, *(net.constant(np.array(value)) for value in (starts, stops, axes, steps)))
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(
-    ("starts", "stops", "axes", "steps"),
-    [
-        ([0], [2**31], [2], [2]),
-        ([1, 1], [99, 10], [2, 3], [2, 3]),
-        ([2, 1, 3], [5, 8, 2**63 - 1], [1, 2, 3], [1, 1, 1]),
-        ([-1, -2], [-99, -(2**63) + 1], [2, 3], [-1, -2]),
-        ([-7], [-1], [-1], [1]),
-    ],
+@one_each(
+    "grid",
+    GRIDS,
+    (
+        ("starts", "stops", "axes", "steps"),
+        [
+            ([0], [2**31], [2], [2]),
+            ([1, 1], [99, 10], [2, 3], [2, 3]),
+            ([2, 1, 3], [5, 8, 2**63 - 1], [1, 2, 3], [1, 1, 1]),
+            ([-1, -2], [-99, -(2**63) + 1], [2, 3], [-1, -2]),
+            ([-7], [-1], [-1], [1]),
+        ],
+    ),
 )
 def test_slicing_rows_columns_and_channels(tmp_path, grid, starts, stops, axes, steps):
     net, x = network()
@@ -45,9 +49,7 @@ def test_chosen_rows(tmp_path):
     assert spread(net, net.conv(x, 6, 3, [3, 3], pads=[1, 1, 1, 1]), tmp_path) <= EXACT
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
-@pytest.mark.parametrize("amounts", [[1, 1, 1, 1], [3, 0, 2, 4]])
+@one_each("grid", GRIDS, ("mode", ["reflect", "edge", "wrap"]), ("amounts", [[1, 1, 1, 1], [3, 0, 2, 4]]))
 def test_padding_that_repeats_the_image(tmp_path, mode, amounts, grid):
     net, x = network()
     pads = [0, 0, *amounts[:2], 0, 0, *amounts[2:]]
@@ -61,10 +63,13 @@ def test_negative_padding_crops(tmp_path):
     assert spread(net, net.op("Sigmoid", x), tmp_path) <= EXACT
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("where", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
-@pytest.mark.parametrize("by", ["scales", "sizes", "smaller"])
+@one_each(
+    "grid",
+    GRIDS,
+    ("mode", ["nearest", "linear", "cubic"]),
+    ("where", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]),
+    ("by", ["scales", "sizes", "smaller"]),
+)
 def test_resizing(tmp_path, mode, where, by, grid):
     net, x = network()
     given = {
@@ -77,8 +82,7 @@ def test_resizing(tmp_path, mode, where, by, grid):
     assert spread(net, x, tmp_path, grid) <= EXACT
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@one_each("grid", GRIDS, ("mode", ["DCR", "CRD"]))
 def test_depth_to_space(tmp_path, mode, grid):
     net, x = network(channels=8)
     x = net.op("DepthToSpace", x, blocksize=2, mode=mode)
@@ -91,24 +95,27 @@ def test_space_to_depth(tmp_path):
     assert spread(net, net.op("Relu", x), tmp_path) <= EXACT
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(
-    "window",
-    [
-        {"kernel_shape": [2, 2], "strides": [2, 2]},
-        {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1]},
-        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},
-        {"kernel_shape": [3, 2], "strides": [1, 1], "pads": [0, 1, 2, 0]},
-        {"kernel_shape": [3, 3], "strides": [3, 2], "dilations": [2, 1], "group": 2},
-        {"kernel_shape": [2, 1], "strides": [3, 3], "output_padding": [2, 0]},
-        {"kernel_shape": [1, 2], "strides": [4, 3], "pads": [0, 1, 0, 0]},
-        {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
-        {"kernel_shape": [4, 3], "strides": [3, 2], "auto_pad": "SAME_LOWER", "dilations": [1, 2], "group": 3},
-        {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"},
-        {"kernel_shape": [3, 4], "strides": [2, 2], "output_shape": [17, 20]},
-        {"kernel_shape": [3, 3], "strides": [2, 2], "output_shape": [18, 22], "auto_pad": "SAME_UPPER"},
-        {"kernel_shape": [2, 2], "strides": [2, 3], "output_shape": [19, 34], "output_padding": [1, 1]},
-    ],
+@one_each(
+    "grid",
+    GRIDS,
+    (
+        "window",
+        [
+            {"kernel_shape": [2, 2], "strides": [2, 2]},
+            {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+            {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},
+            {"kernel_shape": [3, 2], "strides": [1, 1], "pads": [0, 1, 2, 0]},
+            {"kernel_shape": [3, 3], "strides": [3, 2], "dilations": [2, 1], "group": 2},
+            {"kernel_shape": [2, 1], "strides": [3, 3], "output_padding": [2, 0]},
+            {"kernel_shape": [1, 2], "strides": [4, 3], "pads": [0, 1, 0, 0]},
+            {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+            {"kernel_shape": [4, 3], "strides": [3, 2], "auto_pad": "SAME_LOWER", "dilations": [1, 2], "group": 3},
+            {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"},
+            {"kernel_shape": [3, 4], "strides": [2, 2], "output_shape": [17, 20]},
+            {"kernel_shape": [3, 3], "strides": [2, 2], "output_shape": [18, 22], "auto_pad": "SAME_UPPER"},
+            {"kernel_shape": [2, 2], "strides": [2, 3], "output_shape": [19, 34], "output_padding": [1, 1]},
+        ],
+    ),
 )
 def test_transposed_convolution(tmp_path, window, grid):
     net, x = network()
@@ -117,15 +124,17 @@ def test_transposed_convolution(tmp_path, window, grid):
     assert spread(net, net.op("ConvTranspose", x, weight, bias, **window), tmp_path, grid) <= EXACT
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(
-    ("unfolded", "perm", "folded"),
-    [
-        ((2, 2, 2, 9, 11), [0, 1, 4, 2, 5, 3], (2, 18, 22)),
-        ((2, 2, 2, 9, 11), [0, 3, 4, 1, 5, 2], (2, 18, 22)),
-        ((8, 3, 3, 11, 1), [0, 1, 3, 5, 2, 4], None),
-    ],
-    ids=["CRD", "DCR", "other"],
+@one_each(
+    "grid",
+    GRIDS,
+    (
+        ("unfolded", "perm", "folded"),
+        [
+            ((2, 2, 2, 9, 11), [0, 1, 4, 2, 5, 3], (2, 18, 22)),
+            ((2, 2, 2, 9, 11), [0, 3, 4, 1, 5, 2], (2, 18, 22)),
+            ((8, 3, 3, 11, 1), [0, 1, 3, 5, 2, 4], None),
+        ],
+    ),
 )
 def test_pixel_shuffle_as_exporters_write_it(tmp_path, unfolded, perm, folded, grid):
     net, x = network(channels=8)

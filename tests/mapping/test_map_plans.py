@@ -8,6 +8,7 @@ import rasterio
 import torch
 
 import serfer as package
+from tests.exports import for_any_size
 from tests.mapping.plans import PREPROCESS
 from tests.mapping.whole import assert_equal, read
 from tests.raster.files import UTM, WHERE, pixels, write
@@ -44,16 +45,21 @@ def whole(network, image):
 def make(tmp_path_factory):
     def plan(network, sizes, **given):
         directory = tmp_path_factory.mktemp("map") / "plan"
-        package.map_plan(network.eval(), sizes, directory, preprocess=PREPROCESS, **given)
+        package.map_plan(network, sizes, directory, preprocess=PREPROCESS, **given)
         return directory
 
     return plan
 
 
-def test_windows_of_two_sizes_give_the_network_on_the_whole_image(serfer, make, tmp_path):
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    return for_any_size(Net(), tmp_path_factory.mktemp("network") / "net.onnx")
+
+
+def test_windows_of_two_sizes_give_the_network_on_the_whole_image(serfer, make, exported, tmp_path):
     network, results = Net(), []
     for window in (32, 48):
-        plan = make(network, [(152, 204), (96, 204)], window=window)
+        plan = make(exported, [(152, 204), (96, 204)], window=window)
         for height in (152, 96):
             image = write(tmp_path / f"image-{height}.tif", pixels(height, 204), crs=UTM, transform=WHERE)
             out = tmp_path / f"result-{height}-{window}.tif"
@@ -66,7 +72,7 @@ def test_windows_of_two_sizes_give_the_network_on_the_whole_image(serfer, make, 
 
 
 def test_a_map_of_half_the_size_lies_where_its_image_does(serfer, make, tmp_path):
-    network = Net(half=True)
+    network = Net(half=True).eval()
     image = write(tmp_path / "image.tif", pixels(151, 203), crs=UTM, transform=WHERE)
     plan = make(network, [(151, 203)], window=40)
     done = serfer("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
@@ -78,9 +84,9 @@ def test_a_map_of_half_the_size_lies_where_its_image_does(serfer, make, tmp_path
         assert dataset.transform == WHERE @ rasterio.Affine.scale(2)
 
 
-def test_classes_are_a_palette_image_whose_largest_value_is_no_data(serfer, make, tmp_path):
+def test_classes_are_a_palette_image_whose_largest_value_is_no_data(serfer, make, exported, tmp_path):
     network = Net()
-    plan = make(network, [(96, 204)], window=32, reduce="argmax", labels=("sea", "land", "ice", "cloud"))
+    plan = make(exported, [(96, 204)], window=32, reduce="argmax", labels=("sea", "land", "ice", "cloud"))
     values = np.maximum(pixels(96, 204), 1)
     values[:, :40, :70] = 0
     image = write(tmp_path / "image.tif", values, nodata=0, crs=UTM, transform=WHERE)
@@ -105,7 +111,7 @@ class Gated(Net):
 
 
 def test_an_approximate_map_says_how_far_off_it_is_before_and_after(serfer, make, tmp_path):
-    plan = make(Gated(), [(152, 204)], window=64, approximate=16)
+    plan = make(Gated().eval(), [(152, 204)], window=64, approximate=16)
     image = write(tmp_path / "image.tif", pixels(152, 204), crs=UTM, transform=WHERE)
     command = ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
     before = serfer(*command, "--dry-run")

@@ -253,41 +253,41 @@ from serfer.core.errors import SerferError
 from serfer.core.geometry import Rect, Span
 from serfer.raster import RasterLimits, open_raster
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
-chance, path, limits = random.Random(7), Path(sys.argv[1]), RasterLimits(max_block_bytes=1 << 24)
-good = path.read_bytes()
-outcomes = {}
-for _ in range(int(sys.argv[2])):
-    data = bytearray(good)
-    for _ in range(chance.choice((1, 1, 2, 8))):
-        within = min(len(data), 700) if chance.random() < 0.8 else len(data)
-        data[chance.randrange(within)] = chance.randrange(256)
-    path.write_bytes(data)
-    try:
-        with open_raster(path, limits) as source:
-            source.read(Rect(Span(0, min(64, source.size[0])), Span(0, min(64, source.size[1]))))
-        outcome = "read"
-    except SerferError as error:
-        assert "\\n" not in str(error) and str(path) in str(error), error
-        outcome = type(error).__name__
-    outcomes[outcome] = outcomes.get(outcome, 0) + 1
-print(outcomes, file=sys.stderr)
+limits = RasterLimits(max_block_bytes=1 << 24)
+for path in map(Path, sys.argv[2:]):
+    chance, good, outcomes = random.Random(7), path.read_bytes(), {}
+    print(path, file=sys.stderr, flush=True)
+    for _ in range(int(sys.argv[1])):
+        data = bytearray(good)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            within = min(len(data), 700) if chance.random() < 0.8 else len(data)
+            data[chance.randrange(within)] = chance.randrange(256)
+        path.write_bytes(data)
+        try:
+            with open_raster(path, limits) as source:
+                source.read(Rect(Span(0, min(64, source.size[0])), Span(0, min(64, source.size[1]))))
+            outcome = "read"
+        except SerferError as error:
+            assert "\\n" not in str(error) and str(path) in str(error), error
+            outcome = type(error).__name__
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    print(outcomes, file=sys.stderr)
 peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 assert peak < 400_000, peak
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "profile"),
-    [
-        ("a.tif", {"driver": "GTiff", "tiled": True, "blockxsize": 32, "blockysize": 32, "compress": "deflate"}),
-        ("b.tif", {"driver": "GTiff", "compress": "lzw", "BIGTIFF": "YES", "interleave": "band"}),
-        ("c.tif", {"driver": "COG", "compress": "jpeg"}),
-        ("a.png", {"driver": "PNG"}),
-        ("a.jpg", {"driver": "JPEG"}),
-    ],
-)
-def test_damaged_images_are_read_or_refused_but_never_end_the_process(tmp_path, name, profile):
-    path = write(tmp_path / name, pixels(100, 130), **profile)
-    run = [sys.executable, "-c", MUTATE, path, str(MUTATIONS)]
+PROFILES = [
+    ("a.tif", {"driver": "GTiff", "tiled": True, "blockxsize": 32, "blockysize": 32, "compress": "deflate"}),
+    ("b.tif", {"driver": "GTiff", "compress": "lzw", "BIGTIFF": "YES", "interleave": "band"}),
+    ("c.tif", {"driver": "COG", "compress": "jpeg"}),
+    ("a.png", {"driver": "PNG"}),
+    ("a.jpg", {"driver": "JPEG"}),
+]
+
+
+def test_damaged_images_are_read_or_refused_but_never_end_the_process(tmp_path):
+    paths = [write(tmp_path / name, pixels(100, 130), **profile) for name, profile in PROFILES]
+    run = [sys.executable, "-c", MUTATE, str(MUTATIONS), *paths]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

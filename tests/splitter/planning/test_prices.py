@@ -113,13 +113,13 @@ def test_the_price_of_a_plan_equals_the_planners_prediction(case, store, planned
 
 
 def test_the_cases_cover_stored_and_inline_tensors(planned):
-    stages = {
-        (store, stage.inline, stage.grid.tiles > 1)
-        for case in CASES
-        for store in ("redis", "s3")
-        for stage in planned(case, store).stages[:-1]
-    }
-    assert {(store, inline, True) for store in ("redis", "s3") for inline in (True, False)} <= stages
+    for store in ("redis", "s3"):
+        missing = {True, False}
+        for case in CASES:
+            missing -= {stage.inline for stage in planned(case, store).stages[:-1] if stage.grid.tiles > 1}
+            if not missing:
+                break
+        assert not missing
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import pytest
-import torch
+
+from tests.exports import for_any_size
 
 
 @pytest.fixture(scope="session")
@@ -10,13 +11,7 @@ def exported(tmp_path_factory):
     def export(make):
         if make not in known:
             net = make().eval()
-            free = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-            program = torch.onnx.export(
-                net, (torch.zeros(1, 3, 64, 64),), dynamo=True, verbose=False, dynamic_shapes=(free,)
-            )
-            file = tmp_path_factory.mktemp("network") / "net.onnx"
-            program.save(file)
-            known[make] = net, file
+            known[make] = net, for_any_size(net, tmp_path_factory.mktemp("network") / "net.onnx")
         return known[make]
 
     return export

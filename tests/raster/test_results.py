@@ -32,6 +32,7 @@ from serfer.raster import (
 from serfer.raster.palette import DepthScale, colours, mask_image, palette, read_depth, write_depth
 from serfer.raster.results import tiff_result
 from tests.moto_server import ACCESS, MotoServer
+from tests.once import one_each
 from tests.raster.files import UTM, WHERE, pixels
 
 NOWHERE = Georeference()
@@ -73,9 +74,13 @@ def read(path):
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 class TestTiff:
-    @pytest.mark.parametrize("compression", ["deflate", "zstd", "none"])
-    @pytest.mark.parametrize(
-        ("dtype", "channels"), [("uint8", 1), ("uint8", 3), ("int8", 1), ("uint16", 2), ("int32", 1), ("float32", 6)]
+    @one_each(
+        "compression",
+        ["deflate", "zstd", "none"],
+        (
+            ("dtype", "channels"),
+            [("uint8", 1), ("uint8", 3), ("int8", 1), ("uint16", 2), ("int32", 1), ("float32", 6)],
+        ),
     )
     def test_a_result_has_the_values_of_its_parts(self, tmp_path, dtype, channels, compression):
         values = pixels(700, 1100, channels, dtype)
@@ -285,6 +290,7 @@ import resource, signal, sys
 from pathlib import Path
 from serfer.core.errors import UnavailableError
 from serfer.raster import write_result
+from tests.once import one_each
 from tests.raster.files import pixels
 from tests.raster.test_results import kept, layout_of
 place = Path(sys.argv[1])

@@ -25,8 +25,8 @@ from splitter.split import split
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import ONE, GridChoice, parse_grids
+from tests.once import one_each
 from tests.splitter.models import unsplit
-from tests.splitter.once import one_each
 from tests.splitter.planning.test_weight_places import NETWORKS, SIZE
 
 AWS = shipped_aws()

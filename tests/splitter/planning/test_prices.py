@@ -12,8 +12,8 @@ from splitter.plan_dir.assemble import assemble
 from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.package_fit import fit
 from splitter.tiling.grids import parse_grids
+from tests.once import one_each
 from tests.splitter.models import FACTS, LIMIT, Net, unsplit
-from tests.splitter.once import one_each
 
 
 def chain():

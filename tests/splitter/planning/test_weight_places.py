@@ -14,8 +14,8 @@ from splitter.network.ingest import from_onnx
 from splitter.plan_dir.check import run_tiles
 from splitter.plan_dir.precision import predicted_loss, rounded_up, storable, storable_within
 from splitter.split import split
+from tests.once import one_each
 from tests.splitter.models import Net, unsplit
-from tests.splitter.once import one_each
 
 SIZE = (12, 12)
 SAME = {"pads": [1, 1, 1, 1]}

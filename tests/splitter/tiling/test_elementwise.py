@@ -7,8 +7,8 @@ from onnx import TensorProto
 from splitter.network.ingest import from_onnx
 from splitter.tiling import operators
 from splitter.tiling.global_pooling import with_tile_pools
+from tests.once import one_each
 from tests.splitter.models import Net, unsplit, worst_error
-from tests.splitter.once import one_each
 
 EXACT = 2e-6
 SIZE = (9, 11)

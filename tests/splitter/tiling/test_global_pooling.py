@@ -8,8 +8,8 @@ from serfer.core.errors import PlanWarning
 from serfer.core.geometry import Grid
 from splitter.network.ingest import from_onnx
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
+from tests.once import one_each
 from tests.splitter.models import Net, check_every_answer, cut, through_the_store
-from tests.splitter.once import one_each
 
 SIZE = (11, 14)
 CHANNELS = 5

@@ -10,8 +10,8 @@ from splitter.network.onnx_models import OPSET
 from splitter.network.source import mean_matrix
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points
+from tests.once import one_each
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
-from tests.splitter.once import one_each
 
 GRIDS = ["1", "1x3", "2x2", "3x2"]
 EXACT = 1e-6

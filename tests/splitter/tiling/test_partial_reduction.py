@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
+from tests.once import one_each
 from tests.splitter.models import Net, check_every_answer, cut, room_for, through_the_store
-from tests.splitter.once import one_each
 
 FEATURES, CLASSES = 75, 23
 

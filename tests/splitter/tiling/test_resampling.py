@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from splitter.network.ingest import from_onnx
+from tests.once import one_each
 from tests.splitter.models import Net
-from tests.splitter.once import one_each
 from tests.splitter.tiling.test_elementwise import EXACT, network, spread
 
 GRIDS = ["2x2", "3x2", "1x4"]

@@ -26,7 +26,7 @@ from serfer.core.exactness import TOLERANCE, relative_error
 from serfer.plan_directory import load_plan
 from tests.splitter.windows.random_maps import draw
 
-FEW, DAILY, WEEKLY = 9, 300, 3000
+FEW, DAILY, WEEKLY = 5, 300, 3000
 FIXED_SEED = 34
 LANES = 10
 NOT_A_REASON = re.compile(

@@ -270,7 +270,7 @@ def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
 
 def test_a_killed_driver_loses_no_query_and_answers_none_twice(suite):
     scenario = scenarios.SCENARIOS["driver"].driven_by("push")
-    [outcome] = scenarios.measure([scenario], suite(24, workers=4))
+    [outcome] = scenarios.measure([scenario], suite(12, workers=4))
     assert outcome.problems == ()
     assert "never answered by the driver that died" in outcome.remark
 

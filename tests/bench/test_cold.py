@@ -3,6 +3,7 @@
 import types
 from dataclasses import replace
 
+import onnx
 import pytest
 
 from bench.cold import page_cache, pairs
@@ -18,8 +19,7 @@ from serfer.local.servers.redis import RedisServer
 from serfer.plan_directory import load_plan
 from splitter.split import split
 from storage import open_store
-from tests.e2e.small import split_small
-from tests.splitter.models import Net
+from tests.e2e.small import slow_starts, small_onnx, split_small
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +95,10 @@ def test_an_environment_that_had_started_before_its_stage_is_one_part():
 
 @pytest.fixture(scope="module")
 def two_plans(tmp_path_factory):
-    net, x = Net(3, 16, 16), "x"
-    for before, after in ((3, 24), (24, 40), (40, 24)):
-        x = net.op("Relu", net.conv(x, before, after, [3, 3], pads=[1, 1, 1, 1]))
-    model = net.model(net.linear(net.flat(net.op("GlobalAveragePool", x)), 24, 5))
     path = tmp_path_factory.mktemp("network") / "net.onnx"
-    path.write_bytes(model.SerializeToString())
-    split(path, out=path.with_name("plan"), weights="fetched", cold_plan="always", cold_environments=2, gang="never")
+    onnx.save(small_onnx(), path)
+    options = {"weights": "fetched", "cold_plan": "always", "cold_environments": 3, "gang": "never"}
+    split(path, out=path.with_name("plan"), facts=slow_starts(), **options)
     return path.with_name("plan")
 
 
@@ -121,7 +118,7 @@ def test_first_answers_of_both_plans_are_measured_in_alternated_pairs(two_plans,
     for row in result.rows:
         assert 0 < row.second_ms < row.ms
         assert row.usd > 0 < row.predicted_usd
-        assert row.environments == len(load_plan(two_plans if row.what == "whole" else place).functions)
+        assert row.environments == load_plan(two_plans if row.what == "whole" else place).tasks
     assert result.table.head[:2] == ["plan", "first answer ms"]
 
 

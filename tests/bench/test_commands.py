@@ -58,11 +58,11 @@ def test_fair_release_answers_the_middle_of_a_burst_earlier(directory):
     assert (fair["answered"], unfair["answered"]) == (60, 60)
 
 
-def test_thousands_of_queries_through_null_workers_leave_nothing_open(directory):
+def test_hundreds_of_queries_through_null_workers_leave_nothing_open(directory):
     options = ("--workers", "null", "--service-ms", 0, "--concurrency", 50, "--rounds", 1)
-    document = json.loads(bench("burst", "--plan", directory, "--queries", 1000, *options, "--json").output)
+    document = json.loads(bench("burst", "--plan", directory, "--queries", 300, *options, "--json").output)
     [one] = document["rounds"]
-    assert (one["answered"], one["retries"], one["failures"]) == (1000, 0, [])
+    assert (one["answered"], one["retries"], one["failures"]) == (300, 0, [])
     assert one["end"]["descriptors"] <= one["start"]["descriptors"]
 
 

@@ -41,7 +41,7 @@ def small(seed=0):
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", [1, 3, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in (2, 5))])
 def test_ours_is_never_worse_than_gillis(seed):
     comparison = versus.compare(small(seed), SMALL)
     assert {one.which for one in comparison.versus} == {"fastest", "one vCPU", "frontier"}
@@ -49,7 +49,7 @@ def test_ours_is_never_worse_than_gillis(seed):
     assert any(one.speedup > 1.05 for one in comparison.versus)
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.weekly), 4])
 def test_a_computing_master_saves_little(seed):
     """One invocation fewer in each group, and a cheap master that waits: a way to run that our plans do not have."""
     lost = [one for one in versus.compare(small(seed), SMALL).versus if one.loses]

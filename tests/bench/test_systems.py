@@ -68,6 +68,12 @@ def ours(directory, settings, workers="inprocess", in_flight=None):  # noqa: ARG
 
 
 SYSTEMS = {SERFER: partial(ours, workers="local"), **BASELINES}
+FEW = ("gillis",)
+"""What is started at a commit: ours has tests of its own (tests/e2e), and the papers' come every week."""
+
+
+def marked(names):
+    return [name if name in FEW else pytest.param(name, marks=pytest.mark.weekly) for name in names]
 
 
 @pytest.fixture(scope="class")
@@ -81,17 +87,18 @@ def system(request, lean, settings):
 
 
 class TestStarted:
-    @pytest.mark.parametrize("system", SYSTEMS, indirect=True)
+    @pytest.mark.parametrize("system", marked(SYSTEMS), indirect=True)
     def test_it_answers_as_the_unsplit_model(self, system, lean, request):
         assert system.name == request.node.callspec.params["system"]
         check_answers(system, unsplit(load_plan(lean), lean))
 
-    @pytest.mark.parametrize("system", SYSTEMS, indirect=True)
+    @pytest.mark.parametrize("system", marked(SYSTEMS), indirect=True)
     def test_pixels_that_do_not_fit_are_refused_at_once(self, system):
         for pixels in (PIXELS[:, 1:], PIXELS[0], PIXELS[:0]):
             with pytest.raises(InputError, match="the batch is uint8 with shape"):
                 system.submit(pixels)
 
+    @pytest.mark.weekly
     @pytest.mark.parametrize("system", ["serfer-published", "serfer-repaired"], indirect=True)
     def test_serfers_counts_are_those_of_redis_and_its_keys_stay(self, system, lean):
         before = system.counts()
@@ -112,7 +119,7 @@ class TestStarted:
 
 
 class TestEverySystem:
-    @pytest.mark.parametrize("name", BASELINES)
+    @pytest.mark.parametrize("name", marked(BASELINES))
     def test_closing_a_baseline_ends_queries_in_flight(self, name, directory, settings):
         before = descendants()
         with BASELINES[name](directory, settings, in_flight=1) as system:
@@ -246,19 +253,20 @@ class TestForkJoin:
             small = replace(plan, limit=PackageLimit(1000 + room, 1000))
             assert len([one for one in held_groups(small, 1769) if one in everything[:held]]) == held
 
-    def test_without_room_for_any_weights_every_part_goes_to_a_worker(self, tmp_path, plan, directory, settings, whole):
-        directory = shutil.copytree(directory, tmp_path / "plan")
+    def test_without_room_for_any_weights_every_part_goes_to_a_worker(self, tmp_path, lean, settings):
+        directory, plan = shutil.copytree(lean, tmp_path / "plan"), load_plan(lean)
         small = sealed(replace(plan, limit=PackageLimit(1000, 1000)))
         write_plan(small, directory)
         with ForkJoin(directory, settings, in_flight=1) as system:
             assert system.held == []
             logits = system.submit(PIXELS[:1]).result(PATIENCE)
             everything = system.payload_bytes
-        assert difference(logits, whole(PIXELS[:1])).exact
+        assert difference(logits, unsplit(plan, lean)(PIXELS[:1])).exact
         assert everything == sum(carried(plan, tile) for tile in every_tile(plan))
 
-    def test_payloads_carry_every_part_but_the_masters_both_ways(self, plan, directory, settings):
-        with ForkJoin(directory, settings, in_flight=1) as system:
+    def test_payloads_carry_every_part_but_the_masters_both_ways(self, lean, settings):
+        plan = load_plan(lean)
+        with ForkJoin(lean, settings, in_flight=1) as system:
             system.submit(PIXELS[:1]).result(PATIENCE)
             assert system.payload_bytes == sum(carried(plan, tile) for tile in every_tile(plan) if tile[1] > 0)
             assert system.counts() == StoreCounts()

@@ -188,11 +188,11 @@ class Result:
         return self.err
 
 
-@pytest.fixture
-def start(cache, tmp_path):
-    """Start `serfer` with arguments; whatever a test does, it is gone at the test's end."""
+@contextmanager
+def starting(cache, directory):
+    """Start `serfer` with arguments in a directory; whatever a test does, it is gone at the end."""
     running = []
-    temporary, home = tmp_path / "tmp", tmp_path / "home"
+    temporary, home = directory / "tmp", directory / "home"
     temporary.mkdir()
     home.mkdir()
 
@@ -221,16 +221,25 @@ def start(cache, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            cwd=tmp_path,
+            cwd=directory,
         )
         command = Command(process, (temporary, home), cache, older)
         running.append(command)
         return command
 
-    yield launch
-    for command in running:
-        command.process.kill()
-        command.process.communicate()
+    try:
+        yield launch
+    finally:
+        for command in running:
+            command.process.kill()
+            command.process.communicate()
+
+
+@pytest.fixture
+def start(cache, tmp_path):
+    """Start `serfer` with arguments; whatever a test does, it is gone at the test's end."""
+    with starting(cache, tmp_path) as launch:
+        yield launch
 
 
 @pytest.fixture

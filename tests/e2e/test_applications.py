@@ -1,4 +1,4 @@
-"""Applications as users serve them: processes, a registry, and a canary that fails."""
+"""Applications as `serfer serve` serves them (test_up_applications.py has several drivers and canaries)."""
 
 import io
 import signal
@@ -11,15 +11,10 @@ from onnx import numpy_helper
 from PIL import Image
 
 import serfer
-from serfer.core.variants import Canary, CanaryLimits
-from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
-from tests.applications.worlds import NOW, plan_variant, register, variant, version
-from tests.e2e.conftest import PATIENCE, eventually
+from tests.applications.worlds import plan_variant, register, version
+from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import LABELS, PREPROCESS, small_onnx
-
-LIMITS = CanaryLimits(window_s=600.0, queries=20, max_error_rate=0.2)
-DRIVERS = 2
 
 
 def white():
@@ -47,31 +42,6 @@ def split_broken(directory):
     return out
 
 
-@pytest.fixture
-def registry(tmp_path):
-    found = open_registry(str(tmp_path / "registry"))
-    register(found, "faces", version("net", 1, plan_variant(found, tmp_path / "one", "net.1.whole", grids=[(1, 1)])))
-    broken = split_broken(tmp_path / "two")
-    second = variant("net.2.whole", plan=load_plan(broken).digest, artefact=found.put_directory(broken))
-    register(found, "faces", version("net", 2, second))
-    return found
-
-
-@pytest.fixture
-def drivers(start, redis, registry):
-    """Processes that serve the registry's application from one store; yields their URLs.
-
-    The second one has only heard of the registry from its environment.
-    """
-    common = ("serve", "--store", redis, "--port", "0", "--json", "--drain-s", "0")
-    named = start(*common, "--registry", str(registry), "--app", "faces")
-    commands = [named, start(*common, SERFER_REGISTRY=str(registry))]
-    yield [command.said()["url"] for command in commands]
-    for command in commands:
-        command.interrupt(signal.SIGTERM)
-        assert command.end().code == 0
-
-
 @pytest.mark.parametrize("command", ["serve", "instance"])
 def test_with_nothing_named_the_registry_of_the_settings_is_served_and_no_network_of_the_zoo(
     serfer_here, tmp_path, command
@@ -83,27 +53,6 @@ def test_with_nothing_named_the_registry_of_the_settings_is_served_and_no_networ
 
 def classify(url):
     return httpx.post(f"{url}/v1/classify", files={"image": white()}, timeout=PATIENCE)
-
-
-def test_a_canary_that_fails_is_taken_back_by_the_drivers_and_no_query_is_lost(drivers, registry):
-    assert classify(drivers[0]).json()["selected"]["version"] == 1
-    canary = Canary({"net": 2}, 0.5, NOW, "test", LIMITS)
-    registry.update("faces", lambda record: record.with_canary(canary))
-
-    def seen(url):
-        return httpx.get(f"{url}/v1/applications/faces").json()["canary"]
-
-    for url in drivers:
-        eventually(lambda url=url: seen(url), "the driver sees the canary", every=0.1)
-    replies = [classify(drivers[number % DRIVERS]) for number in range(60)]
-    assert {reply.status_code for reply in replies} == {200}
-    assert any(reply.json()["selected"]["failed"] for reply in replies)
-    assert {reply.json()["selected"]["version"] for reply in replies} == {1}
-    eventually(lambda: registry.application("faces").canary is None, "the canary is taken back", every=0.1)
-    for url in drivers:
-        eventually(lambda url=url: not seen(url), "the driver uses the canary no more", every=0.1)
-    assert not any(classify(url).json()["selected"]["failed"] for url in drivers for _ in range(20))
-    assert "failed" in httpx.get(f"{drivers[0]}/v1/applications/faces").json()["taken_back"]
 
 
 SELECTOR = """
@@ -130,16 +79,16 @@ def test_a_selector_of_the_users_own_chooses_the_variants(start, redis, tmp_path
     assert command.end().code == 0
 
 
-def test_what_is_not_registered_cannot_be_served(serfer_, tmp_path):
+def test_what_is_not_registered_cannot_be_served(serfer_here, tmp_path):
     place = str(tmp_path / "registry")
-    result = serfer_("serve", "--registry", place, "--port", "0")
+    result = serfer_here("serve", "--registry", place, "--port", "0")
     assert (result.code, "there is no registry" in result.err) == (4, True), result.err
     open_registry(place)
-    result = serfer_("serve", "--registry", place, "--port", "0")
+    result = serfer_here("serve", "--registry", place, "--port", "0")
     assert (result.code, "no applications" in result.err) == (2, True), result.err
-    result = serfer_("serve", "--registry", place, "--app", "faces", "--port", "0")
+    result = serfer_here("serve", "--registry", place, "--app", "faces", "--port", "0")
     assert (result.code, "no application faces" in result.err) == (2, True), result.err
-    result = serfer_("serve", "--registry", place, "--selector", "fastest", "--port", "0")
+    result = serfer_here("serve", "--registry", place, "--selector", "fastest", "--port", "0")
     assert (result.code, "there is no selector 'fastest'" in result.err) == (2, True), result.err
-    result = serfer_("serve", "--app", "faces", "--port", "0")
+    result = serfer_here("serve", "--app", "faces", "--port", "0")
     assert (result.code, "--registry" in result.err) == (2, True), result.err

@@ -241,14 +241,14 @@ def test_version(serfer_):
     assert as_module.stdout == result.out
 
 
-def test_without_arguments_the_help_is_shown_as_a_usage_error(serfer_):
-    result = serfer_()
+def test_without_arguments_the_help_is_shown_as_a_usage_error(serfer_here):
+    result = serfer_here()
     assert result.code == 2
     assert "classify" in result.err
 
 
-def test_the_help_of_the_top_names_every_command(serfer_):
-    help_text = serfer_("--help").out
+def test_the_help_of_the_top_names_every_command(serfer_here):
+    help_text = serfer_here("--help").out
     assert all(command.split()[0] in help_text for command in COMMANDS)
     assert "Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input" in help_text
     assert "130 interrupted, 143 terminated." in " ".join(help_text.split())

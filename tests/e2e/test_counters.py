@@ -160,7 +160,7 @@ def test_a_gang_in_process_builds_each_session_once_and_sends_each_border_once(t
             assert seen[-1] == between(StoreCounts(), pipeline.last_report.store) == seen[0]
 
 
-@pytest.mark.parametrize("driver", ["push", "poll"])
+@pytest.mark.parametrize("driver", ["push", pytest.param("poll", marks=pytest.mark.weekly)])
 def test_functions_build_each_session_once_and_ask_the_store_for_what_the_plan_says(many, settings, redis, driver):
     alone = settings.model_copy(update={"local_concurrency": 1})  # an environment for each function
     plan = load_plan(many)

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 import time
 
 import numpy as np
@@ -28,8 +29,15 @@ def free_port():
 
 
 class TestPoll:
-    @pytest.mark.parametrize("workers", ["inprocess", "local"])
-    @pytest.mark.parametrize("kind", ["file", "redis"])
+    @pytest.mark.parametrize(
+        ("kind", "workers"),
+        [
+            ("file", "inprocess"),
+            ("redis", "local"),
+            pytest.param("redis", "inprocess", marks=pytest.mark.weekly),
+            pytest.param("file", "local", marks=pytest.mark.weekly),
+        ],
+    )
     def test_the_poll_driver_equals_the_unsplit_model(self, lean, settings, kind, workers, tmp_path, redis):
         url = {"file": f"file://{tmp_path / 'store'}", "redis": redis}[kind]
         with serfer.open(lean, store=url, workers=workers, driver="poll", settings=settings) as pipeline:
@@ -92,20 +100,20 @@ class TestCache:
 
 
 class TestWarm:
-    def test_warm_environments_are_not_started_again(self, plan, settings, redis):
-        with serfer.open(plan, store=redis, workers="local", settings=settings) as pipeline:
+    def test_warm_environments_are_not_started_again(self, lean, settings, redis):
+        with serfer.open(lean, store=redis, workers="local", settings=settings) as pipeline:
             reports = pipeline.warm()
-            assert [(one.asked, one.warm, one.started) for one in reports] == [(4, 4, 4), (4, 4, 4), (1, 1, 1)]
+            assert [(one.asked, one.warm, one.started) for one in reports] == [(2, 2, 2), (1, 1, 1)]
             assert all(one.slowest_start_ms > 0 and one.problem is None for one in reports)
             pipeline.run(batch(1))
             assert sum(stage.cold for stage in pipeline.last_report.stages) == 0
-            assert [one.started for one in pipeline.warm()] == [0, 0, 0]
+            assert [one.started for one in pipeline.warm()] == [0, 0]
 
-    def test_throttled_warm_ups_are_reported(self, plan, settings, redis):
-        few = settings.model_copy(update={"local_concurrency": 2})
-        with serfer.open(plan, store=redis, workers="local", settings=few) as pipeline:
+    def test_throttled_warm_ups_are_reported(self, lean, settings, redis):
+        few = settings.model_copy(update={"local_concurrency": 1})
+        with serfer.open(lean, store=redis, workers="local", settings=few) as pipeline:
             reports = pipeline.warm()
-            assert (reports[0].asked, reports[0].warm) == (4, 2)
+            assert (reports[0].asked, reports[0].warm) == (2, 1)
             assert reports[0].problem.startswith("throttled: ")
 
     def test_workers_in_process_are_always_warm(self, plan, settings):
@@ -117,11 +125,11 @@ class TestDeployed:
     """`--workers aws` against the local Lambda service, found as boto3 finds it."""
 
     @pytest.fixture
-    def service(self, plan, settings, redis):
+    def service(self, lean, settings, redis):
         port = free_port()
         access = {"local_port": port, "local_access": SecretStr("local:local-secret-of-a-test")}
         here = settings.model_copy(update=access)
-        with serfer.open(plan, store=redis, workers="local", settings=here):
+        with serfer.open(lean, store=redis, workers="local", settings=here):
             yield {
                 "AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{port}",
                 "AWS_DEFAULT_REGION": "us-east-1",
@@ -129,15 +137,15 @@ class TestDeployed:
                 "AWS_SECRET_ACCESS_KEY": "local-secret-of-a-test",
             }
 
-    def test_deployed_functions_are_warmed_up_and_invoked(self, service, serfer_here, plan, redis, examples):
-        warmed = serfer_here("warm", "--plan", plan, "--store", redis, "--json", own_service=True, **service)
-        assert [json.loads(line)["started"] for line in warmed.lines] == [4, 4, 1]
-        common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis, "--json")
+    def test_deployed_functions_are_warmed_up_and_invoked(self, service, serfer_here, lean, redis, examples):
+        warmed = serfer_here("warm", "--plan", lean, "--store", redis, "--json", own_service=True, **service)
+        assert [json.loads(line)["started"] for line in warmed.lines] == [2, 1]
+        common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis, "--json")
         for driver in ("push", "poll"):
             report = json.loads(serfer_here(*common, "--driver", driver, own_service=True, **service).out)
             assert sum(stage["cold"] for stage in report["stages"]) == 0
         assert (
-            "slowest start ms" in serfer_here("warm", "--plan", plan, "--store", redis, own_service=True, **service).out
+            "slowest start ms" in serfer_here("warm", "--plan", lean, "--store", redis, own_service=True, **service).out
         )
 
     def test_without_credentials_or_region(self, serfer_here, plan, redis, examples):
@@ -151,8 +159,8 @@ class TestDeployed:
         result = serfer_here(*common, **{**service, "AWS_ENDPOINT_URL_LAMBDA": "garbage"})
         result.complains(2, "AWS_ENDPOINT_URL_LAMBDA")
 
-    def test_missing_functions_are_named(self, serfer_here, lean, service, redis, examples):
-        common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis)
+    def test_missing_functions_are_named(self, serfer_here, single, service, redis, examples):
+        common = ("classify", examples / "rocket.jpg", "--plan", single, "--workers", "aws", "--store", redis)
         serfer_here(*common, **service).complains(4, "Function not found")
 
 
@@ -160,7 +168,7 @@ class TestPluggedIn:
     """A store of the user's own, installed beside SerFer, reaches workers that are processes too."""
 
     @pytest.fixture
-    def installed(self, tmp_path):
+    def installed(self, tmp_path, monkeypatch):
         site = tmp_path / "site"
         information = site / "my_store-1.0.dist-info"
         information.mkdir(parents=True)
@@ -181,24 +189,25 @@ class TestPluggedIn:
         for name in ("my_store", "my_help"):
             record = [*(file for file in files if file.startswith(name))]
             (next(site.glob(f"{name}-*")) / "RECORD").write_text("".join(f"{file},,\n" for file in record))
-        return site
+        monkeypatch.syspath_prepend(site)
+        yield site
+        for name in ("my_store", "my_help"):
+            sys.modules.pop(name, None)
 
-    def test_every_engine_works_on_a_third_party_store(self, serfer_, lean, examples, installed, tmp_path):
+    @pytest.mark.usefixtures("installed")
+    def test_every_engine_works_on_a_third_party_store(self, serfer_here, lean, examples, tmp_path):
         picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"
         for driver in ("push", "poll"):
-            result = serfer_(
-                *("classify", picture, "--plan", lean, "--store", url, "--driver", driver, "--json"),
-                PYTHONPATH=str(installed),
-            )
+            result = serfer_here("classify", picture, "--plan", lean, "--store", url, "--driver", driver, "--json")
             report = json.loads(result.out)
             assert report["store"]["puts"] > 0
         assert [path.name for path in (tmp_path / "kept").iterdir()] == ["#lock"]
 
-    def test_a_store_package_that_cannot_be_packed_is_named(self, serfer_, lean, examples, installed, tmp_path):
+    def test_a_store_package_that_cannot_be_packed_is_named(self, serfer_here, lean, examples, installed, tmp_path):
         for record in installed.glob("*/RECORD"):
             record.write_text("")
         picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"
-        result = serfer_("classify", picture, "--plan", lean, "--store", url, PYTHONPATH=str(installed))
+        result = serfer_here("classify", picture, "--plan", lean, "--store", url)
         result.complains(3, "my-store", "cannot be packed")
 
 

@@ -14,6 +14,11 @@ from tests.e2e.gangs import images, split_gang
 BILLED = re.compile(r"Billed Duration: (\d+) ms\tMemory Size: (\d+) MB")
 
 
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory):
+    return split_gang(tmp_path_factory.mktemp("gang"))
+
+
 @pytest.fixture
 def billed(monkeypatch):
     """Return the REPORT lines of all invocations so far, as (billed ms, MB)."""
@@ -51,9 +56,8 @@ def test_a_gangs_report_is_what_lambda_bills_for_its_members(tmp_path, settings,
     assert (kinds.count("invoke"), kinds.count("work"), kinds.count("member stage")) == (3, 3, 3 * 3 + 1)
 
 
-def test_commands_show_a_gang(tmp_path, serfer_here, examples):
-    directory = split_gang(tmp_path)
-    where = ("--plan", directory, "--workers", "inprocess", "--store", "memory://")
+def test_commands_show_a_gang(gang, serfer_here, examples):
+    where = ("--plan", gang, "--workers", "inprocess", "--store", "memory://")
     shown = serfer_here("classify", *where, examples / "rocket.jpg")
     assert shown.code == 0
     [head] = [line for line in shown.lines if "exchanged" in line]
@@ -61,12 +65,12 @@ def test_commands_show_a_gang(tmp_path, serfer_here, examples):
     rows = [line.split() for line in shown.lines if line.split()[:1] in (["stage-0"], ["stage-3"])]
     assert [row.count("stage-0") for row in rows] == [2, 1]
     assert "for one another" in shown.out
-    verified = serfer_here("verify", directory, "--workers", "inprocess", "--store", "memory://", "--json")
+    verified = serfer_here("verify", gang, "--workers", "inprocess", "--store", "memory://", "--json")
     assert verified.code == 0, verified.err
 
 
-def test_a_gangs_function_is_warmed_once_for_all_of_its_members(tmp_path, settings, redis):
-    with serfer.open(split_gang(tmp_path), store=redis, workers="local", settings=settings) as pipeline:
+def test_a_gangs_function_is_warmed_once_for_all_of_its_members(gang, settings, redis):
+    with serfer.open(gang, store=redis, workers="local", settings=settings) as pipeline:
         [warmth] = pipeline.warm(queries=2, hold_s=3.0)
         assert (warmth.asked, warmth.warm, warmth.problem) == (4, 4, None)
         pipeline.run(images(pipeline.plan))

@@ -51,6 +51,8 @@ NETWORKS = {
     "after a whole first stage": ((24, 20), ("stem", *BLOCKS), "1 2x1 2x1 2x1 1", [(1, 5)]),
     "two gangs": ((24, 20), ("stem", "narrow0", "mid0", "narrow1"), "2x1 2x1 3x1 3x1 1", [(0, 2), (2, 5)]),
 }
+FEW = ("two by two", "five rows on three tiles", "sums of three", "fewer and again more tiles", "two gangs")
+"""What is checked at a commit: both directions, too few rows, reductions, other grids, and more than one gang."""
 
 
 def network(name, directory):
@@ -61,7 +63,9 @@ def network(name, directory):
     return directory
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.weekly) for name in NETWORKS]
+)
 def test_a_gang_answers_as_the_unsplit_network_and_as_its_stages_one_by_one(tmp_path, monkeypatch, name):
     directory = network(name, tmp_path)
     plan = load_plan(directory)
@@ -192,7 +196,7 @@ def test_borders_that_were_lost_without_notice_are_not_waited_for_in_vain(rows, 
             pipeline.close()
 
 
-@pytest.mark.parametrize("kind", ["default", "file", "cluster"])
+@pytest.mark.parametrize("kind", [pytest.param("default", marks=pytest.mark.weekly), "file", "cluster"])
 def test_local_workers_run_gangs_over_every_store_with_inboxes(rows, settings, kind, tmp_path, request, invocations):
     url = {"default": None, "file": f"file://{tmp_path / 'store'}"}.get(kind, "")
     if url == "":
@@ -227,7 +231,7 @@ class TestChaos:
         query = start(pipeline)
         return pipeline, query, *invocations.members(2)
 
-    @pytest.mark.parametrize("when", ["before", "waiting", "between"])
+    @pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.weekly), "waiting", "between"])
     def test_a_member_that_is_killed_is_run_again_and_finds_what_it_missed(self, held, rows, redis, invocations, when):
         pipeline, query, task, pids = held
         if when != "before":
@@ -272,7 +276,7 @@ class TestChaos:
         invocations.stop()
         assert check(pipeline, rows, start(pipeline)).retries == 2
 
-    @pytest.mark.parametrize("behind", ["from the start", "later"])
+    @pytest.mark.parametrize("behind", [pytest.param("from the start", marks=pytest.mark.weekly), "later"])
     def test_a_late_member_gets_a_duplicate_and_the_answer_is_the_same(
         self, opened, rows, invocations, monkeypatch, behind
     ):

@@ -2,7 +2,6 @@
 
 import shutil
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,8 @@ from tests.e2e.small import batch, hand_on, split_small
 from tests.splitter.models import Net
 
 SAME = {"pads": [1, 1, 1, 1]}
+CHOICES = [tuple(map(bool, map(int, each))) for each in ("0000", "1111", "1000", "0010", "0101", "1011")]
+"""Which stages' outputs ride along: pairwise, all and none."""
 LIMIT = int(6 * 1024 * 1024 * 0.7)  # of what a payload carries
 
 
@@ -59,7 +60,7 @@ def test_a_tile_reads_one_tensor_from_the_store_and_carries_another(joined, sett
     plan = load_plan(joined)
     assert {source.stage for source in plan.stages[3].inputs} == {0, 2}
     answers, bytes_moved = {}, []
-    for number, rides in enumerate(product([False, True], repeat=4)):
+    for number, rides in enumerate(CHOICES):
         inline = {stage for stage, rides_along in enumerate(rides) if rides_along}
         directory = inlined(joined, tmp_path / str(number), inline)
         with serfer.open(directory, settings=settings) as pipeline:
@@ -75,7 +76,7 @@ def test_a_tile_reads_one_tensor_from_the_store_and_carries_another(joined, sett
     assert all(sizes == bytes_moved[0] for sizes in bytes_moved)
 
 
-@pytest.mark.parametrize("workers", ["inprocess", "local"])
+@pytest.mark.parametrize("workers", ["inprocess", pytest.param("local", marks=pytest.mark.weekly)])
 def test_an_inline_plan_sends_no_requests_to_its_store(plan, settings, tmp_path, redis, workers):
     directory = inlined(plan, tmp_path / "inline", {0, 1})
     whole = unsplit(load_plan(plan), plan)
@@ -91,7 +92,7 @@ def test_an_inline_plan_sends_no_requests_to_its_store(plan, settings, tmp_path,
             assert moved(pipeline) == moved(through_store)
 
 
-@pytest.mark.parametrize("workers", ["inprocess", "local"])
+@pytest.mark.parametrize("workers", [pytest.param("inprocess", marks=pytest.mark.weekly), "local"])
 def test_a_batch_too_large_for_payloads_goes_through_the_store(settings, tmp_path, redis, workers):
     wide = split_small(tmp_path, grids=[(1, 2), (1, 1)], cuts=("relu2",))
     directory = inlined(wide, tmp_path / "inline", {0})
@@ -127,7 +128,7 @@ def test_failed_tasks_are_resent_unchanged(plan, settings, tmp_path, monkeypatch
     assert difference(logits, unsplit(load_plan(plan), plan)(batch())).exact
 
 
-@pytest.mark.parametrize("workers", ["inprocess", "local"])
+@pytest.mark.parametrize("workers", ["inprocess", pytest.param("local", marks=pytest.mark.weekly)])
 def test_a_tile_reads_one_tensor_from_each_store(joined, settings, tmp_path, workers, monkeypatch):
     """What stage 0 hands on goes to the second store, what stage 2 does stays in the first; stage 3 reads both."""
     directory = shutil.copytree(joined, tmp_path / "plan")

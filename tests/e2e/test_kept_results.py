@@ -86,7 +86,7 @@ def opened_with(tiled, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("grid", ["1", "3x2", "4x4"])
+@pytest.mark.parametrize("grid", [pytest.param("1", marks=pytest.mark.weekly), "3x2", "4x4"])
 def test_kept_answers_equal_carried_ones_bit_for_bit(tmp_path, url, grid):
     plan = split_dense(tmp_path, grids=grid, reduce="argmax", resize_output=(27, 41))
     with serfer.open(plan, results=url) as pipeline:
@@ -144,9 +144,15 @@ def test_members_of_a_gang_write_the_result(gang, url):
         same(pipeline.run_to_result(images(3)), answer)
 
 
-@pytest.mark.parametrize("driver", ["push", "poll"])
-def test_functions_write_the_result_to_the_store_that_they_were_started_with(tiled, url, settings, redis, driver):
-    chosen = {"workers": "local", "driver": driver, "settings": settings, "store": redis}
+@pytest.mark.parametrize(
+    ("driver", "workers"),
+    [("push", "local"), ("poll", "inprocess"), pytest.param("poll", "local", marks=pytest.mark.weekly)],
+)
+def test_functions_write_the_result_to_the_store_that_they_were_started_with(
+    tiled, url, settings, redis, driver, workers
+):
+    settings = settings.model_copy(update={"local_concurrency": 2})  # not all tiles need an environment of their own
+    chosen = {"workers": workers, "driver": driver, "settings": settings, "store": redis}
     with serfer.open(tiled, results=url, **chosen) as pipeline:
         answer = pipeline.run(images(2))
         same(pipeline.run_to_result(images(2)), answer)

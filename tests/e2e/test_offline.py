@@ -25,6 +25,8 @@ def slow(self, number, values):
     put(self, number, values)
     time.sleep(0.5)
 ResultParts.put = slow
+import serfer.offline.gate
+serfer.offline.gate.PERIOD_S = 0.2
 from serfer.__main__ import main
 main()
 """
@@ -59,7 +61,7 @@ class Clients:
 
 
 class Map:
-    """A map as a process, half a second for each window, one at a time."""
+    """A map as a process, half a second for each window, one at a time, which looks at the load every 0.2 s."""
 
     def __init__(self, *arguments, cwd):
         command = [sys.executable, "-c", SLOW, "map", *map(str, arguments), "--json", "--concurrency", "1"]
@@ -128,7 +130,7 @@ def test_a_map_pauses_while_online_load_is_on_and_resumes_after_it(service, mapp
     with Clients(service) as clients:
         mapped.alive(mapped.paused, "it pauses")
         done = mapped.done
-        clients.answer(200)
+        clients.answer(100)
         assert mapped.done <= done + 1  # what ran when it paused
         assert mapped.done < WINDOWS
     assert set(clients.statuses) == {200}

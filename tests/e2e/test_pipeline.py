@@ -63,7 +63,7 @@ def test_workers_in_process_share_the_cores_among_a_stages_tiles(settings, tmp_p
     assert {session.get_session_options().intra_op_num_threads for session in sessions} == {threads}
 
 
-@pytest.mark.parametrize("kind", ["default", "file", "redis"])
+@pytest.mark.parametrize("kind", ["default", "file", pytest.param("redis", marks=pytest.mark.weekly)])
 def test_local_workers_equal_the_unsplit_model_over_every_shared_store(lean, settings, kind, tmp_path, redis):
     url = store_url(kind, tmp_path, redis)
     with serfer.open(lean, store=url, workers="local", settings=settings) as pipeline:
@@ -99,7 +99,7 @@ def test_small_crops_are_inline_and_large_ones_stored(lean, settings, redis):
             assert pipeline.last_report.retries == 0
 
 
-@pytest.mark.parametrize("file", ["plan.json", "stage-0/weights-0.bin"])
+@pytest.mark.parametrize("file", [pytest.param("plan.json", marks=pytest.mark.weekly), "stage-0/weights-0.bin"])
 def test_a_cached_package_is_rebuilt_after_its_plan_was_altered(settings, tmp_path, file):
     """Function packages share files with plan directories: an alteration in place reaches both."""
 

@@ -10,6 +10,8 @@ from serfer.control.infless.profiles import Configuration
 from serfer.control.scenario_files import read_cluster
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.plan_directory import load_plan
+from splitter.split import split
+from tests.e2e.small import slow_starts
 from tests.sim.cluster.worlds import TOML as CLUSTER
 
 FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan"}
@@ -66,10 +68,11 @@ def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):
     assert prices["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": 0.0}
 
 
-@pytest.fixture
-def two_plans(plan, tmp_path):
-    own = tmp_path / "own"
-    serfer.split(str(plan.parent / "small.onnx"), out=own, weights="fetched", cold_plan="always", cold_environments=3)
+@pytest.fixture(scope="module")
+def two_plans(plan, tmp_path_factory):
+    own = tmp_path_factory.mktemp("two") / "own"
+    options = {"weights": "fetched", "cold_plan": "always", "cold_environments": 3, "gang": "never"}
+    split(plan.parent / "small.onnx", out=own, facts=slow_starts(), **options)
     return own
 
 

@@ -70,8 +70,8 @@ def test_each_output_of_each_image_becomes_a_file(run, answer, examples, tmp_pat
     assert len(list((tmp_path / "made" / "here").iterdir())) == 2 * len(OUTPUTS)
 
 
-def test_the_text_output_lists_outputs_stages_and_dollars(serfer_, dense, examples, tmp_path):
-    result = serfer_("run", "--plan", dense, examples / "rocket.jpg", "--out", tmp_path / "maps", "--compare")
+def test_the_text_output_lists_outputs_stages_and_dollars(serfer_here, dense, examples, tmp_path):
+    result = serfer_here("run", "--plan", dense, examples / "rocket.jpg", "--out", tmp_path / "maps", "--compare")
     assert (result.code, result.err) == (0, "")
     for words in ("1x5x34x34", "int64", "rocket.head_depth.npy", "stage-0", "0 retries", "$", "same first classes"):
         assert words in result.out

@@ -37,23 +37,37 @@ def logged(result, event="request"):
     return [line for line in lines if line["event"] == event]
 
 
-def test_a_service_answers_and_ends_on_a_signal(serve):
-    command, status = serve("--drain-s", "0")
+def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_signal(serve, serfer_here, tmp_path):
+    file = tmp_path / "keys.toml"
+    key = serfer_here("keys", "add", "alice", "--file", file).out.strip()
+    command, status = serve("--drain-s", "0", "--keys", str(file))
     assert (status["pid"], status["models"]) == (command.pid, ["small"])
-    headers = {"X-Request-Id": "mine-1"}
+    headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
-        assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
-        reply = http.post("/v1/classify?explain=true", files={"image": ("secret-name.png", png())}, headers=headers)
-    assert reply.status_code == 200, reply.text
-    assert reply.headers["x-request-id"] == "mine-1"
-    assert reply.json()["images"][0]["name"] == "secret-name.png"
+        refused = http.post("/v1/classify", files={"image": png()})
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        image = {"image": ("secret-name.png", png())}
+        reply = http.post("/v1/classify?explain=true", files=image, headers={**headers, "X-Request-Id": "mine-1"})
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-request-id"] == "mine-1"
+        assert reply.json()["images"][0]["name"] == "secret-name.png"
+        command.started("worker", 0).send(signal.SIGKILL)
+        assert http.post("/v1/classify", files=image, headers=headers).status_code == 200
+        serfer_here("keys", "remove", "alice", "--file", file)
+
+        def locked_out():
+            return http.get("/v1/models", headers=headers).status_code == 401
+
+        eventually(locked_out, "the file is read again")
     command.interrupt(signal.SIGTERM)
     result = command.end()
     assert result.code == 0
-    [line] = [line for line in logged(result) if line["route"] == "/v1/classify"]
-    assert (line["request_id"], line["status"], line["model"]) == ("mine-1", 200, "small")
+    [line] = [line for line in logged(result) if line["request_id"] == "mine-1"]
+    assert (line["route"], line["status"], line["model"]) == ("/v1/classify", 200, "small")
     assert "secret-name" not in result.err
+    assert key not in result.err
+    assert '"client": "alice"' in result.err
 
 
 def test_a_running_request_is_answered_before_shutdown(serve):
@@ -75,44 +89,13 @@ def test_a_running_request_is_answered_before_shutdown(serve):
 def test_a_draining_service_is_not_ready_but_still_answers(serve):
     command, status = serve("--drain-s", "600")
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
+        assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
         command.interrupt(signal.SIGTERM)
         eventually(lambda: http.get("/readyz").status_code == 503, "it drains")
         assert http.get("/readyz").json()["draining"] is True
         assert http.post("/v1/classify", files={"image": png()}).status_code == 200
     command.interrupt(signal.SIGTERM)  # the second one ends it at once
     assert command.end().code == 0
-
-
-def test_killed_workers_are_replaced(serve):
-    command, status = serve("--drain-s", "0")
-    with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
-        assert http.post("/v1/classify", files={"image": png()}).status_code == 200
-        command.started("worker", 0).send(signal.SIGKILL)
-        assert http.post("/v1/classify", files={"image": png()}).status_code == 200
-    command.interrupt(signal.SIGTERM)
-    assert command.end().code == 0
-
-
-def test_requests_need_a_valid_key(serve, serfer_here, tmp_path):
-    file = tmp_path / "keys.toml"
-    made = serfer_here("keys", "add", "alice", "--file", file)
-    key = made.out.strip()
-    command, status = serve("--drain-s", "0", "--keys", str(file))
-    with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
-        refused = http.post("/v1/classify", files={"image": png()})
-        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
-        headers = {"Authorization": f"Bearer {key}"}
-        assert http.post("/v1/classify", files={"image": png()}, headers=headers).status_code == 200
-        serfer_here("keys", "remove", "alice", "--file", file)
-
-        def locked_out():
-            return http.get("/v1/models", headers=headers).status_code == 401
-
-        eventually(locked_out, "the file is read again")
-    command.interrupt(signal.SIGTERM)
-    result = command.end()
-    assert key not in result.err
-    assert '"client": "alice"' in result.err
 
 
 class TestWrongUse:

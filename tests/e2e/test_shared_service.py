@@ -20,6 +20,12 @@ from serfer.wiring.local import local_concurrency, local_service, start_service
 from tests.e2e.small import batch
 
 
+@pytest.fixture(scope="module")
+def plan(single):
+    """The other plan beside `lean`."""
+    return single
+
+
 @pytest.fixture
 def serve(settings, redis):
     """Start a Lambda service with the functions of several plan directories, and return it."""

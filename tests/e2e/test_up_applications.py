@@ -3,123 +3,141 @@
 import json
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from serfer.cli.main import app
 from serfer.core.variants import Canary, CanaryLimits
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from tests.applications.worlds import NOW, plan_variant, register, variant, version
-from tests.e2e.conftest import eventually
+from tests.e2e.conftest import eventually, starting
 from tests.e2e.test_applications import split_broken, white
 from tests.e2e.test_up import QUIET, System
 
 LIMITS = CanaryLimits(window_s=600.0, queries=10, max_error_rate=0.2)
+APPLICATIONS = ("faces", "taken-back", "promoted")
 
 
-@pytest.fixture
-def registry(tmp_path):
-    """Application faces: version 1 on one function, live; version 2, which fails for white images."""
-    found = open_registry(str(tmp_path / "registry"))
-    register(found, "faces", version("net", 1, plan_variant(found, tmp_path / "one", "net.1.whole", grids=[(1, 1)])))
-    broken = split_broken(tmp_path / "two")
-    second = variant("net.2.whole", plan=load_plan(broken).digest, artefact=found.put_directory(broken))
-    register(found, "faces", version("net", 2, second))
-    return found
+@dataclass(frozen=True)
+class World:
+    """A running `serfer up` with two drivers, an application for each test, and keys."""
+
+    system: System
+    registry: object
+    directory: Path
+    phone: str
+    """A key for the application faces alone, two queries a minute; every other request comes with a key for all."""
+    anyone: str
+
+    @property
+    def drivers(self):
+        return self.system.started["drivers"]
+
+    def send(self, method, path, body=None, *, at=None, **headers):
+        return self.system.send(method, path, body, at=at, **{"X_API_Key": self.anyone, **headers})
+
+    def ask(self, application, *, at=None, **headers):
+        """Return status and answer of a white image."""
+        path = f"/v1/classify?application={application}"
+        status, _, body = self.send("POST", path, white(), at=at, Content_Type="image/png", **headers)
+        return status, json.loads(body)
+
+    def shown(self, application, driver):
+        return json.loads(self.send("GET", f"/v1/applications/{application}", at=driver["url"])[2])
 
 
-@pytest.fixture
-def up(start):
-    """Start `serfer up`, and end it by SIGTERM."""
-    systems = []
-
-    def started(*arguments):
-        system = System(start("up", "--port", 0, *QUIET, *arguments))
-        systems.append(system)
-        return system
-
-    yield started
-    for system in systems:
+@pytest.fixture(scope="module")
+def world(cache, tmp_path_factory):
+    """Applications whose version 1, on one function, is live; version 2 fails for white images."""
+    directory = tmp_path_factory.mktemp("up")
+    registry = open_registry(str(directory / "registry"))
+    whole = plan_variant(registry, directory / "one", "net.1.whole", grids=[(1, 1)])
+    broken = split_broken(directory / "two")
+    second = variant("net.2.whole", plan=load_plan(broken).digest, artefact=registry.put_directory(broken))
+    for name in APPLICATIONS:
+        register(registry, name, version("net", 1, whole), version("net", 2, second))
+    file = directory / "keys.json"
+    phone, anyone = (
+        CliRunner().invoke(app, ["keys", "add", *words, "--file", str(file)], catch_exceptions=False).stdout.split()[-1]
+        for words in (("phone", "--app", "faces=2"), ("anyone",))
+    )
+    named = [word for name in APPLICATIONS for word in ("--app", name)]
+    with starting(cache, directory) as start:
+        system = System(start("up", "--port", 0, *QUIET, "--registry", registry, *named, "--keys", file))
+        yield World(system, registry, directory, phone, anyone)
         system.command.process.send_signal(signal.SIGTERM)
         result = system.command.end()
         assert result.code == 0, result.err
 
 
-def ask(system, at=None, query="", **headers):
-    """Return status and answer of a white image."""
-    path = f"/v1/classify?application=faces{query}"
-    status, _, body = system.send("POST", path, white(), at=at, Content_Type="image/png", **headers)
-    return status, json.loads(body)
-
-
-def shown(system, driver):
-    return json.loads(system.send("GET", "/v1/applications/faces", at=driver["url"])[2])
-
-
-def test_all_drivers_serve_the_applications_and_a_canary_is_taken_back_by_what_all_of_them_saw(up, registry):
-    system = up("--registry", registry, "--app", "faces")
-    drivers = system.started["drivers"]
+def test_all_drivers_serve_the_applications_and_a_canary_is_taken_back_by_what_all_of_them_saw(world):
+    name, drivers, registry = "taken-back", world.drivers, world.registry
     for driver in drivers:
-        status, answer = ask(system, at=driver["url"])
+        status, answer = world.ask(name, at=driver["url"])
         assert (status, answer["selected"]["version"]) == (200, 1)
-    assert system.send("GET", "/v1/applications")[0] == 200
+    assert world.send("GET", "/v1/applications")[0] == 200
 
-    registry.update("faces", lambda record: record.with_canary(Canary({"net": 2}, 0.5, NOW, "test", LIMITS)))
+    registry.update(name, lambda record: record.with_canary(Canary({"net": 2}, 0.5, NOW, "test", LIMITS)))
     for driver in drivers:
-        eventually(lambda driver=driver: shown(system, driver)["canary"], "the driver sees the canary", every=0.1)
-    replies = [ask(system, at=drivers[number % 2]["url"]) for number in range(40)]
+        eventually(lambda driver=driver: world.shown(name, driver)["canary"], "the driver sees the canary", every=0.1)
+    replies = [world.ask(name, at=drivers[number % 2]["url"]) for number in range(40)]
     assert {(status, answer["selected"]["version"]) for status, answer in replies} == {(200, 1)}
     assert any(answer["selected"]["failed"] for _, answer in replies)
-    eventually(lambda: registry.application("faces").canary is None, "the canary is taken back", every=0.1)
+    eventually(lambda: registry.application(name).canary is None, "the canary is taken back", every=0.1)
     for driver in drivers:
-        eventually(lambda driver=driver: not shown(system, driver)["canary"], "the driver stops using it", every=0.1)
+        eventually(lambda driver=driver: not world.shown(name, driver)["canary"], "it is used no more", every=0.1)
+    assert not any(world.ask(name, at=driver["url"])[1]["selected"]["failed"] for driver in drivers for _ in range(20))
+    assert "failed" in world.shown(name, drivers[0])["taken_back"]
 
 
-def test_a_version_that_is_promoted_later_runs_in_the_one_lambda_service(up, registry, tmp_path):
-    system = up("--registry", registry)
-    assert ask(system)[1]["selected"]["version"] == 1
-    third = plan_variant(registry, tmp_path / "three", "net.3.tiles", seed=1)
-    register(registry, "faces", version("net", 3, third))
-    registry.update("faces", lambda record: record.promoted({"net": 3}, NOW, "test", ""))
-    for driver in system.started["drivers"]:
+def test_a_version_that_is_promoted_later_runs_in_the_one_lambda_service(world):
+    name, registry = "promoted", world.registry
+    assert world.ask(name)[1]["selected"]["version"] == 1
+    third = plan_variant(registry, world.directory / "three", "net.3.tiles", seed=1, grids=[(1, 2), (1, 1)])
+    register(registry, name, version("net", 3, third))
+    registry.update(name, lambda record: record.promoted({"net": 3}, NOW, "test", ""))
+    for driver in world.drivers:
 
         def answers(driver=driver):
-            status, answer = ask(system, at=driver["url"])
+            status, answer = world.ask(name, at=driver["url"])
             assert status == 200
             return answer["selected"]["version"] == 3
 
         eventually(answers, "the driver serves the promoted version", every=0.1)
-    workers = [process for process in system.command.processes() if process.kind == "worker"]
+    workers = [process for process in world.system.command.processes() if process.kind == "worker"]
     assert {process.stage for process in workers} >= {0, 1}
 
 
-def test_a_killed_driver_and_a_registry_that_is_away_lose_no_query(up, registry):
-    system = up("--registry", registry, "--app", "faces")
-    first, second = system.started["drivers"]
-    here = Path(str(registry))
+def test_a_killed_driver_and_a_registry_that_is_away_lose_no_query(world):
+    first, second = world.drivers
+    here = Path(str(world.registry))
     away = here.rename(here.with_suffix(".away"))
-    os.kill(first["pid"], signal.SIGKILL)
-    for _ in range(5):
-        assert ask(system, at=second["url"])[0] == 200
-    away.rename(here)
-    eventually(lambda: system.ready(first), "the driver comes back with the registry", every=0.2)
-    assert ask(system, at=first["url"])[0] == 200
+    try:
+        os.kill(first["pid"], signal.SIGKILL)
+        for _ in range(5):
+            assert world.ask("faces", at=second["url"])[0] == 200
+    finally:
+        away.rename(here)
+    eventually(lambda: world.system.ready(first), "the driver comes back with the registry", every=0.2)
+    assert world.ask("faces", at=first["url"])[0] == 200
 
 
-def test_keys_are_limited_to_applications_and_by_quotas(up, registry, serfer_here, tmp_path):
-    file = tmp_path / "keys.json"
-    key = serfer_here("keys", "add", "phone", "--app", "faces=2", "--file", file).lines[-1].split()[-1]
-    system = up("--registry", registry, "--app", "faces", "--keys", file, "--drivers", 1)
-    driver = system.started["drivers"][0]["url"]
-    assert ask(system, at=driver)[0] == 401
-    statuses = [ask(system, at=driver, X_API_Key=key)[0] for _ in range(3)]
+def test_keys_are_limited_to_applications_and_by_quotas(world):
+    driver = world.drivers[1]["url"]
+    assert world.ask("faces", at=driver, X_API_Key="unknown")[0] == 401
+    statuses = [world.ask("faces", at=driver, X_API_Key=world.phone)[0] for _ in range(3)]
     assert statuses == [200, 200, 429]
-    status, _, body = system.send("POST", "/v1/applications/faces/rollback", b"{}", X_API_Key=key)
+    status, _, body = world.send("POST", "/v1/applications/faces/rollback", b"{}", X_API_Key=world.phone)
     assert (status, json.loads(body)["type"].rpartition(":")[2]) == (403, "scope")
 
 
-def test_what_is_not_registered_is_refused_before_anything_starts(serfer_here, registry):
-    serfer_here("up", "--registry", f"{registry}.none").complains(4, "there is no registry")
-    serfer_here("up", "--registry", registry, "--app", "pets").complains(2, "no application pets", "faces")
+def test_what_is_not_registered_is_refused_before_anything_starts(serfer_here, tmp_path):
+    place = str(tmp_path / "registry")
+    serfer_here("up", "--registry", place).complains(4, "there is no registry")
+    register(open_registry(place), "faces", version("net", 1, variant("net.1.whole")))
+    serfer_here("up", "--registry", place, "--app", "pets").complains(2, "no application pets", "faces")
     serfer_here("up", "--app", "faces").complains(2, "--registry")

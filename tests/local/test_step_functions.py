@@ -113,7 +113,7 @@ def test_tasks_reach_the_local_functions_other_users_reach_nothing_and_nothing_i
     server.stop()
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [pytest.param("standard", marks=pytest.mark.weekly), "express"])
 def test_dies_with_a_parent_that_is_killed(kind):
     command = [sys.executable, "-c", PARENT, kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:

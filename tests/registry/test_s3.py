@@ -170,19 +170,35 @@ class TestSeaweed(S3Contract):
             yield server
 
 
+@pytest.fixture(scope="module")
+def moto():
+    with MotoServer() as running:
+        server = Server({**ACCESS, "AWS_ENDPOINT_URL_S3": running.url}, "versioned")
+        with server.client() as client:
+            for bucket in ("versioned", "plain"):
+                client.create_bucket(Bucket=bucket)
+            versioned(client, "versioned")
+        yield server
+
+
+@pytest.mark.weekly
 class TestMoto(S3Contract):
+    """A second server: at a commit SeaweedFS has to do."""
+
     test_of_writers_at_once_exactly_one_wins_each_version = None  # moto compares and writes in two steps
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def server(cls):
-        with MotoServer() as running:
-            server = Server({**ACCESS, "AWS_ENDPOINT_URL_S3": running.url}, "versioned")
-            with server.client() as client:
-                for bucket in ("versioned", "plain"):
-                    client.create_bucket(Bucket=bucket)
-                versioned(client, "versioned")
-            yield server
+    @pytest.fixture
+    def server(self, moto):
+        return moto
+
+
+class TestRefused:
+    @pytest.fixture(autouse=True)
+    def server(self, moto, monkeypatch):
+        for name, value in moto.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        return moto
 
     def test_a_bucket_without_versions_is_refused_with_the_command_to_run(self):
         with pytest.raises(UsageError, match="put-bucket-versioning --bucket plain"):

@@ -194,7 +194,7 @@ class TestTemplate:
         assert template(plan) == make_template(options(), [plan])
         assert "HealthFunction" not in template(plan)["Resources"]
 
-    @pytest.mark.parametrize("weights_in", ["zip", "fetched"])
+    @pytest.mark.parametrize("weights_in", [pytest.param("zip", marks=pytest.mark.deploy), "fetched"])
     def test_cfn_lint_finds_nothing(self, weights_in, monkeypatch):
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         plans = one_function(weights_in=weights_in), one_function(weights_in=weights_in, model="the one before")

@@ -165,6 +165,7 @@ def test_locked_onnx_runtimes_start_on_arm64():
         assert tuple(map(int, version.split("."))) >= (1, 26), lock
 
 
+@pytest.mark.deploy
 def test_layers_leave_room(worker, driver):
     assert worker[1].bytes <= DEPENDENCY_ALLOWANCE
     assert driver[1].bytes <= 0.6 * PACKAGE_LIMIT
@@ -219,7 +220,10 @@ def test_a_layer_altered_in_the_cache_is_rebuilt(tmp_path, small):
     assert (tmp_path / "b" / "python" / "lambdas" / "worker.py").read_text() != "import os"
 
 
-@pytest.mark.parametrize("harm", ["missing digest", "odd digest", "missing layer"])
+@pytest.mark.parametrize(
+    "harm",
+    ["missing digest", *(pytest.param(each, marks=pytest.mark.weekly) for each in ("odd digest", "missing layer"))],
+)
 def test_an_incomplete_layer_in_the_cache_is_rebuilt(tmp_path, small, harm):
     one = worker_layer(tmp_path / "a", OPTIONS, small)
     (digest,) = (small / "layers").glob("*/digest")

@@ -130,7 +130,13 @@ def test_a_runtime_without_a_wheel_is_refused_by_name(shelf, tmp_path):
             wheels(lock, runtime, architecture, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("tag", ["cp313-cp313-manylinux_2_35_x86_64", "cp313-cp313-musllinux_1_2_x86_64"])
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "cp313-cp313-manylinux_2_35_x86_64",
+        pytest.param("cp313-cp313-musllinux_1_2_x86_64", marks=pytest.mark.weekly),
+    ],
+)
 def test_a_wheel_for_another_c_library_is_never_taken(shelf, tmp_path, tag):
     wheel = make_wheel(shelf, tag)
     with pytest.raises(UsageError, match=r"has no wheel of thing==1\.0"):

@@ -282,7 +282,10 @@ class TestSeaweed(S3Contract):
             assert "\n" not in str(caught.value)
 
 
+@pytest.mark.weekly
 class TestMoto(S3Contract):
+    """A second server: at a commit SeaweedFS has to do."""
+
     @pytest.fixture
     def server(self, moto):
         return moto

@@ -101,7 +101,7 @@ def test_a_damaged_image_is_refused_by_name_and_can_be_mended(register, validati
         register(validation=validation)
     assert kept().applications() == []
     damaged.write_bytes(whole)
-    assert register(validation=validation).version.version == 1
+    assert register(validation=validation, most=2).version.version == 1
 
 
 def test_another_number_of_classes_or_other_labels_are_refused(register, files, tmp_path):
@@ -171,10 +171,10 @@ def test_a_failure_ends_the_registration_and_the_next_goes_on(register, kept, mo
     with monkeypatch.context() as patched:
         patched.setattr(making, "measure_instance", fails)
         with pytest.raises(serfer.UnavailableError):
-            register()
+            register(most=2)
     assert kept().applications() == []
     steps = []
-    assert register(progress=steps.append).made
+    assert register(progress=steps.append, most=2).made
     assert not any("making a plan" in step for step in steps)
 
 

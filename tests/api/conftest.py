@@ -121,3 +121,18 @@ def url(app):
 def http(url):
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def lasting_url(small_plan, forks):
+    """The URL of a file's own service, for tests that change nothing of it."""
+    with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
+        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        with running(make_app(service, Settings())) as url:
+            yield url
+
+
+@pytest.fixture
+def lasting_http(lasting_url):
+    with httpx.Client(base_url=lasting_url, timeout=PATIENCE) as client:
+        yield client

@@ -44,20 +44,33 @@ def load():
 
 @pytest.fixture
 def driver(small_plan, store, load, tmp_path, forks):
-    """Start a driver with offline jobs; yields a client of it."""
+    return driver_in(tmp_path, small_plan, store, load, forks)
+
+
+def driver_in(folder, small_plan, store, load, forks):
+    """Return what starts a driver with offline jobs and yields a client of it."""
 
     @contextmanager
     def begin(name="one", keys=None, **settings):
         pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
         service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
         service.jobs = OfflineJobs(
-            OfflineRecords(store, 600.0), tmp_path / name / "uploads", lambda: load[0], period_s=0.05
+            OfflineRecords(store, 600.0), folder / name / "uploads", lambda: load[0], period_s=0.05
         )
         app = make_app(service, Settings(webhook_secret=SECRET, **settings), keys)
         with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
             yield client
 
     return begin
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory, small_plan, forks):
+    """A client of a driver for what it refuses, and the driver's folder."""
+    folder = tmp_path_factory.mktemp("refusing")
+    with open_store("memory://") as store:
+        with driver_in(folder, small_plan, store, [QUIET], forks)(notify_hosts=("hooks.example",)) as client:
+            yield client, folder
 
 
 @pytest.fixture
@@ -206,11 +219,11 @@ def test_results_are_bounded(http, archive, monkeypatch):
         ("", {"notify": "http://hooks.example/"}, 422, "use https"),
     ],
 )
-def test_what_cannot_be_asked_or_notified_is_refused(driver, archive, query, values, status, words, tmp_path):
-    with driver(notify_hosts=("hooks.example",)) as http:
-        reply = post(http, archive, query, **values)
-        assert (reply.status_code, words in reply.json()["detail"]) == (status, True), reply.text
-    assert not [*tmp_path.glob("one/uploads/*/upload-*")]
+def test_what_cannot_be_asked_or_notified_is_refused(refusing, archive, query, values, status, words):
+    http, folder = refusing
+    reply = post(http, archive, query, **values)
+    assert (reply.status_code, words in reply.json()["detail"]) == (status, True), reply.text
+    assert not [*folder.glob("one/uploads/*/upload-*")]
 
 
 def test_hostile_archives_are_refused(driver, tmp_path):

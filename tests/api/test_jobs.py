@@ -68,9 +68,11 @@ def driver_in(folder, small_plan, store, load, forks):
 def refusing(tmp_path_factory, small_plan, forks):
     """A client of a driver for what it refuses, and the driver's folder."""
     folder = tmp_path_factory.mktemp("refusing")
-    with open_store("memory://") as store:
-        with driver_in(folder, small_plan, store, [QUIET], forks)(notify_hosts=("hooks.example",)) as client:
-            yield client, folder
+    with (
+        open_store("memory://") as store,
+        driver_in(folder, small_plan, store, [QUIET], forks)(notify_hosts=("hooks.example",)) as client,
+    ):
+        yield client, folder
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from serfer.cli.shared.options import plan_directory
 from serfer.core.costs.aws import STORES
 from serfer.core.errors import UsageError
 from serfer.settings import Settings
-from serfer.wiring.local import zoo_plan
 
 _DEFAULT_MODEL = "alexnet"
 
@@ -62,4 +61,8 @@ def network(model: str | None, plan: Path | None, settings: Settings, progress: 
     if plan is not None:
         return plan
     name = model or _DEFAULT_MODEL
-    return bench_plan(name, settings, progress) if name in PLANS else zoo_plan(name, settings, progress)
+    if name in PLANS:
+        return bench_plan(name, settings, progress)
+    from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - slow to import, and processes of simulations need it not
+
+    return zoo_plan(name, settings, progress)

@@ -3,6 +3,7 @@ import io
 import threading
 from contextlib import contextmanager
 
+import fastapi._compat.v2
 import httpx
 import numpy as np
 import pytest
@@ -19,6 +20,19 @@ from serfer.settings import Settings
 from tests.e2e.small import split_small
 
 PATIENCE = 60.0
+
+_adapters = {}
+
+
+def _type_adapter(annotated, config=None, make=fastapi._compat.v2.TypeAdapter):
+    """Make what validates a parameter of a route, once for the same annotation: each application has 200 of them."""
+    key = annotated.__origin__, repr(annotated.__metadata__), repr(config)
+    if key not in _adapters:
+        _adapters[key] = make(annotated, config=config), annotated
+    return _adapters[key][0]
+
+
+fastapi._compat.v2.TypeAdapter = _type_adapter
 
 
 class Observed:
@@ -106,4 +120,19 @@ def url(app):
 @pytest.fixture
 def http(url):
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def lasting_url(small_plan, forks):
+    """The URL of a file's own service, for tests that change nothing of it."""
+    with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
+        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        with running(make_app(service, Settings())) as url:
+            yield url
+
+
+@pytest.fixture
+def lasting_http(lasting_url):
+    with httpx.Client(base_url=lasting_url, timeout=PATIENCE) as client:
         yield client

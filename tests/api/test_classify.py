@@ -104,25 +104,27 @@ class TestRefusals:
             ("model=small&application=cats", 422, "not both"),
         ],
     )
-    def test_wrong_parameters_are_named(self, http, query, status, detail):
-        assert detail in problem(http.post(f"/v1/classify?{query}", files={"image": png()}), status)
+    def test_wrong_parameters_are_named(self, lasting_http, query, status, detail):
+        assert detail in problem(lasting_http.post(f"/v1/classify?{query}", files={"image": png()}), status)
 
-    def test_invalid_image_bytes_are_not_decoded(self, http):
+    def test_invalid_image_bytes_are_not_decoded(self, lasting_http):
         broken = png()[:200]
-        assert "cannot be decoded" in problem(http.post("/v1/classify", files={"image": ("a.png", broken)}), 400)
+        assert "cannot be decoded" in problem(
+            lasting_http.post("/v1/classify", files={"image": ("a.png", broken)}), 400
+        )
 
-    def test_unknown_paths_and_methods(self, http):
-        problem(http.get("/v1/nothing"), 404)
-        reply = http.get("/v1/classify")
+    def test_unknown_paths_and_methods(self, lasting_http):
+        problem(lasting_http.get("/v1/nothing"), 404)
+        reply = lasting_http.get("/v1/classify")
         problem(reply, 405)
         assert reply.headers["allow"] == "POST"
 
-    def test_odd_metadata_is_the_clients_mistake(self, http):
+    def test_odd_metadata_is_the_clients_mistake(self, lasting_http):
         """A JPEG that is to be turned, whose description is said to be a fraction: Pillow raises AttributeError."""
         entries = b"".join(struct.pack("<HHII", *entry) for entry in ((0x010E, 5, 1, 8), (0x0112, 3, 1, 6)))
         image = io.BytesIO()
         Image.new("RGB", (32, 24)).save(image, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x02\0" + entries + bytes(4))
-        reply = http.post("/v1/classify", files={"image": ("odd.jpg", image.getvalue())})
+        reply = lasting_http.post("/v1/classify", files={"image": ("odd.jpg", image.getvalue())})
         problem(reply, 400)
         assert reply.json()["detail"].startswith("odd.jpg cannot be decoded")
 
@@ -190,8 +192,8 @@ class TestIdempotency:
         assert len(observed.answers) == 1
 
     @pytest.mark.parametrize("key", ["", "a b", "x" * 256])
-    def test_malformed_keys_are_refused(self, http, key):
-        reply = http.post("/v1/classify", files={"image": png()}, headers={"Idempotency-Key": key})
+    def test_malformed_keys_are_refused(self, lasting_http, key):
+        reply = lasting_http.post("/v1/classify", files={"image": png()}, headers={"Idempotency-Key": key})
         assert "Idempotency-Key should be" in problem(reply, 422)
 
 
@@ -286,5 +288,5 @@ class TestResults:
         problem(http.delete(place), 404)
 
     @pytest.mark.parametrize("name", ["0" * 32, "nothing", "0" * 4000])
-    def test_unknown_results(self, http, name):
-        problem(http.get(f"/v1/results/{name}"), 404)
+    def test_unknown_results(self, lasting_http, name):
+        problem(lasting_http.get(f"/v1/results/{name}"), 404)

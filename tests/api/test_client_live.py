@@ -35,6 +35,12 @@ def client(url):
         yield client
 
 
+@pytest.fixture
+def lasting(lasting_url):
+    with serfer.Client(lasting_url, timeout_s=PATIENCE) as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 def expected(small_plan):
     """What the pipeline itself says of the same bytes."""
@@ -42,8 +48,8 @@ def expected(small_plan):
         return pipeline.classify([png(seed=0), png(seed=1)], names=["a", "b"], top_k=3)
 
 
-def test_a_query_gets_the_pipelines_answer(client, expected):
-    report = client.classify([png(seed=0), png(seed=1)], names=["a", "b"], top_k=3, model="small", deadline_ms=60_000)
+def test_a_query_gets_the_pipelines_answer(lasting, expected):
+    report = lasting.classify([png(seed=0), png(seed=1)], names=["a", "b"], top_k=3, model="small", deadline_ms=60_000)
     assert report.images == tuple(expected)
     assert [stage.tasks for stage in report.stages] == [4, 4, 1]
     assert report.timeline is None
@@ -65,17 +71,17 @@ def test_both_clients_get_the_same(client, url, expected):
 @pytest.mark.parametrize(
     "name", ["käse 🧀.png", 'a "quoted".png', r"back\slash.png", "100%.png", "%22.png", "a;b=c.png"]
 )
-def test_image_names_are_returned_unchanged(client, name):
-    assert client.classify(png(), names=[name]).images[0].name == name
+def test_image_names_are_returned_unchanged(lasting, name):
+    assert lasting.classify(png(), names=[name]).images[0].name == name
 
 
-def test_files_are_read_and_called_by_their_names(client, tmp_path):
+def test_files_are_read_and_called_by_their_names(lasting, tmp_path):
     (tmp_path / "cat.png").write_bytes(png())
-    assert client.classify(tmp_path / "cat.png").images[0].name == "cat.png"
+    assert lasting.classify(tmp_path / "cat.png").images[0].name == "cat.png"
 
 
-def test_an_explained_report_says_where_the_time_went(client):
-    timeline = client.classify(png(), explain=True).timeline
+def test_an_explained_report_says_where_the_time_went(lasting):
+    timeline = lasting.classify(png(), explain=True).timeline
     assert len(timeline.tasks) == 9
     assert {task.outcome for task in timeline.tasks} == {"answered"}
     assert all(task.asked_ms <= task.started_ms <= task.ended_ms <= timeline.answered_ms for task in timeline.tasks)
@@ -112,13 +118,13 @@ def test_a_failed_job_says_why(client):
         client.submit(png(), deadline_ms=1).result()
 
 
-def test_refusals_are_errors_with_the_services_words(client):
+def test_refusals_are_errors_with_the_services_words(lasting):
     with pytest.raises(InputError, match=r"b\.png cannot be decoded"):
-        client.classify([png(), png()[:200]], names=["a.png", "b.png"])
+        lasting.classify([png(), png()[:200]], names=["a.png", "b.png"])
     with pytest.raises(RequestRefusedError, match="no model 'other' here: there is small"):
-        client.classify(png(), model="other")
+        lasting.classify(png(), model="other")
     with pytest.raises(DeadlineError):
-        client.classify(png(), deadline_ms=1)
+        lasting.classify(png(), deadline_ms=1)
 
 
 def test_the_client_retries_a_full_service_after_retry_after(app, service):
@@ -162,9 +168,9 @@ def test_a_service_says_whether_it_takes_queries(client, service):
     assert client.ready() is False
 
 
-def test_an_error_names_the_request_as_the_services_log_does(client):
+def test_an_error_names_the_request_as_the_services_log_does(lasting):
     with pytest.raises(RequestRefusedError) as caught:
-        client.classify(b"nothing")
+        lasting.classify(b"nothing")
     assert caught.value.request_id
     assert f"request {caught.value.request_id}" in str(caught.value)
 

@@ -77,32 +77,25 @@ def test_it_serves_the_plans_of_its_environment_and_ends_on_sigterm(small_plan):
     assert request["status"] == 200
 
 
-def test_keys_and_bounds_are_those_of_every_driver(small_plan, tmp_path):
+def test_it_serves_deployed_variants_of_applications_with_every_drivers_keys_and_bounds(small_plan, tmp_path):
     key = add_key(tmp_path / "keys.json", "phone", None)
-    bounds = {"SERFER_KEYS_FILE": str(tmp_path / "keys.json"), "SERFER_API_MAX_BODY_BYTES": "1000"}
-    with running(small_plan, **bounds) as started:
-        url = started.heard("listening")["url"]
-        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-            assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 401
-            headers = {**IMAGE, "X-API-Key": key}
-            assert http.post("/v1/classify", content=png(), headers=headers).status_code == 413
-        assert started.end() == 0
-    assert "open" not in {line["event"] for line in started.lines}
-
-
-def test_it_serves_the_variants_of_applications_that_are_deployed(small_plan, tmp_path):
+    bounds = {"SERFER_KEYS_FILE": str(tmp_path / "keys.json"), "SERFER_API_MAX_BODY_BYTES": "100000"}
     registry = open_registry(str(tmp_path / "registry"))
     plan = load_plan(small_plan).digest
     there = variant("net.there", plan=plan, artefact=registry.put_directory(small_plan))
     register(registry, "faces", version("net", 1, there, variant("net.elsewhere", usd=1e-9)))
     known = {"SERFER_REGISTRY": str(registry), "SERFER_APPLICATIONS": "faces"}
-    with running(small_plan, **known, SERFER_APPLICATION_PLANS=small_plan.name) as started:
+    with running(small_plan, **known, **bounds, SERFER_APPLICATION_PLANS=small_plan.name) as started:
         url = started.heard("listening")["url"]
         with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-            reply = http.post("/v1/classify?application=faces", content=png(), headers=IMAGE)
+            assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 401
+            headers = {**IMAGE, "X-API-Key": key}
+            assert http.post("/v1/classify", content=bytes(100_001), headers=headers).status_code == 413
+            reply = http.post("/v1/classify?application=faces", content=png(), headers=headers)
             assert (reply.status_code, reply.json()["selected"]["variant"]) == (200, "net.there")
-            assert http.post("/v1/classify", content=png(), headers=IMAGE).json()["model"] == "small"
+            assert http.post("/v1/classify", content=png(), headers=headers).json()["model"] == "small"
         assert started.end() == 0
+    assert "open" not in {line["event"] for line in started.lines}
 
 
 @pytest.mark.parametrize(

@@ -129,12 +129,22 @@ def function(variables, settings, opened):
     return function
 
 
+@pytest.fixture(scope="module")
+def shared(small_plan):
+    """A function for the tests that change nothing of it."""
+    with ExitStack() as opened:
+        variables = {"LAMBDA_TASK_ROOT": str(small_plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
+        function = Function(open_application(driver_settings(variables), Settings(), opened))
+        opened.callback(function.close)
+        yield function
+
+
 @pytest.fixture(params=[rest, http_api])
-def call(request, function):
+def call(request, shared):
     """Call the function with an event of either format; returns status, headers and body."""
 
     def called(*event, **more):
-        answer = function(request.param(*event, **more), None)
+        answer = shared(request.param(*event, **more), None)
         json.dumps(answer)  # as Lambda's runtime does
         body = base64.b64decode(answer["body"]) if answer["isBase64Encoded"] else answer["body"].encode()
         return answer["statusCode"], answer["headers"], body
@@ -191,8 +201,8 @@ class TestEvents:
         assert (code, headers["content-type"], problem["status"]) == (status, "application/problem+json", status)
         assert problem["request_id"] == headers["x-request-id"]
 
-    def test_problems_are_not_in_base64(self, function):
-        assert not function(rest("GET", "/nowhere"), None)["isBase64Encoded"]
+    def test_problems_are_not_in_base64(self, shared):
+        assert not shared(rest("GET", "/nowhere"), None)["isBase64Encoded"]
 
     def test_later_is_refused_by_name(self, call):
         status, headers, body = call("POST", "/v1/classify", headers={**IMAGE, "prefer": "respond-async"}, body=png())
@@ -271,14 +281,12 @@ class TestOpening:
         ]
         assert statuses == [401, 200, 200]
 
-    def test_importing_it_opens_nothing(self):
-        code = "import serfer.api.entrypoints.function as f; assert 'handler' not in vars(f)"
-        subprocess.run([sys.executable, "-c", f"{code}; assert not hasattr(f, 'other')"], check=True)
-
 
 PROCESS = """
 import json, sys
 from serfer.api.entrypoints import function
+assert "handler" not in vars(function)  # importing it opens nothing
+assert not hasattr(function, "other")
 handler = function.handler
 assert function.handler is handler
 for line in sys.stdin:
@@ -369,7 +377,7 @@ class TestPings:
     """A schedule's events, which no HTTP request can be."""
 
     @pytest.fixture
-    def warmed(self, function, monkeypatch):
+    def warmed(self, shared, monkeypatch):
         """What a ping has warmed: the queries at once, for each call."""
         calls = []
 
@@ -377,37 +385,37 @@ class TestPings:
             calls.append(queries)
             return [Warmth("stage-0", 2, 2, 1, 7.0, "throttled: no room" if queries > 1 else None)]
 
-        [pipeline] = function._pipelines
+        [pipeline] = shared._pipelines
         monkeypatch.setattr(pipeline, "warm", warm)
         return calls
 
-    def test_it_warms_the_functions_of_every_model(self, function, warmed):
-        answer = function(ping_event(1), None)
+    def test_it_warms_the_functions_of_every_model(self, shared, warmed):
+        answer = shared(ping_event(1), None)
         assert warmed == [1]
         assert [one["function"] for one in answer["functions"]] == ["stage-0"]
-        assert function(rest("GET", "/readyz"), None)["statusCode"] == 200
+        assert shared(rest("GET", "/readyz"), None)["statusCode"] == 200
 
-    def test_what_is_not_warm_is_logged(self, function, warmed, caplog):
-        function(ping_event(3), None)
+    def test_what_is_not_warm_is_logged(self, shared, warmed, caplog):
+        shared(ping_event(3), None)
         assert warmed == [3]
         assert "stage-0 is not warm: throttled" in caplog.text
 
-    def test_workers_in_process_need_none(self, function):
-        assert function(ping_event(1), None) == {"functions": []}
+    def test_workers_in_process_need_none(self, shared):
+        assert shared(ping_event(1), None) == {"functions": []}
 
     @pytest.mark.parametrize("make", [rest, http_api])
-    def test_a_request_is_never_one(self, function, warmed, make):
+    def test_a_request_is_never_one(self, shared, warmed, make):
         [(name, value)] = ping_event(1).items()
         body = json.dumps(ping_event(1)).encode()
         query = [(name, json.dumps(value))]
-        status = function(make("POST", "/", query, {name: "1", "content-type": "application/json"}, body), None)
+        status = shared(make("POST", "/", query, {name: "1", "content-type": "application/json"}, body), None)
         assert status["statusCode"] == 405
         event = {**make("GET", "/readyz"), name: value}  # no API gives it, and with a request beside it it is none
-        assert function(event, None)["statusCode"] == 200
+        assert shared(event, None)["statusCode"] == 200
         assert warmed == []
 
     @pytest.mark.parametrize("queries", [0, 1001, True, "1", None])
-    def test_one_for_an_impossible_number_is_refused(self, function, warmed, queries):
+    def test_one_for_an_impossible_number_is_refused(self, shared, warmed, queries):
         with pytest.raises(InputError, match="a ping is for 1 to 1000 queries"):
-            function({**ping_event(1), "serfer_ping": {"queries": queries}}, None)
+            shared({**ping_event(1), "serfer_ping": {"queries": queries}}, None)
         assert warmed == []

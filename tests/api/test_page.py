@@ -52,8 +52,8 @@ async def get(app, path, **headers):
         return await client.get(path, headers=headers)
 
 
-def test_nothing_is_allowed_but_the_pages_own_files(http, path):
-    answer = http.get(path).raise_for_status()
+def test_nothing_is_allowed_but_the_pages_own_files(lasting_http, path):
+    answer = lasting_http.get(path).raise_for_status()
     allowed = policy(answer)
     assert allowed.pop("img-src") == "'self' blob:"
     assert {allowed.pop(name) for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
@@ -65,31 +65,31 @@ def test_nothing_is_allowed_but_the_pages_own_files(http, path):
     assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-def test_a_file_is_sent_again_only_when_it_has_changed(http, path):
-    first = http.get(path)
+def test_a_file_is_sent_again_only_when_it_has_changed(lasting_http, path):
+    first = lasting_http.get(path)
     assert first.headers["cache-control"] == "no-cache"
-    again = http.get(path, headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
+    again = lasting_http.get(path, headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"]
-    assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+    assert lasting_http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_a_head_request_gets_the_headers_alone(http, path):
-    answer = http.head(path)
+def test_a_head_request_gets_the_headers_alone(lasting_http, path):
+    answer = lasting_http.head(path)
     assert (answer.status_code, answer.content) == (200, b"")
-    assert answer.headers["etag"] == http.get(path).headers["etag"]
+    assert answer.headers["etag"] == lasting_http.get(path).headers["etag"]
 
 
-def test_every_file_has_its_type(http):
+def test_every_file_has_its_type(lasting_http):
     for file in FILES.iterdir():
-        answer = http.get(f"/page/{file.name}").raise_for_status()
+        answer = lasting_http.get(f"/page/{file.name}").raise_for_status()
         assert answer.headers["content-type"].startswith(TYPES[file.suffix[1:]])
         assert answer.content == file.read_bytes()
 
 
-def test_nothing_but_the_pages_files_is_served(http):
+def test_nothing_but_the_pages_files_is_served(lasting_http):
     for name in ("nothing.js", "..%2fpage.py", "%2e%2e%2fpage.py", "app.js%00", ".", "app.py"):
-        answer = http.get(f"/page/{name}")
+        answer = lasting_http.get(f"/page/{name}")
         assert answer.status_code == 404
         assert answer.headers["content-type"] == "application/problem+json"
 

@@ -49,27 +49,24 @@ class Work:
         return Event("done", job.name, 2, live=True)
 
 
-@pytest.fixture
-def registry(tmp_path):
-    found = open_registry(str(tmp_path / "registry"))
+def registry_in(folder):
+    found = open_registry(str(folder / "registry"))
     register(found, "faces", version("net", 1, variant("net.1")))
     return found
 
 
-@pytest.fixture
-def work():
-    return Work()
+def archive_in(folder):
+    return zipped(folder / "images.zip", [(name, IMAGE) for name in NAMES]).read_bytes()
 
 
-@pytest.fixture
-def driver(registry, work, tmp_path, forks):
-    """Start a driver; yields how it is asked, with `folder` as its uploads."""
+def driver_in(folder, registry, work, forks):
+    """Return what starts a driver with folder/NAME as its own; that yields how it is asked."""
 
     @contextmanager
     def begin(name="one", keys=None, settings=None, *, registers=True):
-        service = open_service(str(registry), tmp_path / name, forks, opened=False)
+        service = open_service(str(registry), folder / name, forks, opened=False)
         if registers:
-            service.registrar = Registrar(registry, tmp_path / name / "uploads", done, work, heartbeat_s=0.2)
+            service.registrar = Registrar(registry, folder / name / "uploads", done, work, heartbeat_s=0.2)
         app = make_app(service, settings or Settings(open_registry=True), keys)
         with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
             yield client
@@ -80,19 +77,9 @@ def driver(registry, work, tmp_path, forks):
     return begin
 
 
-@pytest.fixture
-def http(driver):
-    with driver() as client:
-        yield client
+def posting(http, archive):
+    """Return what asks for a network to be registered."""
 
-
-@pytest.fixture
-def archive(tmp_path):
-    return zipped(tmp_path / "images.zip", [(name, IMAGE) for name in NAMES]).read_bytes()
-
-
-@pytest.fixture
-def post(http, archive):
     def send(client=http, at=REGISTRATIONS, headers=None, **more):
         files = {"network": ("net.onnx", b"weights"), "validation": ("v.zip", archive), "labels": ("l.txt", LABELS)}
         files |= more.pop("files", {})
@@ -100,6 +87,40 @@ def post(http, archive):
         return client.post(at, files=kept, data=more, headers=headers)
 
     return send
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return registry_in(tmp_path)
+
+
+@pytest.fixture
+def work():
+    return Work()
+
+
+@pytest.fixture
+def driver(registry, work, tmp_path, forks):
+    return driver_in(tmp_path, registry, work, forks)
+
+
+@pytest.fixture
+def http(driver):
+    with driver() as client:
+        yield client
+
+
+@pytest.fixture
+def post(http, tmp_path):
+    return posting(http, archive_in(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory, forks):
+    """How a driver is asked for what it refuses, what would register, and the folder of both."""
+    folder, work = tmp_path_factory.mktemp("refusing"), Work()
+    with driver_in(folder, registry_in(folder), work, forks)() as client:
+        yield posting(client, archive_in(folder)), work, folder
 
 
 def until(look, holds):
@@ -227,13 +248,14 @@ def test_uploads_that_a_killed_driver_left_are_deleted_by_the_next(tmp_path, reg
         ({"size": "99999x99999"}, 422, "too large"),
     ],
 )
-def test_what_is_known_to_be_wrong_is_refused_at_once(post, work, tmp_path, change, status, words):
+def test_what_is_known_to_be_wrong_is_refused_at_once(refusing, change, status, words):
+    post, work, folder = refusing
     reply = post(**change)
     assert (reply.status_code, reply.headers["content-type"]) == (status, "application/problem+json"), reply.text
     assert words in reply.json()["detail"]
-    assert str(tmp_path) not in reply.text
+    assert str(folder) not in reply.text
     assert work.jobs == []
-    assert not [*tmp_path.glob("one/uploads/*/upload-*")]
+    assert not [*folder.glob("one/uploads/*/upload-*")]
 
 
 def test_hostile_archives_are_refused_and_leave_nothing(post, tmp_path):

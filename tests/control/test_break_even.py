@@ -104,7 +104,7 @@ def test_the_last_bursts_cost_hardly_more_than_the_optimum():
 )
 def test_no_load_costs_much_more_than_the_cheaper_of_the_plain_rule_and_lambda_alone(load, times, price_ratio, step_s):
     """At most 1.05 times that, and twenty boots of each level: measured over random loads, not proved."""
-    world, load = scenario(price_ratio, boot_s=120.0), (load * times)[:60]
+    world, load = scenario(price_ratio, boot_s=120.0), (load * times)[:40]
     default, plain, alone = (
         with_boots(world, make_policy(name, world), load, step_s).usd
         for name in ("break-even", "ski-rental", "serverless")

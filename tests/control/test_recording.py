@@ -82,7 +82,7 @@ def test_every_field_of_an_observation_and_a_plan_comes_back(tmp_path):
 
 @pytest.mark.parametrize("name", ["break-even", "mark"])
 @settings(derandomize=True, max_examples=10, deadline=None)
-@given(load=rows(3.5 * QPS))
+@given(load=rows(3.5 * QPS, most_s=300))
 def test_a_replay_decides_the_same(tmp_path_factory, name, load):
     path = recorded(tmp_path_factory.mktemp("r") / "r", load, name=name, taught=BURSTS, serving=1)
     report = replayed(path, name)

@@ -38,7 +38,11 @@ def test_all_policies_that_have_anything_to_learn_keep_it():
 @pytest.mark.parametrize("name", LEARNERS)
 @settings(derandomize=True, max_examples=10, deadline=None)
 @given(
-    data=st.data(), before=rows(3.5 * QPS), after=rows(4.5 * QPS), bursts=st.integers(0, 6), serving=st.integers(0, 3)
+    data=st.data(),
+    before=rows(3.5 * QPS, most_s=300),
+    after=rows(4.5 * QPS, most_s=300),
+    bursts=st.integers(0, 6),
+    serving=st.integers(0, 3),
 )
 def test_restored_policies_decide_as_if_they_had_not_stopped(name, data, before, after, bursts, serving):
     policy = taught(name, BURSTS[: 2 * bursts])

@@ -67,10 +67,10 @@ def test_a_model_is_learnt_from_a_day_and_decides_half_an_hour_later():
 def test_trainings_come_less_often_and_see_no_more_than_the_past():
     trainer = Told()
     walk = Walk(trainer)
-    for _ in range(20 * 48):
-        walk.jump(DAY // 48)
+    for _ in range(20 * 24):
+        walk.jump(DAY // 24)
     days = [record.end_s / 86_400 for record in trainer.records]
-    assert days[:7] == [1, 2, 3, 4, 5, 6, pytest.approx(7.2, abs=0.03)]
+    assert days[:7] == [1, 2, 3, 4, 5, 6, pytest.approx(7.2, abs=0.05)]
     assert max(np.diff(days)) <= 7.1
     assert all(len(record.rates) <= record.end_s / 10 for record in trainer.records)
 
@@ -137,10 +137,10 @@ def test_a_model_that_is_damaged_or_never_comes_is_given_up():
         assert len(trainer.records) == 2
 
 
-@settings(derandomize=True, max_examples=10, deadline=None)
+@settings(derandomize=True, max_examples=6, deadline=None)
 @given(
     before=st.integers(DAY - 20, READY + 20),
-    load=st.lists(st.tuples(st.integers(1, 20), st.floats(0.0, 2.0 * QPS)), min_size=1, max_size=8),
+    load=st.lists(st.tuples(st.integers(1, 8), st.floats(0.0, 2.0 * QPS)), min_size=1, max_size=8),
 )
 def test_a_restored_guess_decides_as_if_it_had_not_stopped(before, load):
     walk = Walk(Told())
@@ -158,7 +158,7 @@ def test_a_restored_guess_decides_as_if_it_had_not_stopped(before, load):
 
 
 @settings(derandomize=True, max_examples=5, deadline=None)
-@given(later=st.tuples(st.floats(0.0, 3 * QPS), st.floats(0.0, 3 * QPS)), seen=st.integers(0, 300))
+@given(later=st.tuples(st.floats(0.0, 3 * QPS), st.floats(0.0, 3 * QPS)), seen=st.integers(0, 100))
 def test_decisions_do_not_depend_on_what_comes_later(later, seen):
     walks = [ready(Told()), ready(Told())]
     on = [walk.over((seen, 0.6 * QPS), (40, rate)) for walk, rate in zip(walks, later, strict=True)]

@@ -34,10 +34,10 @@ def tensor(array, name):
     return [given]
 
 
-def test_tritons_own_client_is_answered_in_batches_and_as_the_unsplit_network_does(launch, whole):
-    command, ready = launch("--max-batch", "8", "--threads", "1", "--drain-s", "0")
+def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_queries_on_shutdown_too(launch, whole):
+    command, ready = launch("--max-batch", "8", "--threads", "1", "--drain-s", "0", "--window-ms", "700")
     assert (ready["pid"], ready["model"], ready["device"], ready["precision"]) == (command.pid, "small", "cpu", "fp32")
-    assert (ready["max_batch"], ready["window_ms"]) == (8, 0.0)
+    assert (ready["max_batch"], ready["window_ms"]) == (8, 700.0)
     queries = [(batch(1, seed), "input") for seed in range(12)] + [(pixels(2, seed), "image") for seed in range(12)]
     wanted = [InferRequestedOutput("logits", binary_data=True)]
     with InferenceServerClient(ready["url"].removeprefix("http://"), concurrency=8, network_timeout=PATIENCE) as triton:
@@ -50,7 +50,15 @@ def test_tritons_own_client_is_answered_in_batches_and_as_the_unsplit_network_do
         assert logits.shape == (len(array), CLASSES)
         assert difference(logits, whole(array)).exact
         assert answer.get_response()["parameters"]["batch"] >= len(array)
-    command.interrupt(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
+        url = f"{ready['url']}/v2/models/small/infer"
+        asking = pool.submit(httpx.post, url, json={"inputs": [given]}, timeout=PATIENCE)
+        metrics = ""
+        while 'serfer_waiting_images{model="small"} 1.0' not in metrics and not asking.done():
+            metrics = httpx.get(f"{ready['url']}/metrics", timeout=PATIENCE).text
+        command.interrupt(signal.SIGTERM)
+        assert asking.result().status_code == 200
     assert command.end().code == 0
 
 
@@ -73,36 +81,16 @@ def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_e
     assert command.end().code == 0
 
 
-def test_running_queries_are_answered_on_shutdown(launch):
-    command, ready = launch("--window-ms", "1500", "--drain-s", "0", "--log-level", "debug")
-    with ThreadPoolExecutor(1) as pool:
-        given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
-        url = f"{ready['url']}/v2/models/small/infer"
-        asking = pool.submit(httpx.post, url, json={"inputs": [given]}, timeout=PATIENCE)
-        metrics = ""
-        while 'serfer_waiting_images{model="small"} 1.0' not in metrics and not asking.done():
-            metrics = httpx.get(f"{ready['url']}/metrics", timeout=PATIENCE).text
-        command.interrupt(signal.SIGTERM)
-        assert asking.result().status_code == 200
-    assert command.end().code == 0
-
-
-def test_it_exits_when_idle(launch):
-    command, _ = launch("--exit-when-idle-s", "1", "--drain-s", "0")
-    result = command.end()
-    assert result.code == 0
-    assert '"event": "idle"' in result.err
-
-
-def test_half_precision_reports_its_loss(launch, whole):
-    command, ready = launch("--precision", "fp16", "--drain-s", "0")
+def test_half_precision_reports_its_loss_and_an_instance_exits_when_idle(launch, whole):
+    command, ready = launch("--precision", "fp16", "--exit-when-idle-s", "1", "--drain-s", "0")
     assert (ready["precision"], 0 < ready["loss"] < 0.01) == ("fp16", True)
     with InferenceServerClient(ready["url"].removeprefix("http://"), network_timeout=PATIENCE) as triton:
         logits = triton.infer("small", tensor(batch(3), "input")).as_numpy("logits")
     assert np.isfinite(logits).all()
     assert 0 < difference(logits, whole(batch(3))).error < 0.01
-    command.interrupt(signal.SIGTERM)
-    assert command.end().code == 0
+    result = command.end()
+    assert result.code == 0
+    assert '"event": "idle"' in result.err
 
 
 def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):

@@ -79,6 +79,19 @@ def http(url):
         yield client
 
 
+@pytest.fixture(scope="module")
+def shared_url(directory, other):
+    """The URL of an instance for tests that look at nothing that another one changes."""
+    with serving({"small": directory, "other": other}) as url:
+        yield url
+
+
+@pytest.fixture
+def shared(shared_url):
+    with httpx.Client(base_url=shared_url, timeout=PATIENCE) as client:
+        yield client
+
+
 def tensor(images):
     given = InferInput("input", list(images.shape), "FP32")
     given.set_data_from_numpy(images)
@@ -111,13 +124,13 @@ def test_each_network_answers_by_its_name_and_is_loaded_when_it_is_first_asked(u
     assert {name: state["signals"]["images"] for name, state in after.items()} == {"small": 15, "other": 15}
 
 
-def test_classify_takes_a_model_and_the_first_one_is_meant_by_default(http, examples, directory, other):
+def test_classify_takes_a_model_and_the_first_one_is_meant_by_default(shared, examples, directory, other):
     image = {"image": (examples / "chelsea.png").read_bytes()}
     digests = {name: load_plan(place).digest for name, place in (("small", directory), ("other", other))}
     for parameters, name in (({}, "small"), ({"model": "other"}, "other"), ({"model": "small"}, "small")):
-        answer = http.post("/v1/classify", files=image, params=parameters).raise_for_status().json()
+        answer = shared.post("/v1/classify", files=image, params=parameters).raise_for_status().json()
         assert (answer["model"], answer["plan"], answer["target"]) == (load_plan(directory).model, digests[name], "gpu")
-    assert http.post("/v1/classify", files=image, params={"model": "third"}).status_code == 404
+    assert shared.post("/v1/classify", files=image, params={"model": "third"}).status_code == 404
 
 
 def test_the_repository_lists_loads_and_unloads_what_it_was_given(url, http):
@@ -153,7 +166,9 @@ def test_the_repository_lists_loads_and_unloads_what_it_was_given(url, http):
     }
 
 
-def test_a_models_batch_size_and_window_are_set_by_a_request_within_what_was_measured(http):
+def test_a_models_batch_size_and_window_are_set_by_a_request_within_what_was_measured(shared):
+    http = shared
+
     def set_to(**wanted):
         answer = http.post("/v2/repository/models/other/batching", json=wanted).raise_for_status().json()
         assert states(http)["other"]["signals"]["max_batch"] == answer["max_batch"]
@@ -169,18 +184,19 @@ def test_a_models_batch_size_and_window_are_set_by_a_request_within_what_was_mea
     for change in ("unload", "load"):
         http.post(f"/v2/repository/models/other/{change}").raise_for_status()
     assert states(http)["other"]["signals"]["max_batch"] == 2
+    set_to()
 
 
-def test_a_batch_size_that_no_instance_can_have_is_refused(http):
+def test_a_batch_size_that_no_instance_can_have_is_refused(shared):
     for wrong in ({"max_batch": 0}, {"max_batch": 2000}, {"window_ms": -1}, {"max_batch": 1.5}, {"a": 1}):
-        assert http.post("/v2/repository/models/other/batching", json=wrong).status_code == 400, wrong
-    assert http.post("/v2/repository/models/third/batching", json={"max_batch": 2}).status_code == 404
+        assert shared.post("/v2/repository/models/other/batching", json=wrong).status_code == 400, wrong
+    assert shared.post("/v2/repository/models/third/batching", json={"max_batch": 2}).status_code == 404
 
 
-def test_the_client_of_an_instance_sets_batch_sizes_and_knows_servers_that_have_none(url, other, monkeypatch):
+def test_the_client_of_an_instance_sets_batch_sizes_and_knows_servers_that_have_none(shared_url, other, monkeypatch):
     async def scene():
         async with open_http() as http:
-            client = InstanceClient(url, "other", load_plan(other), http)
+            client = InstanceClient(shared_url, "other", load_plan(other), http)
             assert await client.set_batching(2, 0.1, PATIENCE) == 2
             assert await client.set_batching(64, 0.1, PATIENCE) == 4
             assert await client.set_batching(0, 0.0, PATIENCE) == 0
@@ -266,30 +282,23 @@ def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, wo
         open_instance({"heavy": heavy, "again": heavy}, InstanceChoices(CPU, 4, 0.0, memory_mb, preload), Settings())
 
 
-def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, directory, other, tmp_path):
-    plans = {"small": directory, "other": other}
-    options = [f"--plan={name}={place}" for name, place in plans.items()]
-    instance = start("instance", *options, "--port", 0, "--json", "--drain-s", 0, "--max-batch", 4)
-    url = instance.said()["url"]
+def test_drivers_share_an_instance_by_the_names_of_their_models(start, shared_url, directory, other, tmp_path):
+    """A driver of the second network asks for it by its name; what names none is answered by the first."""
     (tmp_path / "scenario.toml").write_text(SCENARIO)
-    pool = ["--route", "gpu", "--instances", f"static:{url}", "--scenario", tmp_path / "scenario.toml"]
+    pool = ["--route", "gpu", "--instances", f"static:{shared_url}", "--scenario", tmp_path / "scenario.toml"]
     common = ["--store", "memory://", "--workers", "inprocess", "--port", 0, "--json", "--drain-s", 0, *pool]
-    drivers = {name: start("serve", f"--plan={name}={place}", *common) for name, place in plans.items()}
-    for count, (name, driver) in enumerate(drivers.items(), 1):
-        with httpx.Client(base_url=driver.said()["url"], timeout=PATIENCE) as http:
+    driver = start("serve", f"--plan=other={other}", *common)
+    for url, name, place in ((driver.said()["url"], "other", other), (shared_url, "small", directory)):
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
             infer = partial(http.post, f"/v2/models/{name}/infer")
             eventually(lambda infer=infer: infer(json=plain(batch())).status_code == 200, "the pool's instance is on")
-            for seed in range(count):
-                images = batch(2, seed)
-                answer = infer(json=plain(images)).raise_for_status().json()
-                logits = np.array(answer["outputs"][0]["data"], np.float32).reshape(2, CLASSES)
-                assert difference(logits, unsplit(load_plan(plans[name]), plans[name])(images)).exact
-                assert answer["parameters"]["batch"] == 2
-    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        assert {name: state["signals"]["images"] for name, state in states(http).items()} == {"small": 3, "other": 5}
-    for command in (*drivers.values(), instance):
-        command.interrupt(signal.SIGTERM)
-        assert command.end().code == 0
+            images = batch(2)
+            answer = infer(json=plain(images)).raise_for_status().json()
+            logits = np.array(answer["outputs"][0]["data"], np.float32).reshape(2, CLASSES)
+            assert difference(logits, unsplit(load_plan(place), place)(images)).exact
+            assert answer["parameters"]["batch"] == 2
+    driver.interrupt(signal.SIGTERM)
+    assert driver.end().code == 0
 
 
 def test_the_memory_bound_holds_in_the_process(start, heavy):

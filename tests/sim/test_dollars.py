@@ -89,7 +89,7 @@ def parts_of(load, world, policy, seed, period_s=5.0):
 
 @pytest.mark.parametrize("policy", ["break-even", "ski-rental", "target-tracking"])
 def test_the_parts_add_up_to_the_difference(policy):
-    parts = parts_of(generate("mmpp:hours=0.5,low_s=300,high_s=300,row_s=1"), WORLD, policy, 0)
+    parts = parts_of(generate("mmpp:hours=0.3,low_s=300,high_s=300,row_s=1"), WORLD, policy, 0)
     assert parts.instances_as_rates == pytest.approx(0.0, abs=1e-9)  # the same load leads to the same fleet
     assert parts.steps == pytest.approx(0.0, abs=1e-9)  # counts are whole: they came as the load has them
     assert parts.queries - parts.rates == pytest.approx(parts.clusters + parts.fill + parts.duplicates)

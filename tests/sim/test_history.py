@@ -77,8 +77,8 @@ def test_the_default_policy_costs_less_with_a_history_of_the_same_bursts():
 def test_dates_of_load_and_history_change_nothing_of_what_a_policy_costs():
     costs = []
     for zero_s in (0.0, 1.7e9):
-        sim_input = prepare(bursts(4, zero_s), "world", WORLD, "none")
-        (run,) = run_policies(sim_input, ["break-even"], RunOptions(history=bursts(40, zero_s and zero_s - 40 * 420)))
+        sim_input = prepare(bursts(2, zero_s), "world", WORLD, "none")
+        (run,) = run_policies(sim_input, ["break-even"], RunOptions(history=bursts(10, zero_s and zero_s - 10 * 420)))
         costs.append(run.outcome.cost_usd)
     assert costs[0] == costs[1]
 
@@ -98,8 +98,8 @@ def file(tmp_path):
 
 def test_the_command_takes_a_generator_or_a_file(file, tmp_path):
     (tmp_path / "past.csv").write_text("t_seconds,rps\n0,5\n600,80\n1200,5\n")
-    for history, name in (("poisson:hours=1", "poisson,hours=1,seed=0"), (tmp_path / "past.csv", "past")):
+    for history, name in (("poisson:hours=0.3", "poisson,hours=0.3,seed=0"), (tmp_path / "past.csv", "past")):
         options = ("--scenario", file, "--level", "rates", "--history", history)
-        (row,) = outcomes("diurnal:mean=20,hours=2", *options)
+        (row,) = outcomes("diurnal:mean=20,hours=0.5", *options)
         assert row["history"].replace(":", ",") == name
-    assert "cost $" in called("diurnal:mean=20,hours=2", *options)
+    assert "cost $" in called("diurnal:mean=20,hours=0.5", *options)

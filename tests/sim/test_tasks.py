@@ -120,11 +120,11 @@ class TestGangs:
     @settings(max_examples=15)
     @given(rate=st.floats(0, 60), concurrency=st.sampled_from([1, 3, 4, 7, 1000]))
     def test_every_query_ends_exactly_once(self, rate, concurrency):
-        load, world = Trace("a trace", np.array([20.0]), np.array([rate])), scenario(concurrency=concurrency)
+        load, world = Trace("a trace", np.array([10.0]), np.array([rate])), scenario(concurrency=concurrency)
         made = calibration(tiles=(3, 2, 3, 1, 2), gangs=((0, 4),))
         limits = DriverLimits(drivers=2, slots=1000, hedge=True, growth=40)
         run = TasksRun(world, Router(world, Scripted([0])), made, [], 3, limits=limits)
-        result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 20.0))
+        result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 10.0))
         assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
 
     def test_published_times_agree_with_the_cost_model(self, tmp_path):
@@ -150,9 +150,9 @@ class TestGangs:
     ),
 )
 def test_every_query_ends_exactly_once(rate, concurrency, wanted, limits):
-    load, world = Trace("a trace", np.array([30.0]), np.array([rate])), scenario(boot_s=4.0, concurrency=concurrency)
+    load, world = Trace("a trace", np.array([12.0]), np.array([rate])), scenario(boot_s=2.0, concurrency=concurrency)
     run = TasksRun(world, Router(world, Scripted(wanted)), calibration(), [], 3, limits=limits)
-    result = run.over(steps_of(load, 5), 0.0, Window("part", 10.0, 30.0))
+    result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 12.0))
     assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
 
 
@@ -229,7 +229,7 @@ def test_environments_that_a_plan_wants_are_warm_for_every_task():
 
 def test_both_simulation_levels_agree():
     made, world = calibration(tiles=(3, 2, 1)), scenario()
-    load, window = Trace("a trace", np.array([300.0]), np.array([30.0])), Window("late", 60.0, 300.0)
+    load, window = Trace("a trace", np.array([160.0]), np.array([30.0])), Window("late", 40.0, 160.0)
     times = service_times(made, world.serverless)
     drawn = QueriesRun(world, Router(world, Scripted([0])), times, [], 1).over(steps_of(load, 5), 0.0, window)
     run = TasksRun(world, Router(world, Scripted([0])), made, [], 1).over(steps_of(load, 5), 0.0, window)

@@ -25,6 +25,12 @@ def settings(tmp_path):
     return Settings(cache_dir=tmp_path / "cache")
 
 
+def given(files, size, app="digits", validation=None):
+    """Return the arguments of `serfer register` for one of the networks."""
+    arguments = [str(files.networks[size]), "--app", app, "--validation", str(validation or files.validation)]
+    return [*arguments, "--preprocess", str(files.preprocess), "--labels", str(files.labels), "--output", "softmax"]
+
+
 class Command:
     """A `serfer register` that runs; `lines` are what it has said of its steps."""
 
@@ -66,8 +72,7 @@ def start(files, tmp_path):
     running = []
 
     def begin(size="small", *more, app="digits", validation=None):
-        arguments = [str(files.networks[size]), "--app", app, "--validation", str(validation or files.validation)]
-        arguments += ["--preprocess", str(files.preprocess), "--labels", str(files.labels), "--output", "softmax"]
+        arguments = given(files, size, app, validation)
         environment = {
             **os.environ,
             "SERFER_REGISTRY": str(tmp_path / "registry"),

@@ -2,8 +2,11 @@
 
 import pytest
 
+from serfer.cli.main import app
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.variants import Place, Source
 from serfer.registry import Registrations, RegistrationState, open_registry
+from tests.variants.conftest import given
 from tests.variants.digits import trained  # noqa: F401 - trained once for the module
 
 
@@ -12,7 +15,7 @@ def kept(tmp_path):
     return lambda: open_registry(str(tmp_path / "registry"))
 
 
-def test_a_network_is_registered_with_measured_and_predicted_figures(start, kept):
+def test_a_network_is_registered_with_its_plans_and_measured_and_predicted_figures(start, kept, tmp_path):
     command = start("medium", "--instance", "c7i.large")
     made = command.registered()
     assert (made["application"], made["network"], made["version"], made["made"]) == ("digits", "medium", 1, True)
@@ -33,11 +36,7 @@ def test_a_network_is_registered_with_measured_and_predicted_figures(start, kept
         assert each.accuracy.share > 0.8
     assert {each.kind for each in instances} == {"c7i.large"}
     assert any("pooled" in remark for remark in version.remarks)
-
-
-def test_variants_have_their_plan_directories_in_the_registry(start, kept, tmp_path):
-    version = start().registered()
-    for each in version["variants"]:
+    for each in made["variants"]:
         directory = kept().directory(each["artefact"], tmp_path / "fetched")
         assert (directory / "unsplit.onnx").is_file()
         assert (directory / "int8.onnx").is_file() == (each["precision"] == "int8")
@@ -82,7 +81,8 @@ def test_twice_at_once_one_does_the_work_and_both_say_the_same(start, kept):
         (("--latency-ms", "0"), 2, "--latency-ms must be more than 0"),
     ],
 )
-def test_options_that_cannot_be_are_refused(start, arguments, code, message):
-    command = start("small", *arguments)
-    assert command.result()[0] == code
-    assert message in " ".join(command.lines)
+def test_options_that_cannot_be_are_refused(files, tmp_path, monkeypatch, capsys, arguments, code, message):
+    monkeypatch.setenv("SERFER_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
+    assert _exit_code(app, ["register", *given(files, "small"), *arguments], _Interrupt()) == code
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -9,7 +9,7 @@ from serfer.core.errors import ModelError
 from serfer.variants.trial import try_network
 from tests.variants.hostile import FILES, HARMLESS
 
-PROCESSOR_S = 10.0
+PROCESSOR_S = 5.0
 FEW = ("loop-1e8", "constant-1e12", "tile-1e9", "functions-2e30", "functions-chain-5000", "external-above")
 _DAY = datetime.now(UTC).toordinal()
 TODAYS = [*dict.fromkeys((*FEW, *([*FILES][(_DAY * 2 + number) % len(FILES)] for number in range(2))))]

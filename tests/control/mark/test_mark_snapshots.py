@@ -78,7 +78,7 @@ COUNTS = st.integers(0, 2000)
 @pytest.mark.parametrize("forecaster", MAKES)
 @pytest.mark.parametrize("kind", [Mark, MarkSpot])
 @settings(derandomize=True, max_examples=15, deadline=None)
-@given(data=st.data(), load=rows(20 * QPS, most_s=3600))
+@given(data=st.data(), load=rows(20 * QPS, most_s=1200))
 def test_restored_policies_decide_as_if_they_had_not_stopped(kind, forecaster, data, load):
     policy = policy_of(kind, forecaster)
     market = Market.SPOT if kind is MarkSpot else Market.ON_DEMAND

@@ -13,7 +13,9 @@ LEVELS = 3
 @st.composite
 def loads(draw):
     """Draw bursts and calms, in instances."""
-    rows = draw(st.lists(st.tuples(st.integers(1, 300), st.sampled_from([0.0, 0.05, 0.4, 1.5, 2.9])), min_size=1))
+    rows = draw(
+        st.lists(st.tuples(st.integers(1, 300), st.sampled_from([0.0, 0.05, 0.4, 1.5, 2.9])), min_size=1, max_size=6)
+    )
     return np.concatenate([np.full(slots, share) for slots, share in rows])
 
 

@@ -105,7 +105,7 @@ def test_a_period_that_was_learnt_is_prewarmed_and_nothing_is_pinged_before():
         for _ in range(7):
             await made.query("a")
             since = made.clock.now
-            await made.step(3600, by=4)
+            await made.step(3600, by=8)
         first, *more = made.sent(since)
         assert 0.85 * 3600 < first < 3600
         assert len(more) <= 2
@@ -136,13 +136,13 @@ def test_the_next_leader_knows_what_the_one_before_had_learnt():
             made.add(name)
         for _ in range(6):
             await made.query("b")
-            await made.step(1800, by=4)
+            await made.step(1800, by=8)
         leader = next(name for name, driver in made.running.items() if driver.status.leads)
         del made.running[leader]
         (left,) = made.running
         await made.query(left)
         since = made.clock.now
-        await made.step(1900, by=4)
+        await made.step(1900, by=8)
         assert 0.85 * 1800 < made.sent(since)[0] < 1800
 
     asyncio.run(scene())
@@ -154,13 +154,13 @@ def test_what_was_learnt_survives_a_restart(tmp_path):
         made.add("a")
         for _ in range(6):
             await made.query("a")
-            await made.step(1800, by=4)
+            await made.step(1800, by=8)
         await made.query("a")
         since = made.clock.now
         await made.step(300)
         await made.running.pop("a").close()
         made.add("b")
-        await made.step(1600, by=4)
+        await made.step(1600, by=8)
         assert 0.85 * 1800 < made.sent(since)[0] < 1800
 
     asyncio.run(scene())

@@ -92,7 +92,7 @@ SAM := $(abspath .venv/sam/bin/sam)
 SAM_IN_BUILD = cd "$(BUILD)" && SAM_CLI_TELEMETRY=0 $(SAM)
 
 deploy: build-given setup
-	$(BIN)/python -m sam check "$(BUILD)" $(ENV) $(if $(REPLACE),--replace)
+	$(BIN)/python -m sam check "$(BUILD)" $(ENV) $(if $(filter 1,$(REPLACE)),--replace)
 	$(SAM_IN_BUILD) build --config-env $(ENV)
 	$(SAM_IN_BUILD) deploy --config-env $(ENV)
 

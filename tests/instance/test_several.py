@@ -282,14 +282,14 @@ def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, wo
         open_instance({"heavy": heavy, "again": heavy}, InstanceChoices(CPU, 4, 0.0, memory_mb, preload), Settings())
 
 
-def test_drivers_share_an_instance_by_the_names_of_their_models(start, shared_url, directory, other, tmp_path):
-    """A driver of the second network asks for it by its name; what names none is answered by the first."""
+def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, shared_url, directory, other, tmp_path):
     (tmp_path / "scenario.toml").write_text(SCENARIO)
     pool = ["--route", "gpu", "--instances", f"static:{shared_url}", "--scenario", tmp_path / "scenario.toml"]
     common = ["--store", "memory://", "--workers", "inprocess", "--port", 0, "--json", "--drain-s", 0, *pool]
-    driver = start("serve", f"--plan=other={other}", *common)
-    for url, name, place in ((driver.said()["url"], "other", other), (shared_url, "small", directory)):
-        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+    plans = {"small": directory, "other": other}
+    drivers = {name: start("serve", f"--plan={name}={place}", *common) for name, place in plans.items()}
+    for name, place in plans.items():
+        with httpx.Client(base_url=drivers[name].said()["url"], timeout=PATIENCE) as http:
             infer = partial(http.post, f"/v2/models/{name}/infer")
             eventually(lambda infer=infer: infer(json=plain(batch())).status_code == 200, "the pool's instance is on")
             images = batch(2)
@@ -297,8 +297,9 @@ def test_drivers_share_an_instance_by_the_names_of_their_models(start, shared_ur
             logits = np.array(answer["outputs"][0]["data"], np.float32).reshape(2, CLASSES)
             assert difference(logits, unsplit(load_plan(place), place)(images)).exact
             assert answer["parameters"]["batch"] == 2
-    driver.interrupt(signal.SIGTERM)
-    assert driver.end().code == 0
+    for driver in drivers.values():
+        driver.interrupt(signal.SIGTERM)
+        assert driver.end().code == 0
 
 
 def test_the_memory_bound_holds_in_the_process(start, heavy):

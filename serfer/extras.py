@@ -32,7 +32,7 @@ MODULES = {
     "learn": ("lightgbm", "scipy"),
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
-_BENCH = "./bench (in a checkout of SerFer)"  # never by its name: no index has it, or one that is somebody else's
+_BENCH = "./bench (in a checkout of SerFer)"  # never uploaded: an index may have a stranger's package of that name
 _ALONE = {"matplotlib": "matplotlib", "bench": _BENCH, "psutil": _BENCH}
 """Distributions that are installed without an extra: pictures are drawn by those, too, who split nothing (matplotlib's
 extra brings PyTorch), and the benchmarks are a distribution of their own."""

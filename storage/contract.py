@@ -392,7 +392,7 @@ class CoordinationContract(_Keys):
             entry = set_once(watched, key, third, TTL, stays=lambda value: value != first)
         assert entry == coordination.get(key)
         assert entry.value is third
-        assert "change" not in retried, "a value that is there is no contention"
+        assert "change" not in retried, "an existing value counts as no retry"
 
     @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])
     def test_time_to_live_of_a_version_must_be_a_positive_number(

@@ -73,10 +73,10 @@ def change(
 ) -> Entry | None:
     """Replace a value by what `f` makes of it, and return what then lies under the key.
 
-    `f` gets None where there is no value, and is called again with what another writer wrote first: its last call is
-    the one that counts. Where it returns None, nothing is written. The value is read first, unless what
-    probably lies there is `known`. Raises what `f` and `values` raise; ContendedError once the policy's attempts, or
-    the seconds that are left, are used up.
+    `f` gets None where there is no value. It is called again with the new value after another writer came first, and
+    only the result of its last call is written. Where it returns None, nothing is written. The value is read first,
+    unless what probably lies there is `known`. Raises what `f` and `values` raise; ContendedError once the policy's
+    attempts, or the seconds that are left, are used up.
     """
 
     def attempt() -> Entry | None:
@@ -98,7 +98,7 @@ def set_once(
 ) -> Entry:
     """Write a value unless one is there that `stays`, and return what then is there: `value` itself if written.
 
-    It is written without a read first; one that is there is no contention, so it is read at once.
+    It is written without a read first. Where that fails, the existing value is read at once, without a backoff.
     """
     version = values.compare_and_set(key, None, value, ttl)
     if version is not None:

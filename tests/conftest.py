@@ -123,8 +123,8 @@ def nothing_left_behind(request):
 
 
 def pytest_collection_finish():
-    # Each export of a module has the sources of torch's 500 operators for ONNX parsed anew, 0.6 s of a processor: what
-    # one has read of them serves them all.
+    # Each export of a module parses the sources of torch's 500 ONNX operators again, 0.6 s of a processor: all exports
+    # share the result of the first.
     if "onnxscript" in sys.modules:
         from onnxscript._framework_apis import torch_2_5  # noqa: PLC0415 - slow to import, where nothing is exported
 

@@ -7,12 +7,12 @@ import pytest
 
 def one_each(name, options, *axes):
     """Parametrise a test with `name` and every combination of axes, (names, values): the options take turns."""
-    names = [name for each, _ in axes for name in ([each] if isinstance(each, str) else each)]
+    names = [name for axis, _ in axes for name in ([axis] if isinstance(axis, str) else axis)]
     cases = []
     for case in product(*(enumerate(values) for _, values in axes)):
         flat = []
-        for (each, _), (_, value) in zip(axes, case, strict=True):
-            flat += [value] if isinstance(each, str) else value
+        for (axis, _), (_, value) in zip(axes, case, strict=True):
+            flat += [value] if isinstance(axis, str) else value
         turn = sum(number for number, _ in case) % len(options)
         cases += [
             pytest.param(option, *flat, marks=() if number == turn else pytest.mark.weekly)

@@ -63,6 +63,6 @@ def network(model: str | None, plan: Path | None, settings: Settings, progress: 
     name = model or _DEFAULT_MODEL
     if name in PLANS:
         return bench_plan(name, settings, progress)
-    from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - slow to import, and processes of simulations need it not
+    from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - slow to import, and simulations do not need it
 
     return zoo_plan(name, settings, progress)

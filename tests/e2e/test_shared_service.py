@@ -22,7 +22,7 @@ from tests.e2e.small import batch
 
 @pytest.fixture(scope="module")
 def plan(single):
-    """The other plan beside `lean`."""
+    """A second plan, besides `lean`."""
     return single
 
 

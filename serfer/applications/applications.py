@@ -45,7 +45,7 @@ _LIST_EVERY_S = 10.0  # between two lists of the registry's applications
 _BROKEN_S = 30.0  # for which a variant that could not be opened is not selected
 _SHADOWS = 2  # queries that are copied at once
 _LOOKS = 16
-"""Applications looked at together: a round over MAX_APPLICATIONS is to take less than GONE_S (exchange.py)."""
+"""Applications looked at together: a round over MAX_APPLICATIONS is to take less than TTL_S (fleet/registry.py)."""
 STILL_S: Final = 5.0
 """Seconds until a driver that runs during requests alone looks at the registry again."""
 _PATIENCE_S = 1.0  # for which a request waits for that

@@ -229,18 +229,13 @@ def test_the_load_of_all_drivers_counts_and_all_of_them_know_what_was_decided():
             await drivers.step(1, rate=6)
             entries = {name: served.entry(name) for name, served in drivers.served.items()}
             for name, served in drivers.served.items():
-                served.others = [Heard(entry) for other, entry in entries.items() if other != name]
+                served.others = [entry for other, entry in entries.items() if other != name]
         follower = next(name for name in drivers.fleets if name != drivers.leader)
         assert drivers.loaded == {"faces:b8"}  # 12 queries a second together
         assert entries[follower].scaled is None
         assert drivers.served[follower].scaled.desired == {"b8": 1}
 
     run(scene)
-
-
-class Heard:
-    def __init__(self, entry):
-        self.entry = entry
 
 
 def test_another_driver_takes_over_from_a_leader_that_dies_and_starts_nothing_twice():

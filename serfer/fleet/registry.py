@@ -2,7 +2,7 @@
 
     serfer:pool:{PLAN}    the drivers' loads; the lease (lease.py); what the leader publishes: the instances, how many
                           are wanted, and why
-    serfer:warm:{PLAN}    the same for drivers that keep functions warm (keep_warm/): their queries in flight and the
+    serfer:warm:{PLAN}    the same for drivers that keep functions warm (keep_warm.py): their queries in flight and the
                           lease
     serfer:variants:...   the same for instances of applications' variants; and for each application what its drivers
                           see (serfer/applications/exchange.py), without a lease

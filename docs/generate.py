@@ -34,9 +34,9 @@ from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run_machine import TRANSITIONS
 from serfer.core.served import EngineSignals, InstanceState, ModelState
 from serfer.core.variants import Place
-from serfer.fleet.keep_warm.keep_warm import WarmStatus
+from serfer.fleet.controller import Status, TypeStatus
+from serfer.fleet.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
-from serfer.fleet.status import Status, TypeStatus
 from serfer.settings import DriverSettings, Settings
 
 DOCS = Path(__file__).parent

@@ -74,16 +74,57 @@ def open_http(key: str = "") -> aiohttp.ClientSession:
     )
 
 
-class InstanceClient:
+class InstanceProbe:
+    """Asks the instance at `url` whether it is up, over connections that others may share."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+
+    async def ready(self, patience_s: float) -> bool:
+        """Return whether the instance is up and takes queries."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._read("GET", "/v2/health/ready", MOST_HEAD)
+        except (TimeoutError, aiohttp.ClientError, _StatusError, InputError):
+            return False
+        return True
+
+    async def _read(
+        self,
+        method: str,
+        path: str,
+        most: int,
+        data: bytes | io.BytesIO | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[bytes, str | None]:
+        """Return a response's body, of at most `most` bytes, and how many of them are JSON.
+
+        Raises _StatusError for any status but 200, InputError for more bytes.
+        """
+        url = f"{self.url}{path}"
+        if self._http.closed:
+            raise aiohttp.ClientConnectionError("the connections to instances are closed")
+        async with self._http.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
+            if response.status != HTTPStatus.OK:
+                raise _StatusError(response.status)
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > most:
+                    raise InputError(f"it answered with more than {most:,} bytes")
+            return bytes(body), response.headers.get(HEADER)
+
+
+class InstanceClient(InstanceProbe):
     """Runs a plan's network on the instance at `url`, where it is called `model`, or is the only model.
 
     The model's metadata are read once, and again after an invalid answer.
     """
 
     def __init__(self, url: str, model: str, plan: Plan, http: aiohttp.ClientSession) -> None:
-        self.url = url.rstrip("/")
+        super().__init__(url, http)
         self._plan = plan
-        self._http = http
         self._model = model
         self._form: Form | None = None
         self._learning = asyncio.Lock()
@@ -114,15 +155,6 @@ class InstanceClient:
             return self._refused(error)
         except aiohttp.ClientError as error:
             return Fault(FaultKind.UNREACHABLE, f"{self.url} does not answer: {str(error) or type(error).__name__}")
-
-    async def ready(self, patience_s: float) -> bool:
-        """Return whether the instance is up and takes queries."""
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._read("GET", "/v2/health/ready", MOST_HEAD)
-        except (TimeoutError, aiohttp.ClientError, _StatusError, InputError):
-            return False
-        return True
 
     async def set_batching(self, batch: int, window_s: float, patience_s: float) -> int | None:
         """Have the instance compute at most `batch` images at once, and wait so long for them; 0: as it was started.
@@ -191,31 +223,6 @@ class InstanceClient:
             headers["X-Request-Id"] = request
         body, header = await self._read("POST", f"{self._path}/infer", answer_bytes(*shape), data, headers)
         return decode_answer(body, header, output, shape)
-
-    async def _read(
-        self,
-        method: str,
-        path: str,
-        most: int,
-        data: bytes | io.BytesIO | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> tuple[bytes, str | None]:
-        """Return a response's body, of at most `most` bytes, and how many of them are JSON.
-
-        Raises _StatusError for any status but 200, InputError for more bytes.
-        """
-        url = f"{self.url}{path}"
-        if self._http.closed:
-            raise aiohttp.ClientConnectionError("the connections to instances are closed")
-        async with self._http.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
-            if response.status != HTTPStatus.OK:
-                raise _StatusError(response.status)
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > most:
-                    raise InputError(f"it answered with more than {most:,} bytes")
-            return bytes(body), response.headers.get(HEADER)
 
     @property
     def _path(self) -> str:

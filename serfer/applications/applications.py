@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
@@ -30,14 +30,12 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.variants import Application, Objectives, Place, Selection, Variant
+from serfer.fleet.control_loop import ControlLoop, Loop, Timing
 from serfer.fleet.log_events import TroubleLog, log_event
 from serfer.pipeline.pipeline import Pipeline
 from serfer.registry import Registry
 
-_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-PERIOD_S: Final = 1.0
-"""Seconds between two looks: states are at most the paper's 2 s old (INFaaS, section 5)."""
 _CANARY_DRAW = "canary "  # a query's draw for the canary is independent of that among variants
 MAX_APPLICATIONS: Final = 100
 """Applications of a driver."""
@@ -45,7 +43,7 @@ _LIST_EVERY_S = 10.0  # between two lists of the registry's applications
 _BROKEN_S = 30.0  # for which a variant that could not be opened is not selected
 _SHADOWS = 2  # queries that are copied at once
 _LOOKS = 16
-"""Applications looked at together: a round over MAX_APPLICATIONS is to take less than GONE_S (exchange.py)."""
+"""Applications looked at together: a round over MAX_APPLICATIONS is to take less than TTL_S (fleet/registry.py)."""
 STILL_S: Final = 5.0
 """Seconds until a driver that runs during requests alone looks at the registry again."""
 _PATIENCE_S = 1.0  # for which a request waits for that
@@ -90,19 +88,7 @@ class Run(Generic[T]):
     agree: Callable[[T, T], bool]
 
 
-class Fleet(Protocol):
-    """What starts and stops instances, and loads variants there, beside the applications of a driver."""
-
-    def start(self) -> None:
-        """Begin, on the running event loop."""
-        ...
-
-    async def close(self) -> None:
-        """End; the last driver stops the instances that end with it."""
-        ...
-
-
-class Applications:
+class Applications(Loop):
     """The applications that a driver serves; used on one event loop, and closed before the pipelines are.
 
     `runs_here` says of a variant whether this driver can run it. `exchanges` are by application. With `join`, which
@@ -125,6 +111,7 @@ class Applications:
         canaries: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__("application trouble", Timing(now=clock))
         self.pipelines = pipelines
         self._registry = registry
         self._selector = selector
@@ -136,7 +123,7 @@ class Applications:
         self._driver = driver
         self._canaries = canaries
         self._clock = clock
-        self._troubles = TroubleLog("application trouble", clock)
+        self._trouble_log = TroubleLog("application trouble", clock)
         self._looked = float("-inf")
         self._served = {name: ServedApplication(name, place, clock) for name in exchanges}
         self._broken: dict[str, float] = {}
@@ -144,9 +131,8 @@ class Applications:
         self._unserved: dict[str, str] = {}  # why applications that came later are not served, as it was logged
         self._working: set[asyncio.Task[Any]] = set()
         self._shadows: set[asyncio.Task[Any]] = set()
-        self._loop: asyncio.Task[None] | None = None
         self._lookers = ThreadPoolExecutor(_LOOKS, "applications")
-        self.fleet: Fleet | None = None
+        self.fleet: ControlLoop | None = None
         self._listing = asyncio.Lock()
         self._listed = float("-inf")
 
@@ -232,7 +218,7 @@ class Applications:
 
     def start(self) -> None:
         """Look at the registry and the other drivers from now on; on the running event loop."""
-        self._loop = asyncio.create_task(self._run())
+        super().start()
         if self.fleet is not None:
             self.fleet.start()
 
@@ -240,11 +226,12 @@ class Applications:
         """Stop looking, and wait for what is being opened, closed or copied; the last driver stops its instances."""
         if self.fleet is not None:
             await self.fleet.close()
-        tasks = [*self._working, *([self._loop] if self._loop else [])]
-        for task in tasks:
+        await self._stop()
+        working = [*self._working]
+        for task in working:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if working:
+            await asyncio.wait(working)
         await self.pipelines.close()
         for served in self._served.values():
             try:
@@ -446,29 +433,21 @@ class Applications:
             del self._broken[name]
         return bool(over)
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.look_at_all()
-                if self._clock() - self._listed >= _LIST_EVERY_S:
-                    await self.find_new()
-            except UnavailableError as error:
-                log_event(logging.WARNING, "applications", part="registry", message=_words(error))
-            except Exception:  # noqa: BLE001 - no error ends the loop: states would freeze, and no canary be judged
-                _LOG.exception("applications")
-            await asyncio.sleep(PERIOD_S)
+    async def tick(self) -> None:
+        """Look at all that is known of applications: states are at most the paper's 2 s old (INFaaS, section 5)."""
+        await self.look_at_all()
+        if self._clock() - self._listed >= _LIST_EVERY_S:
+            await self.find_new()
 
     async def look_at_all(self) -> None:
         """Look at the instances, and at each application in the registry and in the other drivers' record, at once."""
+
+        async def looked_at(served: ServedApplication) -> None:
+            with self.troubles.survived(served.name):  # it does not keep the others from being looked at
+                await self.look(served)
+
         await self._instances.look()
-        outcomes = await asyncio.gather(
-            *(self.look(served) for served in [*self._served.values()]), return_exceptions=True
-        )
-        for error in outcomes:  # one application's does not keep the others from being looked at
-            if isinstance(error, UnavailableError):
-                log_event(logging.WARNING, "applications", part="registry", message=_words(error))
-            elif isinstance(error, Exception):
-                _LOG.error("applications", exc_info=error)
+        await asyncio.gather(*map(looked_at, [*self._served.values()]))
 
     async def catch_up(self) -> None:
         """Look at the registry, unless that was done within STILL_S: for a driver that stands still between requests.
@@ -612,10 +591,10 @@ class Applications:
             self._trouble("registry", served, error)
 
     def _trouble(self, part: str, served: ServedApplication, error: SerferError) -> None:
-        self._troubles.note((part, served.name), _words(error), application=served.name, part=part)
+        self._trouble_log.note((part, served.name), _words(error), application=served.name, part=part)
 
     def _fine(self, part: str, served: ServedApplication) -> None:
-        self._troubles.over((part, served.name), application=served.name, part=part)
+        self._trouble_log.over((part, served.name), application=served.name, part=part)
 
 
 class _UnopenedError(Exception):

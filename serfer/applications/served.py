@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from serfer.applications.exchange import DriverEntry, Scaled, Seen
+from serfer.applications.exchange import DriverEntry, Scaled
 from serfer.applications.meters import DriverSignals, VariantMeter, functions_signals, in_use
 from serfer.applications.tables import Table
 from serfer.control.canary import Conduct, ConductCounter, Verdict, judge, total
@@ -66,7 +66,7 @@ class ServedApplication:
         self.trial: Trial | None = None
         self.compared = 0
         self.agreed = 0
-        self.others: Sequence[Seen] = ()
+        self.others: Sequence[DriverEntry] = ()
         self.warming: set[str] = set()
         self.own_scaled: Scaled | None = None
         self._table: Table | None = None
@@ -145,12 +145,12 @@ class ServedApplication:
     @property
     def demand(self) -> dict[tuple[str, str], NetworkDemand]:
         """What all drivers' queries ask of instances, by network and variant."""
-        return total_demand([self.own_demand, *(each.entry.demand for each in self.others)])
+        return total_demand([self.own_demand, *(each.demand for each in self.others)])
 
     @property
     def scaled(self) -> Scaled | None:
         """What was decided last of copies on instances, here or by the driver that leads; None where nobody does."""
-        others = (each.entry.scaled for each in self.others if each.entry.scaled is not None)
+        others = (each.scaled for each in self.others if each.scaled is not None)
         return self.own_scaled or next(others, None)
 
     def worth_warming(self) -> list[str]:
@@ -171,7 +171,7 @@ class ServedApplication:
         live, canary = self._counters[False].conduct, self._counters[True].conduct
         return DriverEntry(driver, 0, self._signals(), self._since, live, canary, self.own_demand, self.own_scaled)
 
-    def look(self, others: Sequence[Seen], instances: Callable[[str], Mapping[str, VariantSignals]]) -> None:
+    def look(self, others: Sequence[DriverEntry], instances: Callable[[str], Mapping[str, VariantSignals]]) -> None:
         """Take note of what other drivers tell, and of the signals of a variant at instances: states, and the trial."""
         self.others = others
         self._meters = {
@@ -199,8 +199,8 @@ class ServedApplication:
     def _signals(self) -> dict[str, DriverSignals]:
         return {name: meter.signals for name, meter in self._meters.items() if name in self.table.variants}
 
-    def _judged(self, canary: Canary, others: Sequence[Seen]) -> Trial:
-        same = [each.entry for each in others if each.entry.trial == canary.since]
+    def _judged(self, canary: Canary, others: Sequence[DriverEntry]) -> Trial:
+        same = [each for each in others if each.trial == canary.since]
         live = total([self._counters[False].conduct, *(each.live for each in same)])
         tried = total([self._counters[True].conduct, *(each.canary for each in same)])
         return Trial(live, tried, *judge(tried, live, age_s(canary.since), canary.limits))
@@ -215,6 +215,6 @@ def age_s(since: str) -> float:
     return max(0.0, (datetime.now(UTC) - begun.astimezone(UTC)).total_seconds())
 
 
-def _of(variant: str, others: Sequence[Seen]) -> list[DriverSignals]:
+def _of(variant: str, others: Sequence[DriverEntry]) -> list[DriverSignals]:
     """Return what other drivers tell of a variant."""
-    return [each.entry.variants[variant] for each in others if variant in each.entry.variants]
+    return [each.variants[variant] for each in others if variant in each.variants]

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
+from drivers.instance.client import InstanceProbe
 from serfer.control.policy import InstanceState, Interruption, ProvisioningPlan
 from serfer.fleet.log_events import log_event
+from serfer.fleet.provisioners.batch_sizes import BatchSizes
 from serfer.fleet.provisioners.provisioner import Member, Provisioner
 from serfer.fleet.purchase import Purchase, wanted_by
 from serfer.fleet.reconciler import Actions, Reconciler
@@ -19,62 +21,54 @@ _PROBE_S = 2.0
 _LOOK_S = 0.1
 
 
-class Probed(Protocol):
-    """The client of an instance, as far as a leader needs it."""
+@dataclass(frozen=True)
+class Provisioning:
+    """How instances are started: a provisioner for each type and market, and how long one takes to boot, in seconds.
 
-    async def ready(self, patience_s: float) -> bool:
-        """Return whether the instance is up and takes queries."""
-        ...
+    `connect` makes what probes the instance at a URL, `admits` says of a published address whether an instance of a
+    type may be there. Those of the types in `ends` are stopped by the last driver when it is closed. `sizes` makes what
+    sets their batch sizes, of those that the previous leader published.
+    """
 
-
-class Sizes(Protocol):
-    """What sets batch sizes, of pools whose plans have them."""
-
-    async def bring(
-        self, bought: Purchase, listed: Sequence[FleetMember], plan: ProvisioningPlan, ready: Mapping[str, bool]
-    ) -> tuple[FleetMember, ...]:
-        """Bring instances of a type and market in line with a plan, and return them with their sizes."""
-        ...
-
-    def keep(self, names: Iterable[str]) -> None:
-        """Forget the instances that are gone."""
-        ...
+    provisioners: Mapping[Purchase, Provisioner]
+    boot_s: Mapping[Purchase, float]
+    connect: Callable[[str], InstanceProbe]
+    admits: Callable[[Purchase, str], bool] = lambda _bought, _url: True
+    ends: Collection[Purchase] = ()
+    sizes: Callable[[Sequence[FleetMember]], BatchSizes | None] = lambda _members: None
 
 
 class Leader:
-    """Acts for as long as the driver of `registry` leads; `connect` makes the client of an instance's URL.
+    """Acts for as long as the driver of `registry` leads.
 
     Each driver that becomes leader makes one, which starts from the state that the previous leader published, `fleet`,
-    as of `now`. `published` is called with each state that this one publishes, before it is acted on. An instance of a
-    type and market takes about `boot_s` seconds to boot; one that was published without them is of the first one there.
-    `sizes` sets batch sizes, None where plans have none.
+    as of `now`. `published` is called with each state that this one publishes, before it is acted on. An instance that
+    was published without type and market is of the first one that has a boot time.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a pool, one with a default
+    def __init__(
         self,
         registry: PoolRegistry,
-        provisioners: Mapping[Purchase, Provisioner],
-        connect: Callable[[str], Probed],
+        provisioning: Provisioning,
         changes: Counter[str],
         *,
-        boot_s: Mapping[Purchase, float],
         fleet: FleetState | None,
         published: Callable[[FleetState], None],
         now: float,
-        sizes: Sizes | None = None,
     ) -> None:
+        known, boot_s = fleet.members if fleet else (), provisioning.boot_s
         self._registry = registry
-        self._provisioners = provisioners
-        self._connect = connect
+        self._provisioners = provisioning.provisioners
+        self._connect = provisioning.connect
         self._changes = changes
         self._published = published
-        self._clients: dict[str, Probed] = {}
-        self._reconcilers = {each: Reconciler(boot_s[each], each) for each in provisioners}
-        self._listed = _by_purchase(fleet.members if fleet else (), next(iter(boot_s), Purchase("")))
-        self._sizes = sizes
+        self._clients: dict[str, InstanceProbe] = {}
+        self._reconcilers = {bought: Reconciler(boot_s[bought], bought) for bought in self._provisioners}
+        self._listed = _by_purchase(known, next(iter(boot_s), Purchase("")))
+        self._sizes = provisioning.sizes(known)
         self._interruptions = Counter({one.kind: one.count for one in fleet.interruptions} if fleet else {})
-        for each, reconciler in self._reconcilers.items():
-            reconciler.adopt(self._listed.get(each, ()), now)
+        for bought, reconciler in self._reconcilers.items():
+            reconciler.adopt(self._listed.get(bought, ()), now)
 
     async def initial_state(self) -> FleetState:
         """Return the state where no driver has published one: instances that earlier drivers started.
@@ -179,7 +173,7 @@ class Leader:
         ready = await asyncio.gather(*(client.ready(_PROBE_S) for client in self._clients.values()))
         return dict(zip(self._clients, ready, strict=True))
 
-    def _client(self, member: Member) -> Probed:
+    def _client(self, member: Member) -> InstanceProbe:
         return self._clients.get(member.name) or self._connect(str(member.url))
 
 

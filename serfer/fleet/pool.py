@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,20 +23,20 @@ from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from drivers.instance.client import Fault, FaultKind, InstanceClient
 from drivers.instance.open_inference import Inferred
 from drivers.target import InstanceAnswer
-from serfer.control.policy import Dispatched, LatencyWindow
+from serfer.control.policy import NO_QUERIES, Dispatched, LatencyWindow
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import S_PER_HOUR
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.core.wire import Crop
-from serfer.fleet.latencies import Latencies
 from serfer.fleet.log_events import log_event
 from serfer.fleet.purchase import Purchase
-from serfer.fleet.rolling_sum import RollingSum
 
 _SLOS = 4.0  # an instance that is silent for so many times the objective hangs
 _LEAST_S = 1.0  # and is given this long where the objective is short
 _SOON_S = 1.0  # when room on Lambda is looked for again
 _LONGEST_S = 60.0
+_SLICE_S = 60.0  # of a sum over the last hour
+_KEPT = 10_000  # latencies of which the 99th percentile is taken: the latest
 _MS_PER_S = 1000.0
 _SILENT = (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
 
@@ -89,6 +89,58 @@ class DriverStats:
     busy: tuple[str, ...]
     latency: LatencyWindow
     dispatched: tuple[Dispatched, ...] = ()
+
+
+class RollingSum:
+    """A sum over the last hour, in slices of a minute; times are in seconds and never go back."""
+
+    def __init__(self) -> None:
+        self._slices: deque[list[float]] = deque()  # [begin, sum]
+
+    def add(self, now: float, value: float) -> None:
+        """Add a value as of now."""
+        begin = now - now % _SLICE_S
+        if not self._slices or self._slices[-1][0] < begin:
+            self._slices.append([begin, 0.0])
+        self._slices[-1][1] += value
+
+    def total(self, now: float) -> float:
+        """Return the sum of the last hour."""
+        while self._slices and self._slices[0][0] + S_PER_HOUR <= now:
+            self._slices.popleft()
+        return sum(value for _, value in self._slices)
+
+
+class Latencies:
+    """What queries took since the last observation: counts those that were answered, and those later than `slo_ms`."""
+
+    def __init__(self, slo_ms: float) -> None:
+        self._slo_ms = slo_ms
+        self._answered = self._late = 0
+        self._latest: deque[float] = deque(maxlen=_KEPT)
+
+    def add(self, latency_ms: float) -> None:
+        """Count a query that was answered after so many milliseconds."""
+        self._answered += 1
+        self._late += latency_ms > self._slo_ms
+        self._latest.append(latency_ms)
+
+    def take(self) -> LatencyWindow:
+        """Return the queries that were answered since the last call."""
+        if not self._answered:
+            return NO_QUERIES
+        ordered = sorted(self._latest)
+        window = LatencyWindow(self._answered, self._late, ordered[(99 * len(ordered) - 1) // 100])
+        self._answered = self._late = 0
+        self._latest.clear()
+        return window
+
+
+def of_all(windows: Iterable[LatencyWindow]) -> LatencyWindow:
+    """Return the window of several drivers; its 99th percentile is the largest of theirs, which bounds that of all."""
+    listed = list(windows)
+    answered, late = sum(one.answered for one in listed), sum(one.late for one in listed)
+    return LatencyWindow(answered, late, max((one.p99_ms for one in listed), default=0.0))
 
 
 class Pool:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from serfer.control.scenario import Market, Scenario
 from serfer.core.errors import UsageError
-from serfer.fleet.provisioners.provisioner import Provisioner
+from serfer.fleet.provisioners.provisioner import Provisioner, StaticProvisioner
 from serfer.fleet.purchase import Purchase, purchases_of
 
 PORT = 8000
@@ -119,8 +119,6 @@ def open_provisioner(
 
         return LocalProvisioner(command, registry, label=label, boot_delay_s=boot_delay_s)
     if kind == "static":
-        from serfer.fleet.provisioners.static import StaticProvisioner  # noqa: PLC0415 - only this one needs it
-
         return StaticProvisioner(_urls(argument))
     if kind == "ec2":
         if not _GROUP.fullmatch(argument):

@@ -1,11 +1,13 @@
-"""The shared state of a pool's drivers: one record, which each of them updates every second by compare-and-set.
+"""The shared state of drivers: records, which each of them updates every second by compare-and-set.
 
     serfer:pool:{PLAN}    the drivers' loads; the lease (lease.py); what the leader publishes: the instances, how many
                           are wanted, and why
-    serfer:warm:{PLAN}    the same for drivers that keep functions warm (keep_warm/): their queries in flight and the
+    serfer:warm:{PLAN}    the same for drivers that keep functions warm (keep_warm.py): their queries in flight and the
                           lease
+    serfer:variants:...   the same for instances of applications' variants; and for each application what its drivers
+                          see (serfer/applications/exchange.py), without a lease
 
-A driver counts as gone when its entry has not changed for TTL_S on the reader's clock. The record is bounded, and
+A driver counts as gone when its entry has not changed for TTL_S on the reader's clock. A record is bounded, and
 checked before anything in it is used: other programs may write to the store. Fields that a version does not know are
 passed over, and those that came later have defaults, so drivers of two versions share a record while one replaces the
 other.
@@ -16,10 +18,12 @@ from __future__ import annotations
 import json
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Final, TypeVar
+from threading import Lock
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from serfer.control.policy import NO_QUERIES, InstanceState, Interruption, LatencyWindow
 from serfer.control.scenario import Market
@@ -42,8 +46,8 @@ _WORD = re.compile(r"[!-~]{1,300}")
 _URL = re.compile(r"https?://[!-~]{1,290}")
 _MAX_NUMBER = 1e12
 _MAX_KIND, _MAX_KINDS = 64, 16
-_CHANGES = RetryPolicy("pool", ContendedError, Backoff(0.02, 0.2), attempts=4)
-_LEAVING = replace(_CHANGES, attempts=32)
+_BACKOFF = Backoff(0.02, 0.2)
+_ATTEMPTS, _LEAVING_ATTEMPTS = 4, 32
 
 
 @dataclass(frozen=True)
@@ -116,19 +120,153 @@ class PoolView:
         return frozenset(name for load in self.others for name in load.busy)
 
 
+class Load(Protocol):
+    """What a driver tells the others of itself."""
+
+    @property
+    def driver(self) -> str:
+        """The driver's name, which no other one has."""
+        ...
+
+
+L = TypeVar("L", bound=Load)
+
+
 @dataclass(frozen=True)
-class _Entry:
+class Heartbeat(Generic[L]):
     """A driver's load, and how many times the driver has written it."""
 
-    load: DriverLoad
+    load: L
     beats: int
 
 
 @dataclass(frozen=True)
-class _Record:
-    drivers: tuple[_Entry, ...] = ()
+class Record(Generic[L]):
+    """What drivers share; one without a lease has no fleet either."""
+
+    drivers: tuple[Heartbeat[L], ...] = ()
     lease: Lease | None = None
     fleet: FleetState | None = None
+
+    @property
+    def loads(self) -> tuple[L, ...]:
+        """What the drivers tell of themselves."""
+        return tuple(entry.load for entry in self.drivers)
+
+
+class DriverRegistry(ABC, Generic[L]):
+    """One driver's access to the record under `key`; methods block, and raise what the coordination raises.
+
+    A thread outlives the task that awaits it, so a driver may leave while it writes: leaving waits for that, and
+    nothing is written after it. A subclass has the record's bytes, and what else stands in it; retries of its changes
+    are counted as `_called`.
+    """
+
+    _called: ClassVar[str]
+
+    def __init__(
+        self, coordination: Coordination, key: str, driver: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.driver = driver
+        self._coordination = coordination
+        self._key = key
+        self._clock = clock
+        self._beats = 0
+        self._changed: dict[str, tuple[int, float]] = {}  # by driver: its beats, and when they were first seen
+        self._last: Entry | None = None  # as this driver read or wrote it last
+        self._one_at_a_time = Lock()
+        self._left = False
+
+    def leave(self) -> bool:
+        """Take this driver out; say whether it was the last one, which clears the record."""
+        others: tuple[Heartbeat[L], ...] = ()
+
+        def left(record: Record[L]) -> Record[L]:
+            nonlocal others
+            others, record = self._running(record), self._leaving(record)
+            return replace(record, drivers=others) if others else Record()
+
+        with self._one_at_a_time:
+            self._left = True
+            self._last = self._change(left, attempts=_LEAVING_ATTEMPTS)
+            if not others and self._last is not None:
+                with suppress(StoreUnavailableError):  # it is cleared, and expires a little later
+                    self._coordination.compare_and_set(self._key, self._last.version, self._last.value, _CLEARED_TTL_S)
+        return not others
+
+    def _join(self, load: L) -> Record[L]:
+        """Write this driver's load; return the record as it was read, with the other drivers alone.
+
+        Where others write at the same time, or MAX_DRIVERS are there, it is not written this time. After `leave`
+        nothing is read or written.
+        """
+        read, written = Record[L](), Record[L]()
+
+        def joined(record: Record[L]) -> Record[L]:
+            nonlocal read, written
+            read = replace(record, drivers=self._running(record))
+            drivers = (*read.drivers, own) if len(read.drivers) < MAX_DRIVERS else read.drivers
+            written = self._joining(replace(read, drivers=drivers))
+            return written
+
+        with self._one_at_a_time:
+            if self._left:
+                return read
+            self._beats += 1
+            own = Heartbeat(load, self._beats)
+            with suppress(ContendedError):
+                self._last = self._change(joined)
+                self._joined(written)
+        return read
+
+    def _change(
+        self,
+        step: Callable[[Record[L]], Record[L] | None],
+        known: Entry | None = UNREAD,
+        attempts: int = _ATTEMPTS,
+    ) -> Entry | None:
+        def changed(value: bytes | None) -> bytes | None:
+            record = step(Record() if value is None else self._decoded(value))
+            return None if record is None else self._encoded(record)
+
+        policy = RetryPolicy(self._called, ContendedError, _BACKOFF, attempts)
+        return change(self._coordination, self._key, changed, _RECORD_TTL_S, known=known, policy=policy)
+
+    def _running(self, record: Record[L]) -> tuple[Heartbeat[L], ...]:
+        """Return the entries of other drivers that have changed within TTL_S, and remember when each did."""
+        now, others = self._clock(), [entry for entry in record.drivers if entry.load.driver != self.driver]
+        changed = {}
+        for entry in others:
+            known = self._changed.get(entry.load.driver)
+            changed[entry.load.driver] = known if known and known[0] == entry.beats else (entry.beats, now)
+        self._changed = changed
+        return tuple(entry for entry in others if now - changed[entry.load.driver][1] <= TTL_S)
+
+    def _joining(self, record: Record[L]) -> Record[L]:
+        """Return what is written where this driver joins."""
+        return record
+
+    def _joined(self, record: Record[L]) -> None:
+        """Note that what `_joining` returned last was written."""
+
+    def _leaving(self, record: Record[L]) -> Record[L]:
+        """Return what is left where this driver leaves."""
+        return record
+
+    @abstractmethod
+    def _encoded(self, record: Record[L]) -> bytes: ...
+
+    @abstractmethod
+    def _decoded(self, value: bytes) -> Record[L]:
+        """Return a record without what is not valid in it."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A heartbeat as the record has it."""
+
+    load: DriverLoad
+    beats: int
 
 
 @dataclass(frozen=True)
@@ -146,20 +284,17 @@ On top come retries of writes that met another driver's, and the leader's writes
 """
 
 
-class PoolRegistry:
-    """One driver's access to its pool's record under `key`; methods block, and raise what the coordination raises."""
+class PoolRegistry(DriverRegistry[DriverLoad]):
+    """One driver's access to its pool's record, with the lease and the published fleet."""
+
+    _called = "pool"
 
     def __init__(
         self, coordination: Coordination, key: str, driver: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.driver = driver
-        self._coordination = coordination
-        self._key = key
-        self._clock = clock
+        super().__init__(coordination, key, driver, clock)
         self._election = Election(driver, clock)
-        self._beats = 0
-        self._changed: dict[str, tuple[int, float]] = {}  # by driver: its beats, and when they were first seen
-        self._last: Entry | None = None  # as this driver read or wrote it last
+        self._begun = clock()
 
     @property
     def leads(self) -> bool:
@@ -167,105 +302,52 @@ class PoolRegistry:
         return self._election.leads
 
     def exchange(self, load: DriverLoad) -> PoolView:
-        """Read what the others wrote, write this driver's load, and renew the lease or take it over where it is due.
-
-        Where others write at the same time, or MAX_DRIVERS are there, this driver's load is not written this time.
-        """
-        self._beats += 1
-        own = _Entry(load, self._beats)
-        view, lease, begun = PoolView(), Lease("", 0), self._clock()
-
-        def exchanged(record: _Record) -> _Record:
-            nonlocal view, lease, begun
-            others = self._running(record)
-            view, lease = _view(others, record), self._election.proposal(record.lease)
-            begun = self._clock()
-            return replace(record, drivers=(*others, own) if len(others) < MAX_DRIVERS else others, lease=lease)
-
-        with suppress(ContendedError):
-            self._last = self._change(exchanged)
-            self._election.written(lease, begun)
-        return view
-
-    def look(self) -> PoolView:
-        """Read what the others wrote."""
-        self._last = self._coordination.get(self._key)
-        record = _decoded(self._last.value if self._last else None)
-        return _view(self._running(record), record)
+        """Read what the others wrote, write this driver's load, and renew the lease or take it over where it is due."""
+        read = self._join(load)
+        return PoolView(read.loads, read.fleet)
 
     def publish(self, fleet: FleetState) -> bool:
         """Write the state of the fleet where it has changed; say whether this driver holds the lease."""
         holds = False
 
-        def published(record: _Record) -> _Record | None:
+        def published(record: Record[DriverLoad]) -> Record[DriverLoad] | None:
             nonlocal holds
             holds = record.lease is not None and record.lease.holder == self.driver
             return replace(record, fleet=fleet) if holds and record.fleet != fleet else None
 
-        self._last = self._change(published, known=self._last)
+        with self._one_at_a_time:
+            self._last = self._change(published, known=self._last)
         return holds
 
-    def leave(self) -> bool:
-        """Take this driver out and release the lease; say whether it was the last one, which clears the record."""
-        others: tuple[_Entry, ...] = ()
+    def _joining(self, record: Record[DriverLoad]) -> Record[DriverLoad]:
+        lease = self._election.proposal(record.lease)
+        self._begun = self._clock()
+        return replace(record, lease=lease)
 
-        def left(record: _Record) -> _Record:
-            nonlocal others
-            others = self._running(record)
-            return _Record(others, self._election.released(record.lease), record.fleet) if others else _Record()
+    def _joined(self, record: Record[DriverLoad]) -> None:
+        self._election.written(record.lease or Lease("", 0), self._begun)
 
-        self._last = self._change(left, policy=_LEAVING)
-        if not others and self._last is not None:
-            with suppress(StoreUnavailableError):  # it is cleared, and expires a little later
-                self._coordination.compare_and_set(self._key, self._last.version, self._last.value, _CLEARED_TTL_S)
-        return not others
+    def _leaving(self, record: Record[DriverLoad]) -> Record[DriverLoad]:
+        return replace(record, lease=self._election.released(record.lease))
 
-    def _change(
-        self,
-        step: Callable[[_Record], _Record | None],
-        known: Entry | None = UNREAD,
-        policy: RetryPolicy = _CHANGES,
-    ) -> Entry | None:
-        def changed(value: bytes | None) -> bytes | None:
-            record = step(_decoded(value))
-            return None if record is None else _encoded(record)
+    def _encoded(self, record: Record[DriverLoad]) -> bytes:
+        return json.dumps(unstructure(record)).encode()
 
-        return change(self._coordination, self._key, changed, _RECORD_TTL_S, known=known, policy=policy)
-
-    def _running(self, record: _Record) -> tuple[_Entry, ...]:
-        """Return the entries of other drivers that have changed within TTL_S, and remember when each did."""
-        now, others = self._clock(), [entry for entry in record.drivers if entry.load.driver != self.driver]
-        changed = {}
-        for entry in others:
-            known = self._changed.get(entry.load.driver)
-            changed[entry.load.driver] = known if known and known[0] == entry.beats else (entry.beats, now)
-        self._changed = changed
-        return tuple(entry for entry in others if now - changed[entry.load.driver][1] <= TTL_S)
+    def _decoded(self, value: bytes) -> Record[DriverLoad]:
+        """Read a record; what is not valid in it is left out."""
+        if len(value) > _MAX_BYTES:
+            return Record()
+        try:
+            raw = json.loads(value)
+            parts = {name: raw[name] for name in ("drivers", "lease", "fleet")}
+            listed = list(parts["drivers"])[: 2 * MAX_DRIVERS]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            return Record()
+        entries = {entry.load.driver: entry for entry in map(_entry, listed) if entry is not None}
+        return Record(tuple(entries.values()), _lease(parts["lease"]), _fleet(parts["fleet"]))
 
 
-def _view(others: tuple[_Entry, ...], record: _Record) -> PoolView:
-    return PoolView(tuple(entry.load for entry in others), record.fleet)
-
-
-_T = TypeVar("_T", _Entry, Lease, FleetState)
-
-
-def _encoded(record: _Record) -> bytes:
-    return json.dumps(unstructure(record)).encode()
-
-
-def _decoded(value: bytes | None) -> _Record:
-    """Read a record; what is not valid in it is left out."""
-    if value is None or len(value) > _MAX_BYTES:
-        return _Record()
-    try:
-        raw = json.loads(value)
-        parts = {name: raw[name] for name in ("drivers", "lease", "fleet")}
-        listed = list(parts["drivers"])[: 2 * MAX_DRIVERS]
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return _Record()
-    entries = {entry.load.driver: entry for entry in map(_entry, listed) if entry is not None}
-    return _Record(tuple(entries.values()), _lease(parts["lease"]), _fleet(parts["fleet"]))
+_T = TypeVar("_T", _Written, Lease, FleetState)
 
 
 def _structured(kind: type[_T], value: Any) -> _T | None:  # noqa: ANN401  any JSON value
@@ -275,13 +357,13 @@ def _structured(kind: type[_T], value: Any) -> _T | None:  # noqa: ANN401  any J
         return None
 
 
-def _entry(value: Any) -> _Entry | None:  # noqa: ANN401
-    entry = _structured(_Entry, value)
+def _entry(value: Any) -> Heartbeat[DriverLoad] | None:  # noqa: ANN401
+    entry = _structured(_Written, value)
     if entry is None or not (_words([entry.load.driver, *entry.load.busy]) and len(entry.load.busy) <= MAX_MEMBERS):
         return None
     load = entry.load
     numbers = (entry.beats, load.rate, load.in_flight, load.paid_usd, load.hour_usd, *astuple(load.latency))
-    return entry if _bounded(*numbers) else None
+    return Heartbeat(load, entry.beats) if _bounded(*numbers) else None
 
 
 def _lease(value: Any) -> Lease | None:  # noqa: ANN401

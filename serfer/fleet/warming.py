@@ -10,12 +10,15 @@ environments of their own.
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from serfer.control.environments import EnvironmentLimits, Environments
 
 _APART_S: Final = 10.0  # between two pings: a surge would ask for one more each second
 _RETRY_S: Final = 60.0
+Ping = Callable[[int], Awaitable[None]]
+"""Warms the functions up for so many queries at once."""
 
 
 class Warming:
@@ -43,3 +46,20 @@ class Warming:
         """Note that the last pings failed: nothing is known again, and they are repeated in a minute."""
         self._environments = Environments(self._target)
         self._next_s = now + _RETRY_S
+
+
+class Pinger(Warming):
+    """Sends the pings that are due."""
+
+    def __init__(self, ping: Ping, target: EnvironmentLimits, clock: Callable[[], float]) -> None:
+        super().__init__(target)
+        self._ping = ping
+        self._clock = clock
+
+    async def send(self, count: int) -> None:
+        """Ping the functions for so many queries at once; raises what `ping` does."""
+        try:
+            await self._ping(count)
+        except Exception:
+            self.failed(self._clock())
+            raise

@@ -29,8 +29,7 @@ from serfer.core.inline import CROP_BYTES, PAYLOAD_SHARE
 from serfer.core.keys import NO_RESULT
 from serfer.core.plan import CACHE, INLINE, Plan
 from serfer.core.run_machine import Retry
-from serfer.fleet.keep_warm.keep_warm import KeepWarm
-from serfer.fleet.keep_warm.opening import WarmOptions, open_keep_warm
+from serfer.fleet.keep_warm import KeepWarm, WarmOptions, open_keep_warm
 from serfer.fleet.open_pool import Routing, RunningPool, open_pool
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.function_load import FunctionGauge

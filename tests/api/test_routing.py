@@ -18,8 +18,8 @@ from serfer.api.service import Service
 from serfer.control.router import Reason
 from serfer.control.scenario import Market
 from serfer.core.errors import CeilingError, OverloadedError
+from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.purchase import Purchase
-from serfer.fleet.status import Status, TypeStatus
 from tests.api.conftest import png, running
 
 

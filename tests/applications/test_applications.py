@@ -626,7 +626,7 @@ def test_an_application_that_is_registered_later_is_served_where_none_were_named
 
 
 def test_applications_are_looked_at_together_so_that_drivers_of_many_do_not_count_as_gone(registry, store):
-    """One after the other, a hundred at 30 ms a request take longer than GONE_S (exchange.py)."""
+    """One after the other, a hundred at 30 ms a request take longer than TTL_S (fleet/registry.py)."""
     names = [f"app-{number}" for number in range(8)]
     for name in names:
         register(registry, name, version("net", 1, FAST))

@@ -19,7 +19,7 @@ from serfer.core.plan import codec
 from serfer.core.served import EngineSignals, ModelState
 from serfer.core.units import MIB
 from serfer.core.variants import NO_OBJECTIVES, Application, Figure, Place
-from serfer.fleet.controller import Timing
+from serfer.fleet.control_loop import Timing
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import PoolRegistry
 from serfer.registry import open_registry
@@ -154,8 +154,8 @@ class Drivers:
                     served.ask(NO_OBJECTIVES)
                 served.next_second()
                 await fleet.tick()
-                if fleet.work is not None:
-                    await fleet.work
+                for duty in fleet.duties.values():
+                    await duty
             assert sum(fleet.leads for fleet in self.fleets.values()) <= 1
 
     @property
@@ -229,18 +229,13 @@ def test_the_load_of_all_drivers_counts_and_all_of_them_know_what_was_decided():
             await drivers.step(1, rate=6)
             entries = {name: served.entry(name) for name, served in drivers.served.items()}
             for name, served in drivers.served.items():
-                served.others = [Heard(entry) for other, entry in entries.items() if other != name]
+                served.others = [entry for other, entry in entries.items() if other != name]
         follower = next(name for name in drivers.fleets if name != drivers.leader)
         assert drivers.loaded == {"faces:b8"}  # 12 queries a second together
         assert entries[follower].scaled is None
         assert drivers.served[follower].scaled.desired == {"b8": 1}
 
     run(scene)
-
-
-class Heard:
-    def __init__(self, entry):
-        self.entry = entry
 
 
 def test_another_driver_takes_over_from_a_leader_that_dies_and_starts_nothing_twice():
@@ -427,10 +422,10 @@ def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_thos
     assert words[at : at + 3] == ["instance", f"--registry={tmp_path}/registry", "--app=faces"]
     assert words[-1] == "--instance-type=cpu"
     assert (local._most, fleet._pools.ends, fleet._pools.max_usd_per_hour) == (3, (Purchase("cpu"),), 2.0)
-    assert fleet._admits(Purchase("cpu"), "http://127.0.0.1:4711")
-    assert not fleet._admits(Purchase("cpu"), "http://10.0.0.7:8000")
-    assert fleet._admits(Purchase("gpu"), "http://10.0.0.7:8000")
-    assert not fleet._admits(Purchase("gpu"), "http://127.0.0.1:8000")
+    assert fleet._provisioning.admits(Purchase("cpu"), "http://127.0.0.1:4711")
+    assert not fleet._provisioning.admits(Purchase("cpu"), "http://10.0.0.7:8000")
+    assert fleet._provisioning.admits(Purchase("gpu"), "http://10.0.0.7:8000")
+    assert not fleet._provisioning.admits(Purchase("gpu"), "http://127.0.0.1:8000")
 
 
 def test_an_instance_of_a_type_has_the_variants_for_it_alone(tmp_path):

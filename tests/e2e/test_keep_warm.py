@@ -10,7 +10,7 @@ import pytest
 
 import serfer
 from serfer.core.errors import UsageError
-from serfer.fleet.keep_warm import keep_warm
+from serfer.fleet import control_loop
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from tests.applications.worlds import plan_variant, register, version
@@ -40,7 +40,7 @@ class Hours:
 @pytest.fixture
 def hours(monkeypatch):
     made = Hours()
-    monkeypatch.setattr(keep_warm, "Timing", lambda: made)
+    monkeypatch.setattr(control_loop, "Timing", lambda: made)
     return made
 
 
@@ -75,8 +75,8 @@ class Scene:
         async def ticked():
             warmth = self.pipeline.warmth
             await warmth.tick()
-            if warmth.pinging is not None:
-                await warmth.pinging
+            for pinging in warmth.duties.values():
+                await pinging
 
         self.pipeline._loop.submit(ticked()).result(PATIENCE)
 

@@ -14,7 +14,8 @@ from serfer.control.recording import Decision, read_recording, replay
 from serfer.control.router import Router
 from serfer.core.errors import StoreUnavailableError, UnavailableError
 from serfer.fleet import controller as controller_module
-from serfer.fleet.controller import Controller, Timing, _Paid
+from serfer.fleet.control_loop import Timing
+from serfer.fleet.controller import Controller, _Paid
 from serfer.fleet.decider import Decider
 from serfer.fleet.pool import Pool
 from serfer.fleet.recorder import Recorder
@@ -75,14 +76,21 @@ class Drivers:
         self.running = {}
         self.policies = {}
 
-    def add(self, name, policy=None, ping=None, **more):
+    def add(self, name, policy=None, ping=None, admits=lambda _bought, _url: True, **more):
         known = scenario()
         policy = self.policies[name] = policy or Steps()
         pool = Pool(Router(known, policy, **more), self.net.connect, self.clock)
         registry = PoolRegistry(self.coordination, "p", name, self.clock)
         timing = Timing(self.clock, asyncio.sleep)
         self.running[name] = Controller(
-            pool, registry, {GPU: self.provisioner}, self.net.connect, ends=[GPU], timing=timing, ping=ping
+            pool,
+            registry,
+            {GPU: self.provisioner},
+            self.net.connect,
+            admits=admits,
+            ends=[GPU],
+            timing=timing,
+            ping=ping,
         )
         self.running[name].pool = pool
         return self.running[name]
@@ -92,9 +100,8 @@ class Drivers:
             self.clock.now += 1
             for controller in list(self.running.values()):
                 await controller.tick()
-                for task in (controller.work, controller.pinging):
-                    if task is not None:
-                        await task
+                for duty in controller.duties.values():
+                    await duty
             if each is not None:
                 await each()
             assert sum(self.leading().values()) <= 1
@@ -329,11 +336,29 @@ def test_without_the_store_instances_go_on_serving_and_none_is_started_or_stoppe
     run(scene)
 
 
-def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
+def test_a_store_that_fails_once_costs_a_leader_neither_its_lease_nor_an_instance():
     async def scene():
         made = Drivers()
         one = made.add("a")
-        one._admits = lambda _bought, url: url != "http://evil"
+        made.want(2)
+        await made.step(15)
+        made.coordination.gone = True
+        made.want(1)
+        await made.step(1)
+        made.coordination.gone = False
+        assert one.status.leads
+        assert one.troubles == {"store": 1}  # nothing was begun that has to be published
+        await made.step(10)
+        assert len(made.provisioner.there) == 1
+        assert one.troubles == {"store": 1}
+
+    run(scene)
+
+
+def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
+    async def scene():
+        made = Drivers()
+        one = made.add("a", admits=lambda _bought, url: url != "http://evil")
         members = [FleetMember(name, f"http://{name}", "serving") for name in ("evil", "good")]
         other = PoolRegistry(made.coordination, "p", "b", made.clock)
         other.exchange(DriverLoad("b"))
@@ -648,7 +673,7 @@ def test_functions_that_are_always_warm_take_no_pings():
         made.add("a")
         made.policies["a"].warm = 3
         await made.step(5)
-        assert made.running["a"].pinging is None
+        assert "functions" not in made.running["a"].duties
 
     run(scene)
 

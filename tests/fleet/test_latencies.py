@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.control.policy import LatencyWindow
-from serfer.fleet.latencies import Latencies, of_all
+from serfer.fleet.pool import Latencies, of_all
 
 SLO_MS = 200.0
 

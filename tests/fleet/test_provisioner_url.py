@@ -9,7 +9,7 @@ from serfer.core.errors import UsageError
 from serfer.fleet.provisioner_url import admits, check_instances, open_provisioner, specs_by_purchase
 from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner
 from serfer.fleet.provisioners.local import LocalProvisioner
-from serfer.fleet.provisioners.static import StaticProvisioner
+from serfer.fleet.provisioners.provisioner import StaticProvisioner
 from serfer.fleet.purchase import Purchase
 from tests.fleet.fakes import GPU, TWO_TYPES
 from tests.fleet.provisioner_contract import ProvisionerContract

@@ -72,7 +72,7 @@ def test_every_driver_sees_the_others_and_the_published_fleet(coordination, key)
     for number, registry in enumerate(pool):
         tick(registry, rate=number + 1, in_flight=number, busy=(f"i-{number}",))
     assert pool[0].publish(FLEET)
-    view = pool[1].look()
+    view = tick(pool[1])
     assert {load.driver for load in view.others} == {"a", "c"}
     assert (view.rate, view.in_flight, view.busy) == (4, 2, {"i-0", "i-2"})
     assert view.fleet == FLEET
@@ -82,7 +82,7 @@ def test_a_driver_has_one_entry(coordination, key):
     one, other = drivers(coordination, key, "ab", Clock())
     for rate in (1.0, 2.0, 3.0):
         tick(one, rate=rate)
-    assert [load.rate for load in other.look().others] == [3.0]
+    assert [load.rate for load in tick(other).others] == [3.0]
 
 
 def test_drivers_that_write_at_the_same_time_are_all_kept(coordination, key):
@@ -96,7 +96,7 @@ def test_drivers_that_write_at_the_same_time_are_all_kept(coordination, key):
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(ticks, pool))
-    assert {load.driver for load in PoolRegistry(coordination, key, "x").look().others} == set("abcd")
+    assert {load.driver for load in tick(PoolRegistry(coordination, key, "x")).others} == set("abcd")
 
 
 def test_only_the_leader_publishes(coordination, key):
@@ -118,11 +118,23 @@ def test_of_drivers_that_leave_one_is_the_last_and_clears_the_record(key):
         tick(registry)
     assert one.publish(FLEET)
     assert not one.leave()
-    assert other.look() == PoolView((), FLEET)
+    assert tick(other) == PoolView((), FLEET)
     assert other.leave()
     clock.now += 2
     store.put("x", b"", 1)
     assert list(store._values) == ["x"]
+
+
+def test_a_driver_that_has_left_writes_nothing(key):
+    coordination = MemoryStore().coordination()
+    one, other = drivers(coordination, key, "ab", Clock())
+    tick(one)
+    tick(other)
+    assert not one.leave()
+    before = coordination.get(key)
+    assert tick(one) == PoolView()  # a thread may begin after the driver has left
+    assert not one.publish(FLEET)
+    assert coordination.get(key) == before
 
 
 def test_the_last_driver_is_told_so_where_the_store_goes_away_after_its_record_is_cleared(key):
@@ -141,7 +153,7 @@ def test_the_last_driver_is_told_so_where_the_store_goes_away_after_its_record_i
 
 
 def test_a_record_that_others_keep_changing_is_an_error_of_the_one_that_must_write(key, monkeypatch):
-    monkeypatch.setattr(module, "_LEAVING", module._CHANGES)
+    monkeypatch.setattr(module, "_LEAVING_ATTEMPTS", 4)
     clock = Clock()
     inner = MemoryStore(clock).coordination()
     one, other = drivers(inner, key, "ab", clock)
@@ -159,13 +171,13 @@ def test_a_driver_that_dies_counts_for_a_few_seconds_only(key):
     tick(one, rate=5)
     tick(other)
     clock.now += module.TTL_S
-    assert other.look().rate == 5
+    assert tick(other).rate == 5
     clock.now += 1
-    assert other.look().rate == 0
+    assert tick(other).rate == 0
     tick(other)
-    assert PoolRegistry(other._coordination, key, "c", clock).look().rate == 0
+    assert tick(PoolRegistry(other._coordination, key, "c", clock)).rate == 0
     tick(one, rate=6)
-    assert other.look().rate == 6
+    assert tick(other).rate == 6
 
 
 def test_more_drivers_than_the_record_holds_lead_to_no_error(key):
@@ -173,7 +185,7 @@ def test_more_drivers_than_the_record_holds_lead_to_no_error(key):
     coordination = MemoryStore(clock).coordination()
     for number in range(MAX_DRIVERS + 2):
         tick(PoolRegistry(coordination, key, f"d{number}", clock), rate=1)
-    assert PoolRegistry(coordination, key, "x", clock).look().rate == MAX_DRIVERS
+    assert tick(PoolRegistry(coordination, key, "x", clock)).rate == MAX_DRIVERS
 
 
 def test_drivers_that_come_and_go_see_one_another_at_their_next_look(key):
@@ -195,7 +207,7 @@ def test_drivers_that_come_and_go_see_one_another_at_their_next_look(key):
         if chances.random() < 0.2:  # all have written: now all must be seen
             present = {registry.driver for registry in pool}
             for registry in pool:
-                assert present - {registry.driver} <= {load.driver for load in registry.look().others}
+                assert present - {registry.driver} <= {load.driver for load in tick(registry).others}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 30])
@@ -239,13 +251,13 @@ def stored(key, clock, **record):
 def test_an_invalid_load_is_left_out(key, change):
     good = {"load": unstructure(DriverLoad("c")), "beats": 1}
     bad = {"load": {**unstructure(DriverLoad("b")), **change}, "beats": 1}
-    assert stored(key, Clock(), drivers=[bad, good]).look() == PoolView((DriverLoad("c"),))
+    assert tick(stored(key, Clock(), drivers=[bad, good])) == PoolView((DriverLoad("c"),))
 
 
 @pytest.mark.parametrize("beats", [-1, "x", None, True, 1.5, 10**40])
 def test_an_entry_without_a_valid_count_is_left_out(key, beats):
     entry = {"load": unstructure(DriverLoad("b")), "beats": beats}
-    assert stored(key, Clock(), drivers=[entry]).look() == PoolView()
+    assert tick(stored(key, Clock(), drivers=[entry])) == PoolView()
 
 
 @pytest.mark.parametrize(
@@ -281,9 +293,9 @@ def test_an_invalid_record_is_replaced(key, value):
     coordination = MemoryStore(clock).coordination()
     coordination.compare_and_set(key, None, value, 60)
     one, other = drivers(coordination, key, "ab", clock)
-    assert one.look() == PoolView()
+    assert tick(one) == PoolView()
     tick(one, rate=2)
-    assert other.look().rate == 2
+    assert tick(other).rate == 2
 
 
 @pytest.mark.parametrize(
@@ -304,13 +316,13 @@ def test_an_invalid_record_is_replaced(key, value):
     ],
 )
 def test_an_invalid_fleet_is_left_out(key, change):
-    assert stored(key, Clock(), fleet={**unstructure(FLEET), **change}).look().fleet is None
+    assert tick(stored(key, Clock(), fleet={**unstructure(FLEET), **change})).fleet is None
 
 
 def test_what_an_earlier_version_published_is_of_the_first_type_on_demand(key):
     member = {"name": "i-1", "url": None, "state": "serving"}
     fleet = {"leader": "b", "members": [member], "wanted": 1, "reason": ""}
-    assert stored(key, Clock(), fleet=fleet).look().fleet == FleetState(
+    assert tick(stored(key, Clock(), fleet=fleet)).fleet == FleetState(
         "b", (FleetMember("i-1", None, "serving", "", Market.ON_DEMAND),), 1, ""
     )
 
@@ -318,4 +330,4 @@ def test_what_an_earlier_version_published_is_of_the_first_type_on_demand(key):
 def test_fields_of_a_later_version_are_passed_over(key):
     later = unstructure(FLEET)
     later["members"][0]["zone"] = later["epoch"] = 7
-    assert stored(key, Clock(), fleet=later).look().fleet == FLEET
+    assert tick(stored(key, Clock(), fleet=later)).fleet == FLEET

@@ -19,7 +19,8 @@ from serfer.control.recording import Decision, read_recording, replay
 from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UnavailableError
-from serfer.fleet.controller import Controller, Timing
+from serfer.fleet.control_loop import Timing
+from serfer.fleet.controller import Controller
 from serfer.fleet.decider import Decider
 from serfer.fleet.pool import Pool
 from serfer.fleet.purchase import Purchase
@@ -89,8 +90,8 @@ class World:
             self.clock.now += 1
             for controller in list(self.running.values()):
                 await controller.tick()
-                if controller.work is not None:
-                    await controller.work
+                for duty in controller.duties.values():
+                    await duty
             if each is not None:
                 await each()
 

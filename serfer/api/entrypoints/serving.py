@@ -28,7 +28,7 @@ from serfer.applications.scaling.controller import VariantFleet
 from serfer.applications.served import FunctionsPlace
 from serfer.control.offline.throttle import OnlineLoad
 from serfer.core.variants import Variant
-from serfer.fleet.keep_warm.keep_warm import KeepWarm
+from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.pipeline import Pipeline
 from serfer.plan_directory import load_plan

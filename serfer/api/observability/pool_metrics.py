@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from drivers.instance.client import FaultKind
 from serfer.control.router import Reason
-from serfer.fleet.keep_warm.keep_warm import KeepWarm
+from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import RunningPool
 
 _CHANGES = ("started", "stopped", "interrupted")

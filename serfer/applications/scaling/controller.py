@@ -1,12 +1,12 @@
-"""The control loop of case II in every driver: all tell one another that they are there, one of them leads and acts.
+"""The control loop of case II in every driver: instances that hold variants of applications.
 
-    each second:  exchange (lease, published instances) ──> instances that serve are used by this driver
+    each second:  published instances    (serfer/fleet/control_loop.py)
+                    ├──> those that serve are used by this driver
                     └── leads: observe ──> FleetScaler ──> copies load and unload; a reconciler for each pool starts
                                                            and stops instances (serfer/fleet/leader.py), published
 
-No error ends the loop: errors are logged and counted. Without the store each driver continues with the instances that
-it knows, and nothing is started or stopped. A leader that dies is followed within the lease's time; what it has begun
-at instances is seen there, and instances that it has started are found by their provisioner.
+Without the store each driver continues with the instances that it knows, and nothing is started or stopped. What a
+leader that dies has begun at instances is seen there, and instances that it has started are found by their provisioner.
 """
 
 from __future__ import annotations
@@ -15,46 +15,62 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final
 
+import aiohttp
+
+from drivers.instance.client import InstanceProbe, open_http
 from serfer.applications.applications import served_name
 from serfer.applications.exchange import Scaled
-from serfer.applications.instances import VariantInstances
+from serfer.applications.instances import SeenInstance, VariantInstances
 from serfer.applications.pipelines import VariantPipelines
 from serfer.applications.scaling.copies import VariantCopies
-from serfer.applications.scaling.observing import Listed, instances_seen, prices_of, variants_of
 from serfer.applications.served import ServedApplication
 from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
-from serfer.control.scenario import Market
+from serfer.control.scenario import S_PER_HOUR, Market
 from serfer.control.selection.scaling.fleet import FleetScaler
-from serfer.control.selection.scaling.fleet_records import FleetObservation, FleetPlan, PoolTerms
-from serfer.fleet.controller import Timing
-from serfer.fleet.leader import Leader, Probed, end_instances
-from serfer.fleet.log_events import Troubles, log_event
+from serfer.control.selection.scaling.fleet_groups import pool_of
+from serfer.control.selection.scaling.fleet_records import (
+    CopySeen,
+    FleetObservation,
+    FleetPlan,
+    InstanceSeen,
+    Key,
+    PoolTerms,
+)
+from serfer.core.units import MIB
+from serfer.core.variants import Place, Variant, VariantState
+from serfer.fleet.control_loop import FleetLoop, Timing
+from serfer.fleet.leader import Provisioning
+from serfer.fleet.log_events import log_event
 from serfer.fleet.open_pool import remove_empty
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
-from serfer.fleet.registry import DriverLoad, FleetState, PoolRegistry, PoolView
+from serfer.fleet.registry import DriverLoad, PoolRegistry
 
-PERIOD_S = 1.0
-_EXCHANGE_S = 1.0
-_END_S = 15.0  # for tasks in flight, and for the instances that the last driver stops
-_MOST_REASON = 300
+_MOST_REASON: Final = 300
 
 
-class Probing(Protocol):
-    """Makes what probes the instance at a URL."""
+class InstanceProbes:
+    """Makes probes; `key` is the API key that instances want. On one event loop."""
 
-    def __call__(self, url: str) -> Probed:
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._http: aiohttp.ClientSession | None = None
+
+    def __call__(self, url: str) -> InstanceProbe:
         """Return the probe of an instance."""
-        ...
+        if self._http is None:
+            self._http = open_http(self._key)
+        return InstanceProbe(url, self._http)
 
     async def close(self) -> None:
         """Close the connections."""
-        ...
+        if self._http is not None:
+            await self._http.close()
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,17 @@ class VariantPools:
     max_usd_per_hour: float = math.inf
 
 
-class VariantFleet:
+@dataclass(frozen=True)
+class Listed:
+    """An instance as the fleet has it: what it is called, its pool, its URL if that is known, and its state."""
+
+    name: str
+    pool: str
+    url: str | None
+    state: InstanceState
+
+
+class VariantFleet(FleetLoop):
     """One driver's part in running the instances of applications.
 
     `connect` makes what probes an instance, `admits` says whether one of a type may be at a published URL.
@@ -87,72 +113,40 @@ class VariantFleet:
         pipelines: VariantPipelines,
         copies: VariantCopies,
         *,
-        connect: Probing,
+        connect: InstanceProbes,
         admits: Callable[[Purchase, str], bool],
         timing: Timing | None = None,
     ) -> None:
-        self.leads = False
+        boot_s = {bought: pools.terms[bought.kind].boot_s for bought in pools.provisioners}
+        provisioning = Provisioning(pools.provisioners, boot_s, connect, admits, pools.ends)
+        super().__init__(registry, provisioning, "variant instances trouble", timing)
         self.plan = FleetPlan()
-        self.changes: Counter[str] = Counter()
         self.copies = copies
-        self.work: asyncio.Task[None] | None = None
         self._pools = pools
-        self._registry = registry
         self._served = served
         self._instances = instances
         self._pipelines = pipelines
         self._connect = connect
-        self._admits = admits
-        self._timing = timing or Timing()
-        self.troubles = Troubles("variant instances trouble", self._timing.now)
-        self._state: FleetState | None = None
-        self._view = PoolView()
-        self._leader: Leader | None = None
         self._scaler: FleetScaler | None = None
         self._decided = self._timing.now()
-        self._loop: asyncio.Task[None] | None = None
-        self._exchanging: asyncio.Task[PoolView] | None = None
 
-    def start(self) -> None:
-        """Start the loop on the running event loop."""
-        self._loop = asyncio.create_task(self._run())
+    async def tick(self) -> None:
+        """Run one iteration; what the leader does is the duty "controller"."""
+        await self._exchange(DriverLoad(self._registry.driver, busy=tuple(sorted(self._own_busy()))))
+        self._use()
+        if not self.leads:
+            self._scaler = None
+            for one in self._served.values():
+                one.own_scaled = None
+        elif self.acts and not self._is_busy("controller"):
+            self._begin("controller", self._act)
 
-    async def close(self) -> None:
-        """End the loop, leave the registry, and, as the last driver, stop the instances that end with it."""
-        in_flight = [task for task in (self._loop, self._exchanging, self.work) if task is not None]
-        if self._loop is not None:
-            self._loop.cancel()
-        if in_flight:
-            await asyncio.wait(in_flight, timeout=_END_S)
-        for task in in_flight:
-            task.cancel()
+    async def _end(self, *, led: bool, last: bool) -> None:
         await self.copies.close()
-        last = not self._view.others
-        with self.troubles.survived("store"):
-            last = await asyncio.to_thread(self._registry.leave)
-        if last:
-            with self.troubles.survived("provisioner"):
-                await end_instances([self._pools.provisioners[bought] for bought in self._pools.ends], _END_S)
-        for provisioner in self._pools.provisioners.values():
-            await provisioner.close()
+        await super()._end(led=led, last=last)
         await self._connect.close()
         if self._pools.directory is not None:
             remove_empty(self._pools.directory, self._pools.directory.parent)
-
-    async def tick(self) -> None:
-        """Run one iteration; the leader's work with instances is the task `work`, which may take longer."""
-        with self.troubles.survived("store"):
-            await self._exchange()
-        self.leads = self._registry.leads
-        if self._view.fleet is not None and (not self.leads or self._state is None):
-            self._state = self._view.fleet
-        self._use()
-        if self.leads:
-            self._lead()
-        else:
-            self._leader = self._scaler = None
-            for one in self._served.values():
-                one.own_scaled = None
 
     @property
     def counts(self) -> dict[tuple[str, str], int]:
@@ -178,31 +172,12 @@ class VariantFleet:
         found = [
             Listed(url, pool, url, InstanceState.SERVING) for pool, urls in self._pools.urls.items() for url in urls
         ]
-        for member in self._state.members if self._state else ():
+        for member in self.state.members if self.state else ():
             bought = Purchase(member.kind, member.market)
             is_ours = bought in self._pools.provisioners
-            if is_ours and (member.url is None or self._admits(bought, member.url)):
+            if is_ours and (member.url is None or self._provisioning.admits(bought, member.url)):
                 found.append(Listed(member.name, member.kind, member.url, member.state))
         return found
-
-    async def _run(self) -> None:
-        while True:
-            began = self._timing.now()
-            with self.troubles.survived("controller"):
-                await self.tick()
-            await self._timing.sleep(max(0.0, began + PERIOD_S - self._timing.now()))
-
-    async def _exchange(self) -> None:
-        """Tell the other drivers which instances owe this one answers, and read what they tell; a slow store waits."""
-        if self._exchanging is None:
-            busy = self._pipelines.busy_places
-            names = tuple(sorted(one.name for one in self.listed if one.url in busy))
-            load = DriverLoad(self._registry.driver, busy=names)
-            self._exchanging = asyncio.create_task(asyncio.to_thread(self._registry.exchange, load))
-        await asyncio.wait((self._exchanging,), timeout=_EXCHANGE_S)
-        if self._exchanging.done():
-            exchanging, self._exchanging = self._exchanging, None
-            self._view = exchanging.result()
 
     def _use(self) -> None:
         """Send queries to the instances that serve, and to no others."""
@@ -211,34 +186,23 @@ class VariantFleet:
         self._pipelines.use_places(urls)
         self.copies.forget(urls)
 
-    def _lead(self) -> None:
-        """Begin to decide, to change copies, and to start and stop instances, unless the last work is under way."""
-        if self.work is not None and not self.work.done():
-            return
+    async def _act(self) -> None:
+        """Find the instances of earlier drivers, or decide, in a thread, and have it done."""
         now = self._timing.now()
-        if self._leader is None:
-            self._leader = Leader(
-                self._registry,
-                self._pools.provisioners,
-                self._connect,
-                self.changes,
-                boot_s={bought: self._pools.terms[bought.kind].boot_s for bought in self._pools.provisioners},
-                fleet=self._state,
-                published=self._published,
-                now=now,
-            )
-        is_new = self._state is None and bool(self._pools.provisioners)
-        self.work = asyncio.create_task(self._find(self._leader) if is_new else self._act(self._leader, now))
-
-    async def _act(self, leader: Leader, now: float) -> None:
-        """Decide, in a thread, and have it done."""
-        with self.troubles.survived("controller"):
-            plan = await self._decide(now)
-            if not self._registry.leads:
-                return
-            self._change_copies(plan)
-            if self._pools.provisioners:
-                await self._provision(leader, now, plan, frozenset((*self._view.busy, *self._own_busy())))
+        if self.state is None and self._pools.provisioners:
+            with self.troubles.survived("provisioner"):
+                await self._find(now)
+            return
+        plan = await self._decide(now)
+        if not self.leads:
+            return
+        self._change_copies(plan)
+        if self._pools.provisioners:
+            counts = tuple(InstanceCount(pool, Market.ON_DEMAND, count) for pool, count in plan.wanted.items())
+            reason = "; ".join(f"{name}: {text}" for name, text in plan.reasons.items())[:_MOST_REASON]
+            busy = frozenset((*self.view.busy, *self._own_busy()))
+            with self.troubles.survived("provisioner"):
+                await self._reconcile(now, ProvisioningPlan(counts, reason), busy, plan.spare)
 
     async def _decide(self, now: float) -> FleetPlan:
         if self._scaler is None:
@@ -277,21 +241,72 @@ class VariantFleet:
                 if (url := urls.get(name)) is not None:
                     self.copies.change("load" if action == "load" else "unload", url, served_name(*key))
 
-    async def _find(self, leader: Leader) -> None:
-        """Begin with the instances that earlier drivers started, where none has published any."""
-        with self.troubles.survived("provisioner"):
-            self._published(await leader.initial_state())
-
-    async def _provision(self, leader: Leader, now: float, plan: FleetPlan, busy: frozenset[str]) -> None:
-        counts = tuple(InstanceCount(pool, Market.ON_DEMAND, count) for pool, count in plan.wanted.items())
-        reason = "; ".join(f"{name}: {text}" for name, text in plan.reasons.items())[:_MOST_REASON]
-        with self.troubles.survived("provisioner"):
-            await leader.work(now, ProvisioningPlan(counts, reason), busy, plan.spare)
-
     def _own_busy(self) -> Iterator[str]:
+        """Return the instances that owe this driver answers."""
         busy = self._pipelines.busy_places
         return (one.name for one in self.listed if one.url in busy)
 
-    def _published(self, fleet: FleetState) -> None:
-        self._state = fleet
-        self._use()
+
+def variants_of(served: Iterable[ServedApplication]) -> dict[Key, Variant]:
+    """Return the variants of the live releases, by application and name."""
+    return {
+        (one.name, name): variant for one in served if one.is_read for name, variant in one.table.live.variants.items()
+    }
+
+
+def prices_of(variants: Iterable[Variant], pools: Mapping[str, PoolTerms]) -> dict[str, float]:
+    """Return the dollars an hour that an instance of each pool costs, as its variants were registered: the dearest."""
+    prices = dict.fromkeys(pools, 0.0)
+    for variant in variants:
+        pool = pool_of(variant, pools) if variant.place is Place.INSTANCE else None
+        if pool is not None:
+            prices[pool] = max(prices[pool], variant.usd.value * variant.qps.value * S_PER_HOUR)
+    return prices
+
+
+def instances_seen(
+    listed: Sequence[Listed],
+    variants: Iterable[Key],
+    served: Mapping[str, ServedApplication],
+    instances: VariantInstances,
+    copies: VariantCopies,
+) -> tuple[InstanceSeen, ...]:
+    """Return the instances with their copies; one that has not said what it has counts as booting."""
+    keys = [(key, served_name(*key)) for key in variants]
+    states = {key: served[key[0]].places(key[1]) for key, _ in keys}
+    return tuple(_instance(one, keys, states, instances, copies) for one in listed)
+
+
+def _instance(
+    one: Listed,
+    keys: Sequence[tuple[Key, str]],
+    states: Mapping[Key, Mapping[str, VariantState]],
+    instances: VariantInstances,
+    copies: VariantCopies,
+) -> InstanceSeen:
+    leaves = one.state in {InstanceState.DRAINING, InstanceState.LEAVING}
+    seen = instances.seen(one.url) if one.url and one.state == InstanceState.SERVING else None
+    if seen is None or one.url is None:
+        return InstanceSeen(one.name, one.pool, boots=not leaves, leaves=leaves)
+    url = one.url
+    return InstanceSeen(
+        one.name,
+        one.pool,
+        {key: _copy(url, model, seen, states[key], copies) for key, model in keys if model in seen.models},
+        seen.memory_bytes / MIB if seen.memory_bytes is not None else None,
+        seen.utilisation,
+        blocked=frozenset(key for key, model in keys if copies.is_blocked(url, model)),
+    )
+
+
+def _copy(
+    url: str, model: str, seen: SeenInstance, states: Mapping[str, VariantState], copies: VariantCopies
+) -> CopySeen:
+    state = seen.models[model]
+    return CopySeen(
+        copies.status(url, model, state, seen.at),
+        state.bytes / MIB,
+        states.get(url, VariantState.INACTIVE),
+        state.idle_s,
+        state.signals.waiting,
+    )

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from serfer.applications.applications import Applications
 from serfer.applications.instances import VariantInstances
-from serfer.applications.scaling.controller import VariantFleet, VariantPools
+from serfer.applications.scaling.controller import InstanceProbes, VariantFleet, VariantPools
 from serfer.applications.scaling.copies import VariantCopies
-from serfer.applications.scaling.probing import InstanceProbes
 from serfer.applications.scaling.spec import InstancePool
 from serfer.fleet.open_pool import local_instance, store_id
 from serfer.fleet.provisioner_url import LOCAL, admits, open_provisioner

@@ -8,9 +8,8 @@ from drivers.driver import NO_CONTEXT
 from serfer.api.observability.pool_metrics import KeepWarmMetrics
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.errors import StoreUnavailableError, UnavailableError
-from serfer.fleet.controller import Timing
-from serfer.fleet.keep_warm.in_flight import InFlight
-from serfer.fleet.keep_warm.keep_warm import KeepWarm, PingLimits
+from serfer.fleet.control_loop import Timing
+from serfer.fleet.keep_warm import InFlight, KeepWarm, PingLimits
 from serfer.fleet.policy_state import StateKeeper, StateOwner, open_place
 from serfer.fleet.registry import PoolRegistry
 from storage.coordination import InterceptedCoordination
@@ -67,8 +66,8 @@ class Drivers:
             self.clock.now += by
             for driver in list(self.running.values()):
                 await driver.tick()
-                if driver.pinging is not None:
-                    await driver.pinging
+                for pinging in driver.duties.values():
+                    await pinging
 
     async def query(self, *names):
         """Have these drivers run a query each, all at once, and step on for a second."""

@@ -1,0 +1,205 @@
+"""Keeping a plan's functions warm by learnt windows: `--keep-warm`, SERFER_KEEP_WARM.
+
+    each second:  queries in flight of all drivers    (serfer/fleet/control_loop.py)
+                    └──> levels, which learn idle times ── leads: pings where environments are missing that are to be
+                                                                  warm                    (serfer/fleet/warming.py)
+
+Nobody can end an environment of Lambda, and an idle one costs nothing. So a keep-alive window says for how long pings
+go on after a query, and a pre-warming window when they begin again; what lies between is left to Lambda.
+
+All drivers learn from the same load, so the next leader goes on where the one before was. Without the store each driver
+learns from its own queries, and none pings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
+from serfer.control.environments import PINGED_AFTER
+from serfer.control.windows import WarmLevels, window_policies
+from serfer.core.plan import Plan
+from serfer.core.wire import Crop
+from serfer.fleet.control_loop import END_S, ControlLoop, Timing
+from serfer.fleet.log_events import log_event
+from serfer.fleet.policy_state import SAVE_EVERY_S, StateKeeper, StateOwner, open_keeper
+from serfer.fleet.registry import DriverLoad, PoolRegistry
+from serfer.fleet.warming import Ping, Pinger
+from serfer.pipeline.warm import environments
+from storage.store import Store
+
+
+@dataclass(frozen=True)
+class PingLimits:
+    """For how many queries at once functions are pinged at most, and seconds that an idle environment is left alone."""
+
+    concurrency: int
+    keep_alive_s: float
+
+
+@dataclass(frozen=True)
+class WarmStatus:
+    """Whether this driver leads, and for how many queries at once functions are to be warm."""
+
+    leads: bool = False
+    wanted: int = 0
+
+
+class InFlight:
+    """Counts the queries in flight of the drivers that it is put around; on one event loop."""
+
+    def __init__(self) -> None:
+        self._now = self._most = 0
+
+    def take(self) -> int:
+        """Return the most at once since the last call."""
+        most, self._most = self._most, self._now
+        return most
+
+    def counted(self, driver: Driver) -> Driver:
+        """Return a driver whose queries are counted."""
+        return _Counted(driver, self)
+
+    def change(self, by: int) -> None:
+        """Count queries that begin, or end."""
+        self._now += by
+        self._most = max(self._most, self._now)
+
+
+class _Counted:
+    def __init__(self, driver: Driver, count: InFlight) -> None:
+        self._driver = driver
+        self._count = count
+
+    async def run(
+        self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
+    ) -> Answer:
+        self._count.change(1)
+        try:
+            return await self._driver.run(crops, batch, deadline_s, context)
+        finally:
+            self._count.change(-1)
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+
+class KeepWarm(ControlLoop):
+    """One driver's part in keeping a plan's functions warm; `paid` is told of pings as they are sent."""
+
+    def __init__(
+        self,
+        levels: WarmLevels,
+        registry: PoolRegistry,
+        ping: Ping,
+        limits: PingLimits,
+        *,
+        state: StateKeeper | None = None,
+        paid: Callable[[int], None] = lambda _pings: None,
+        timing: Timing | None = None,
+    ) -> None:
+        super().__init__(registry, "keep warm trouble", timing)
+        self.in_flight = InFlight()
+        self.status = WarmStatus()
+        self.pings = 0
+        self._levels = levels
+        self._learning = Lock()  # a thread outlives the task that awaits it
+        self._pinger = Pinger(ping, limits, self._timing.now)
+        self._state = state
+        self._paid = paid
+        self._unsaved_since = self._timing.now()
+
+    async def tick(self) -> None:
+        """Run one iteration; pings are the duty "functions"."""
+        now, own = self._timing.now(), self.in_flight.take()
+        await self._exchange(DriverLoad(self._registry.driver, in_flight=own))
+        unix, busy = self._timing.unix(), own + (self.view.in_flight if self.hears else 0)
+        with self.troubles.survived("windows"):
+            self._note(WarmStatus(self.leads, await asyncio.to_thread(self._learnt, unix, busy)))
+        if self.acts:
+            self._send(now, busy)
+            await self._save(now)
+
+    async def _end(self, *, led: bool, last: bool) -> None:
+        """Learn of the last second, and save what was learnt, as the leader."""
+        del last
+        with self.troubles.survived("windows"):
+            await asyncio.to_thread(self._learnt, self._timing.unix(), self.in_flight.take())
+        if self._state is not None:
+            if led:
+                await asyncio.to_thread(self._offer, self._state)
+            await asyncio.to_thread(self._state.close, END_S)
+
+    def _learnt(self, unix: float, busy: int) -> int:
+        """Learn of queries in flight, and return for how many functions are to be warm; in a thread."""
+        with self._learning:
+            self._levels.observe(unix, busy)
+            return self._levels.wanted(unix)
+
+    def _send(self, now: float, busy: int) -> None:
+        """Ping the functions where environments are missing, unless earlier pings are in flight."""
+        if self._is_busy("functions"):
+            return
+        if (count := self._pinger.due(now, busy, self.status.wanted)) > 0:
+            self.pings += count
+            self._paid(count)
+            log_event(logging.INFO, "pings", windows=self._levels.name, wanted=self.status.wanted, pings=count)
+            self._begin("functions", partial(self._pinger.send, count))
+
+    async def _save(self, now: float) -> None:
+        if self._state is not None and now - self._unsaved_since >= SAVE_EVERY_S:
+            self._unsaved_since = now
+            await asyncio.to_thread(self._offer, self._state)
+
+    def _offer(self, state: StateKeeper) -> None:
+        with self._learning:
+            state.offer(self._levels)
+
+    def _note(self, status: WarmStatus) -> None:
+        """Keep the status for metrics, and log where functions begin or cease to be kept warm."""
+        before, self.status = self.status, status
+        if bool(before.wanted) != bool(status.wanted):
+            log_event(logging.INFO, "keep warm", windows=self._levels.name, wanted=status.wanted, leads=status.leads)
+
+
+@dataclass(frozen=True)
+class WarmOptions:
+    """`windows` is what `window_policies` takes, `state` the directory or `s3://` prefix where what it learns is kept.
+
+    At most `concurrency` environments of a function are pinged, each after most of `kept_s` idle seconds.
+    """
+
+    windows: str
+    state: str | None
+    concurrency: int
+    kept_s: float
+
+
+async def open_keep_warm(
+    options: WarmOptions, plan: Plan, store: Store, url: str, ping: Ping, paid: Callable[[int], None]
+) -> KeepWarm:
+    """Keep a plan's functions warm, from now on, on the running event loop; drivers coordinate in `store`, at `url`.
+
+    `ping` warms the functions up for so many queries at once, `paid` is told of how many. Raises UsageError for windows
+    or a place that cannot be.
+    """
+    make = window_policies(options.windows)
+    owner = StateOwner(plan.model, f"keep-warm-{options.windows}", "")
+    state = open_keeper(options.state, url, owner) if options.state is not None else None
+
+    def new() -> WarmLevels:
+        return WarmLevels(make)
+
+    restored = await asyncio.to_thread(state.restored, new) if state else None
+    registry = PoolRegistry(store.coordination(), f"serfer:warm:{{{plan.digest[:16]}}}", secrets.token_hex(16))
+    most = max(1, options.concurrency // max(environments(plan, 1).values()))
+    limits = PingLimits(most, PINGED_AFTER * options.kept_s)
+    opened = KeepWarm(restored or new(), registry, ping, limits, state=state, paid=paid)
+    opened.start()
+    return opened

@@ -1,1 +1,0 @@
-"""Keeping a plan's functions warm by learnt windows, one driver's part."""

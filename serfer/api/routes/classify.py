@@ -22,6 +22,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
 from serfer.api.idempotency import IdempotencyStore
+from serfer.api.jobs.queries import AsyncQuery, Results, Watch
 from serfer.api.objectives import PARAMETERS, as_text, asked_of, objectives_of
 from serfer.api.observability.timeline import progress
 from serfer.api.requests import (
@@ -36,7 +37,6 @@ from serfer.api.requests import (
     wants_async,
 )
 from serfer.api.routes.openapi import CLASSIFY, problems
-from serfer.api.routes.results import Results, Watch, new_job
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import Asked
 from serfer.core.run_machine import StageRun
@@ -204,7 +204,6 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
     query, idempotency_key = parsed.query, parsed.idempotency_key(images)
     if idempotency_key is not None:
         await routes.idempotency.check(idempotency_key)
-    job = new_job(owner_of(parsed.request), query.model, idempotency_key, time.time() + query.left_s)
     place = routes.service.admission.reserve(query.left_s)  # what is promised is not refused afterwards
     body: BodyReservation = parsed.request.state.body_reservation
 
@@ -219,7 +218,17 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
 
     body.keep()
     try:
-        state = await routes.results.begin(job, work, _progress_of(parsed.request), ended)
+        state = await routes.results.begin(
+            AsyncQuery(
+                owner_of(parsed.request),
+                query.model,
+                time.time() + query.left_s,
+                idempotency_key,
+                work,
+                _progress_of(parsed.request),
+                ended,
+            )
+        )
     except BaseException:
         ended()
         raise

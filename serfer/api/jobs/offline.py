@@ -84,34 +84,19 @@ class OfflineJobs:
     """
 
     def __init__(
-        self,
-        store: Store,
-        ttl_s: float,
-        folder: Path,
-        load: Callable[[], OnlineLoad],
-        unix: Callable[[], float] = time.time,
-        period_s: float = PERIOD_S,
+        self, store: Store, ttl_s: float, folder: Path, load: Callable[[], OnlineLoad], period_s: float = PERIOD_S
     ) -> None:
         full = f"{MOST_JOBS} offline jobs are here already: come again later"
         self.uploads = Uploads(folder, MOST_JOBS, MOST_JOBS, full)
         self._store = store
         self._ttl_s = ttl_s
         self._load = load
-        self._unix = unix
         self._period_s = period_s
-        self._runner = Runner(
-            store.coordination(),
-            OfflineRecord,
-            lambda _: ttl_s,
-            event="offline job",
-            beat_s=period_s,
-            turns=asyncio.Semaphore(1),
-            unix=unix,
-        )
+        self._runner = Runner(store.coordination(), OfflineRecord, lambda _: ttl_s, "offline job", period_s)
 
     async def begin(self, job: OfflineJob) -> OfflineRecord:
         """Begin a job, and return its record; its id cannot be guessed."""
-        now = self._unix()
+        now = self._runner.unix()
         created = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
         record = OfflineRecord(
             id=secrets.token_hex(16), updated=now, model=job.model, created=created, images=len(job.images)
@@ -167,7 +152,7 @@ class OfflineJobs:
             return
         results = f"/v1/jobs/{record.id}/results"
         figures = {"images": record.images, "answered": record.answered, "failed": record.failed}
-        now = datetime.fromtimestamp(self._unix(), UTC)
+        now = datetime.fromtimestamp(self._runner.unix(), UTC)
         job = EventJob("classify", record.model, [record.id], results, record.id)
         event = JobEvent(job, _TOLD[record.state], now, [results], figures, record.detail)
         told = await asyncio.to_thread(deliver, event, targets, PATIENT)

@@ -20,6 +20,7 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -129,6 +130,7 @@ class Results:
             lambda record: self._kept_s(record.deadline),
             event="asynchronous query",
             beat_s=beat_s,
+            turns=nullcontext(),
             unix=clock,
         )
 

@@ -5,7 +5,6 @@ Imported where networks are registered alone: driver functions have no splitter.
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import re
 from collections.abc import Mapping
@@ -22,8 +21,8 @@ from serfer.api.http.body import ApiLimits
 from serfer.api.http.problems import Problem
 from serfer.api.http.streamed_form import FormFile, ReceivedForm, receive_form
 from serfer.api.http.validation import first_fault
-from serfer.api.jobs.registrations import NETWORK_NAME, NetworkUpload, RegistrationOptions, submission_id
-from serfer.api.processes import unpack
+from serfer.api.jobs.processes import unpack
+from serfer.api.jobs.registrations import NETWORK_NAME, RegistrationOptions, submission_id
 from serfer.core.errors import InputError
 from serfer.core.plan import MAX_ELEMENTS
 from serfer.core.units import MIB
@@ -52,8 +51,8 @@ async def receive(request: Request, folder: Path, settings: Settings) -> Receive
 
 def read_form(
     form: ReceivedForm, application: str, registry: Registry, by: str, folder: Path, settings: Settings
-) -> NetworkUpload:
-    """Return what a form asks for, before its images are unpacked, which go below the folder.
+) -> tuple[str, SubmittedNetwork]:
+    """Return the id of a submission and its network; its images are to be unpacked below the folder.
 
     Raises Problem 422 and InputError for what is wrong with it, as far as that is known without them.
     """
@@ -71,7 +70,7 @@ def read_form(
     max_loss = DEFAULT_MAX_LOSS if options.max_loss is None else options.max_loss
     making = (most, max_loss, options.latency_ms, "auto", options.instance, options.usd_per_hour)
     check_options(application, MakingOptions(*making, settings))
-    job = SubmittedNetwork(
+    submitted = SubmittedNetwork(
         application=application,
         network=network,
         name=name,
@@ -89,16 +88,13 @@ def read_form(
     )
     sent = {each: file.sha256 for each, file in form.files.items()}
     asked = {**options.model_dump(mode="json"), "name": name, "files": sent, "application": application}
-    return NetworkUpload(submission_id(asked), job, folder)
+    return submission_id(asked), submitted
 
 
-async def unpack_images(upload: NetworkUpload, settings: Settings) -> NetworkUpload:
-    """Unpack the images of an upload, and return it with their folder; raises InputError."""
-    archive = upload.folder / _VALIDATION
-    job = UnpackJob(str(archive), upload.network.validation, settings.api_max_register_bytes, SET)
-    unpacked = await unpack(job)
-    await asyncio.to_thread(archive.unlink)
-    return NetworkUpload(upload.id, replace(upload.network, validation=unpacked.folder), upload.folder)
+async def unpack_images(network: SubmittedNetwork, folder: Path, settings: Settings) -> SubmittedNetwork:
+    """Unpack the images of an upload, and return its network with their folder; raises InputError."""
+    job = UnpackJob(str(folder / _VALIDATION), network.validation, settings.api_max_register_bytes, SET)
+    return replace(network, validation=(await unpack(job)).folder)
 
 
 def _network(options: RegistrationOptions, file: FormFile | None) -> tuple[str, str]:

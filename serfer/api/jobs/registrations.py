@@ -18,7 +18,6 @@ import logging
 import math
 import re
 import signal
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,9 +29,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from serfer.api.http.problems import Problem
+from serfer.api.jobs.processes import end, started
 from serfer.api.jobs.runner import BUG, ActiveJob, JobRecord, JobState, Runner
 from serfer.api.jobs.uploads import Uploads
-from serfer.api.processes import end, started
 from serfer.core.errors import InputError, SerferError, UnavailableError
 from serfer.core.structure import Bounds, structure
 from serfer.core.variants import MAX_VARIANTS
@@ -141,15 +140,6 @@ class Event:
     live: bool = False
 
 
-@dataclass(frozen=True)
-class NetworkUpload:
-    """An upload: the id of its submission, what is to be registered, and the folder with its files."""
-
-    id: str
-    network: SubmittedNetwork
-    folder: Path
-
-
 def submission_id(parts: Mapping[str, object]) -> str:
     """Return the id of what was sent, 32 hex digits; `parts` are of JSON's types."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -203,22 +193,18 @@ class Registrar:
         folder: Path,
         done: Callable[[], Awaitable[None]],
         register: Callable[[SubmittedNetwork, Callable[[Event], Awaitable[None]]], Awaitable[Event]] = register,
-        unix: Callable[[], float] = time.time,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.registry = registry
         self.uploads = Uploads(folder, WAITING + 1, RECEIVED_AT_ONCE, _FULL)
         self._done = done
         self._register = register
-        self._unix = unix
         self._runner = Runner(
             registry.documents,
             Submission,
             lambda _: math.inf,
-            event="registration",
-            beat_s=heartbeat_s,
-            turns=asyncio.Semaphore(1),
-            unix=unix,
+            "registration",
+            heartbeat_s,
             is_gone=lambda found: self.uploads.is_gone(found.driver.partition("/")[0]),
         )
 
@@ -227,8 +213,8 @@ class Registrar:
         found = await self._runner.find(document_name(submission, SUBMISSIONS))
         return found if found and found.state.is_open else None
 
-    async def begin(self, upload: NetworkUpload) -> Submission:
-        """Begin a registration, unless it waits or runs, here or in another driver."""
+    async def begin(self, identifier: str, network: SubmittedNetwork, folder: Path) -> Submission:
+        """Begin a registration of what was uploaded to a folder, unless it waits or runs, here or in another driver."""
 
         async def work(job: ActiveJob[Submission]) -> None:
             job.record = replace(job.record, state=JobState.RUNNING)
@@ -243,18 +229,18 @@ class Registrar:
             job.record = replace(job.record, version=done.version, live=done.live)
 
         async def after(job: ActiveJob[Submission]) -> None:
-            await self.uploads.delete(upload.folder)
+            await self.uploads.delete(folder)
             words = {"state": job.record.state.value, "message": job.record.detail[:300]}
             log_event(logging.INFO, "registration", application=network.application, **words)
             if job.record.state is JobState.DONE:
                 with suppress(SerferError):  # the next list of the registry's applications has it
                     await self._done()
 
-        network, now = upload.network, self._unix()
+        now = self._runner.unix()
         created = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-        driver = f"{self.uploads.folder.name}/{upload.folder.name}"
+        driver = f"{self.uploads.folder.name}/{folder.name}"
         fresh = Submission(
-            id=upload.id,
+            id=identifier,
             updated=now,
             application=network.application,
             network=network.name,
@@ -262,9 +248,9 @@ class Registrar:
             by=network.by,
             driver=driver,
         )
-        begun = await self._runner.begin(document_name(upload.id, SUBMISSIONS), fresh, work, after)
+        begun = await self._runner.begin(document_name(identifier, SUBMISSIONS), fresh, work, after)
         if begun is fresh:
-            self.uploads.keep(upload.folder)
+            self.uploads.keep(folder)
         return begun
 
     async def cancel(self, submission: str) -> None:

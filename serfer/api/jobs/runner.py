@@ -17,7 +17,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from http import HTTPStatus
@@ -171,8 +171,8 @@ Work: TypeAlias = Callable[[ActiveJob[R]], Awaitable[None]]
 class Runner(Generic[R]):
     """The jobs of a kind that a driver works on, and the records of all drivers' in `values`; used on one event loop.
 
-    A record is kept for `ttl_s(record)` seconds after each write. At most `turns` jobs work at once; `event` is their
-    name in the log. `is_gone` says of a record that its driver was killed, where that is known.
+    A record is kept for `ttl_s(record)` seconds after each write. `event` is the jobs' name in the log. They work in
+    `turns`, by default one at a time. `is_gone` says of a record that its driver was killed, where that is known.
     """
 
     values: Coordination
@@ -180,7 +180,7 @@ class Runner(Generic[R]):
     ttl_s: Callable[[R], float]
     event: str
     beat_s: float
-    turns: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
+    turns: AbstractAsyncContextManager[object] = field(default_factory=lambda: asyncio.Semaphore(1))
     unix: Callable[[], float] = time.time
     is_gone: Callable[[R], bool] = lambda _: False
     _jobs: set[ActiveJob[R]] = field(default_factory=set, init=False)

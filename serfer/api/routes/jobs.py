@@ -23,9 +23,9 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.streamed_form import ReceivedForm, receive_form
 from serfer.api.http.uploads import FORM, Upload
 from serfer.api.jobs.offline import MOST_IMAGES, OfflineJob, OfflineJobs, OfflineRecord
+from serfer.api.jobs.processes import unpack
 from serfer.api.jobs.runner import JobState
 from serfer.api.objectives import PARAMETERS, asked_of, objectives_of
-from serfer.api.processes import unpack
 from serfer.api.requests import check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import FILE, problems, request_body
@@ -162,12 +162,9 @@ async def _received(request: Request, folder: Path, settings: Settings) -> Recei
 
 async def _images(form: ReceivedForm, settings: Settings) -> list[Path]:
     """Unpack the images of a form, and return them in the order of their paths; raises InputError."""
-    archive = form.files["images"].path
+    archive, most = form.files["images"].path, settings.api_max_job_bytes
     into = archive.with_name("unpacked")
-    unpacked = await unpack(
-        UnpackJob(str(archive), str(into), settings.api_max_job_bytes, _WHAT, MOST_IMAGES, is_labelled=False)
-    )
-    await asyncio.to_thread(archive.unlink)
+    unpacked = await unpack(UnpackJob(str(archive), str(into), most, _WHAT, MOST_IMAGES, is_labelled=False))
     return await asyncio.to_thread(image_files, Path(unpacked.folder))
 
 

@@ -89,9 +89,9 @@ async def _begun(request: Request, registrar: Registrar, name: str, settings: Se
     async with registrar.uploads.receiving() as folder:
         form = await receive(request, folder, settings)
         by = owner_of(request) or "http"
-        upload = await asyncio.to_thread(read_form, form, name, registrar.registry, by, folder, settings)
-        begun = await registrar.find_open(upload.id)
-        return begun or await registrar.begin(await unpack_images(upload, settings))
+        identifier, network = await asyncio.to_thread(read_form, form, name, registrar.registry, by, folder, settings)
+        begun = await registrar.find_open(identifier)
+        return begun or await registrar.begin(identifier, await unpack_images(network, folder, settings), folder)
 
 
 def _registrar(service: Service) -> Registrar:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from serfer.api.http.problems import Problem
-from serfer.api.jobs.queries import AsyncQuery, Results
+from serfer.api.jobs.queries import AsyncQueries, AsyncQuery
 from serfer.api.requests import IdempotencyKey
 from serfer.core.errors import StoreUnavailableError
 from storage.coordination import InterceptedCoordination
@@ -68,7 +68,7 @@ def run(check):
 def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_deleted():
     async def check():
         slow = SlowCoordination()
-        results, may_end = Results(slow, 600.0), asyncio.Event()
+        results, may_end = AsyncQueries(slow, 600.0), asyncio.Event()
 
         async def work(_):
             await may_end.wait()
@@ -95,7 +95,7 @@ def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back():
 
     async def check():
         slow = SlowCoordination()
-        mine, other, stopped = Results(slow, 600.0, beat_s=0.04), Results(slow, 600.0), asyncio.Event()
+        mine, other, stopped = AsyncQueries(slow, 600.0, beat_s=0.04), AsyncQueries(slow, 600.0), asyncio.Event()
 
         async def work(watch):
             try:
@@ -125,7 +125,7 @@ def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back():
 def test_a_job_without_progress_makes_few_store_requests():
     async def check():
         requests, looks = [], []
-        results = Results(InterceptedCoordination(coordination(), requests.append), 600.0, beat_s=0.02)
+        results = AsyncQueries(InterceptedCoordination(coordination(), requests.append), 600.0, beat_s=0.02)
 
         def progress(_):
             looks.append(1)
@@ -149,14 +149,14 @@ def test_a_job_without_progress_makes_few_store_requests():
 def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every_driver():
     async def check():
         shared, once = coordination(), IdempotencyKey("", "1", "digest")
-        first, second = Results(shared, 600.0), Results(shared, 600.0)
+        first, second = AsyncQueries(shared, 600.0), AsyncQueries(shared, 600.0)
         state = await begin(first, at_once, once)
         assert state["id"] not in once.name
         again = await begin(second, endless, once)
         assert again["id"] == state["id"]
         await until(lambda: not first.runner)
         assert await status(second, state["id"]) == "done"
-        elsewhere = await begin(Results(coordination(), 600.0), at_once, once)
+        elsewhere = await begin(AsyncQueries(coordination(), 600.0), at_once, once)
         assert elsewhere["id"] != state["id"]
         with pytest.raises(Problem, match="came with another request"):
             await begin(second, at_once, IdempotencyKey("", "1", "another"))
@@ -178,7 +178,7 @@ def test_a_job_continues_after_a_failed_write(written):
             return version
 
     async def check():
-        results, may_end = Results(Lossy(coordination(), lambda _: None), 600.0, beat_s=0.04), asyncio.Event()
+        results, may_end = AsyncQueries(Lossy(coordination(), lambda _: None), 600.0, beat_s=0.04), asyncio.Event()
 
         async def work(watch):
             watch([1])
@@ -205,7 +205,7 @@ def test_of_two_drivers_that_try_a_failed_job_again_one_runs_it():
             ran.append(1)
             await asyncio.get_running_loop().create_future()
 
-        first, second = Results(shared, 600.0), Results(shared, 600.0)
+        first, second = AsyncQueries(shared, 600.0), AsyncQueries(shared, 600.0)
         job_id = (await begin(first, fails, once))["id"]
         await until(lambda: not first.runner)
         assert await status(second, job_id) == "failed"
@@ -221,7 +221,7 @@ def test_of_two_drivers_that_try_a_failed_job_again_one_runs_it():
 
 def test_a_query_that_its_driver_stops_or_a_bug_ends_has_failed_and_says_why(caplog):
     async def check():
-        results = Results(coordination(), 600.0)
+        results = AsyncQueries(coordination(), 600.0)
         job_id, broken = (await begin(results, endless))["id"], (await begin(results, bugs.buggy))["id"]
         await until(lambda: len(results.runner) == 1)
         await results.runner.close()
@@ -241,7 +241,7 @@ def test_what_a_driver_of_before_has_written_is_read_and_has_failed_once_its_dea
     async def check():
         shared, now = coordination(), [10.0]
         shared.compare_and_set(key, None, json.dumps(stored).encode(), 60.0)
-        results = Results(shared, 600.0, lambda: now[0])
+        results = AsyncQueries(shared, 600.0, lambda: now[0])
         assert await status(results, ID, "me") == "running"
         now[0] = 15.0
         assert await status(results, ID, "me") == "failed"

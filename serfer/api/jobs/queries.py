@@ -115,7 +115,7 @@ class QueryRecord(JobRecord):
         return plain
 
 
-class Results:
+class AsyncQueries:
     """Queries that this driver runs, and records of all drivers', kept for `ttl_s` seconds after their deadline."""
 
     def __init__(
@@ -147,7 +147,8 @@ class Results:
 
         async def work(job: ActiveJob[QueryRecord]) -> None:
             job.look = look
-            job.record = replace(job.record, result=await query.answer(stages.append))
+            result = await query.answer(stages.append)
+            job.record = replace(job.record, result=result)
 
         async def after(_: ActiveJob[QueryRecord]) -> None:
             query.ended()

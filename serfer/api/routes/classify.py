@@ -22,7 +22,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
 from serfer.api.idempotency import IdempotencyStore
-from serfer.api.jobs.queries import AsyncQuery, Results, Watch
+from serfer.api.jobs.queries import AsyncQueries, AsyncQuery, Watch
 from serfer.api.objectives import PARAMETERS, as_text, asked_of, objectives_of
 from serfer.api.observability.timeline import progress
 from serfer.api.requests import (
@@ -56,7 +56,7 @@ class Classifying:
     service: Service
     limits: ApiLimits
     idempotency: IdempotencyStore
-    results: Results
+    queries: AsyncQueries
     deadline_ms: int
 
 
@@ -83,7 +83,7 @@ class _ClassifyRequest:
 def classify_router(routes: Classifying) -> APIRouter:
     """Return the routes of `routes`."""
     router = APIRouter(prefix="/v1", tags=["classify"])
-    service, results = routes.service, routes.results
+    service, queries = routes.service, routes.queries
 
     @router.post(
         "/classify",
@@ -127,7 +127,7 @@ def classify_router(routes: Classifying) -> APIRouter:
     async def result(request: Request, result_id: str) -> Response:
         """Return the status of a query sent with `Prefer: respond-async`, and its result when it is done."""
         check_parameters(request, ())
-        state = await results.find(_checked(result_id), owner_of(request))
+        state = await queries.find(_checked(result_id), owner_of(request))
         waiting = state["status"] in ("queued", "running")
         return JSONResponse(state, headers={"Retry-After": "1"} if waiting else {})
 
@@ -137,7 +137,7 @@ def classify_router(routes: Classifying) -> APIRouter:
     async def delete(request: Request, result_id: str) -> None:
         """Forget a result, and stop its query if it still runs."""
         check_parameters(request, ())
-        await results.cancel(_checked(result_id), owner_of(request))
+        await queries.cancel(_checked(result_id), owner_of(request))
 
     return router
 
@@ -218,7 +218,7 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
 
     body.keep()
     try:
-        state = await routes.results.begin(
+        state = await routes.queries.begin(
             AsyncQuery(
                 owner_of(parsed.request),
                 query.model,

@@ -238,6 +238,20 @@ def test_what_a_driver_of_before_has_written_is_read_and_begins_again_where_that
     state(http, location, "done")
 
 
+@pytest.mark.parametrize("named", ["driver-killed", "driver-killed/upload-1"])
+def test_one_whose_driver_was_killed_on_this_machine_begins_again_at_once(post, http, registry, work, tmp_path, named):
+    work.go.set()
+    location = post().headers["location"]
+    state(http, location, "done")
+    killed = {"driver": named, "state": "running", "updated": time.time()}
+    key = document_name(location.rpartition("/")[2], SUBMISSIONS)
+    registry.change(key, lambda data: json.dumps(json.loads(data) | killed).encode())
+    assert post().json()["state"] == "running"
+    (tmp_path / "one/uploads/driver-killed").mkdir()  # and nobody has its lock
+    assert post().json()["state"] == "queued"
+    state(http, location, "done")
+
+
 def test_uploads_that_a_killed_driver_left_are_deleted_by_the_next(tmp_path, registry, work):
     left = tmp_path / "uploads/driver-dead/upload-1"
     left.mkdir(parents=True)

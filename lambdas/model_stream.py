@@ -2,7 +2,8 @@
 
 A graph's file names byte ranges of a weights file (external data). ONNX Runtime maps a file, but copies a buffer that
 lives on; what it reads itself, by the path of a pipe, it has once. So the ranges are written into the model on the way,
-and their pages are given back behind it. In Protocol Buffers a message may come in parts, which are merged:
+and their pages are given back behind it; a thread does that, so ONNX Runtime must not hold Python's lock while it reads
+(1.30 did, and waited for itself). In Protocol Buffers a message may come in parts, which are merged:
 
     file    = model { versions, graph { nodes, initializer { name, dims, external data: offset, length }, ... } }
     stream  = model { versions, graph { nodes } }, model { graph { initializer { name, dims, bytes } } }, ...

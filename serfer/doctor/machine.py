@@ -11,6 +11,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
 from serfer.core.errors import InputError, UnavailableError
 from serfer.extras import pip_command
 from serfer.settings import Settings
@@ -110,10 +114,24 @@ def _processors() -> Check:
 
 
 def _package(name: str) -> Check:
+    remedy = f"run make setup, or {_command(name)}"
     try:
-        return Check(name, ok=True, found=importlib.metadata.version(name))
+        found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, found="not installed", remedy=f"run make setup, or {_command(name)}")
+        return Check(name, ok=False, found="not installed", remedy=remedy)
+    supported = _supported(name)
+    if not supported.contains(found, prereleases=True):
+        return Check(name, ok=False, found=f"{found}, SerFer requires {supported}", remedy=remedy)
+    return Check(name, ok=True, found=found)
+
+
+def _supported(name: str) -> SpecifierSet:
+    """Return the versions of a distribution that SerFer's metadata requires: all of them where it is not installed."""
+    try:
+        requirements = map(Requirement, importlib.metadata.requires("serfer") or ())
+        return next((each.specifier for each in requirements if canonicalize_name(each.name) == name), SpecifierSet())
+    except importlib.metadata.PackageNotFoundError:
+        return SpecifierSet()
 
 
 def _redis_server() -> Check:

@@ -47,6 +47,16 @@ def test_failed_checks_have_a_remedy(tmp_path, monkeypatch):
     assert "File exists" in results["cache"].found
 
 
+def test_an_older_package_than_is_required_is_a_failed_check(tmp_path, monkeypatch):
+    """ONNX Runtime 1.30 never ends its reading of a streamed model: it holds Python's lock meanwhile."""
+    version = importlib.metadata.version
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.30.0" if name == "onnxruntime" else version(name))
+    check = checks(tmp_path)["onnxruntime"]
+    assert (check.ok, check.remedy) == (False, "run make setup, or pip install serfer")
+    assert check.found.startswith("1.30.0, SerFer requires ")
+    assert ">=1.31.1" in check.found
+
+
 def test_the_size_of_dependencies_is_reported(tmp_path, monkeypatch):
     check = checks(tmp_path)["function package"]
     assert check.ok

@@ -1,6 +1,8 @@
 """Two at once: each file and record that two processes may change is changed by four; nothing is lost or half there."""
 
+import asyncio
 import json
+import math
 import multiprocessing
 import time
 from dataclasses import replace
@@ -10,22 +12,24 @@ import numpy as np
 import pytest
 
 from serfer.api.auth.keys import add_key, read_keys, remove_key
-from serfer.api.offline.record import OfflineRecord, OfflineRecords
+from serfer.api.jobs.registrations import Submission
+from serfer.api.jobs.runner import Runner
 from serfer.core.errors import UnavailableError
 from serfer.files import write_whole
 from serfer.fleet.policy_state import open_place
 from serfer.fleet.recorder import Recorder
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.raster.results.parts import ResultParts
-from serfer.registry import Registrations, open_registry, submission
+from serfer.registry import Registrations, open_registry
 from serfer.registry.registration import RegistrationRequest, RegistrationState, RegistrationStep
-from serfer.registry.submission import Submission
+from serfer.registry.registration_record import SUBMISSIONS, document_name
 from storage import open_store
 from tests.applications.worlds import DIGEST, NOW, register, variant, version
 from tests.e2e.small import CLASSES, split_small
 
 PROCESSES = range(4)
 PATIENCE = 60.0
+ID = "ab" * 16
 TIMES = range(5)  # that each process changes it
 
 
@@ -113,54 +117,39 @@ def test_a_registration_has_one_owner_and_adds_one_version(place, tmp_path, by_f
     assert (made.version, len(made.variants)) == (1, len(TIMES))
 
 
-def counted(change):
-    """Change a record until each process has done so as often as it should, whoever comes between."""
-    for _ in TIMES:
-        while not change():
-            pass
+def begin_one(process, place, owners):
+    async def check():
+        documents = open_registry(place).documents
+        runner = Runner(documents, Submission, lambda _: math.inf, event="test", beat_s=0.02)
+        mine = Submission(id=ID, updated=time.time(), application="faces", network="net", created=NOW, by="test")
+        mine = replace(mine, driver=f"driver {process}")
+        is_own = await runner.begin(document_name(ID, SUBMISSIONS), mine, work, after) is mine
+        (owners / f"{'owner' if is_own else 'other'} {process}").touch()
+        await runner.close(PATIENCE)
+
+    async def work(job):
+        while len([*owners.glob("o* *")]) < len(PROCESSES):
+            job.record = replace(job.record, version=job.record.version + 1)
+            await asyncio.sleep(0.01)
+        job.record = replace(job.record, version=len(TIMES))
+
+    async def after(_):
+        pass
+
+    asyncio.run(check())
 
 
-def change_submission(_, place, id_):
-    store = open_registry(place).store
-
-    def change():
-        held = submission.read(store, id_)
-        return submission.write(store, replace(held.submission, version=held.submission.version + 1), held.version)
-
-    counted(change)
-
-
-def test_what_was_handed_in_loses_no_change(place, by_four):
-    first = Submission("ab" * 16, "faces", "net", NOW, "test", 0.0)
-    store = open_registry(place).store
-    submission.write(store, first, None)
-    by_four(change_submission, place, first.id)
-    assert submission.read(store, first.id).submission.version == len(PROCESSES) * len(TIMES)
+def test_of_four_drivers_that_begin_the_same_job_one_does_and_none_of_its_writes_is_lost(place, tmp_path, by_four):
+    by_four(begin_one, place, tmp_path)
+    assert len([*tmp_path.glob("owner *")]) == 1
+    key = document_name(ID, SUBMISSIONS)
+    record = Submission.decode(key, open_registry(place).documents.get(key).value)
+    assert (record.state, record.version) == ("done", len(TIMES))
 
 
 @pytest.fixture
 def store(tmp_path):
     return (tmp_path / "store").as_uri()
-
-
-def change_job(_, store):
-    with open_store(store) as opened:
-        records = OfflineRecords(opened, 600.0)
-
-        def change():
-            found, held = records.read("me", "job")
-            return records.write("me", replace(found, answered=found.answered + 1), held)
-
-        counted(change)
-
-
-def test_the_record_of_a_job_loses_no_change(store, by_four):
-    first = OfflineRecord("job", "small", NOW, 100, time.time())
-    with open_store(store) as opened:
-        OfflineRecords(opened, 600.0).write("me", first, None)
-    by_four(change_job, store)
-    with open_store(store) as opened:
-        assert OfflineRecords(opened, 600.0).read("me", "job")[0].answered == len(PROCESSES) * len(TIMES)
 
 
 def is_whole(data):

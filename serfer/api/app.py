@@ -29,6 +29,7 @@ from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.http.server import FINISH_S
 from serfer.api.http.validation import fault
 from serfer.api.idempotency import IdempotencyStore
+from serfer.api.jobs.queries import AsyncQueries
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.results.document import KeptResults
@@ -46,7 +47,6 @@ from serfer.api.routes.page import page_router
 from serfer.api.routes.registrations import registrations_router
 from serfer.api.routes.releases import releases_router
 from serfer.api.routes.repository import Holding, changes_router, repository_router
-from serfer.api.routes.results import Results
 from serfer.api.service import Service
 from serfer.core.errors import SerferError
 from serfer.core.retry import observe_retries
@@ -93,9 +93,9 @@ def make_app(
         settings.api_max_result_bytes if kept else 0,
     )
     coordination = service.store.coordination()
-    results = Results(coordination, settings.api_result_ttl_s)
+    queries = AsyncQueries(coordination, settings.api_result_ttl_s)
     idempotency = IdempotencyStore(coordination, settings.api_result_ttl_s)
-    classifying = Classifying(service, limits, idempotency, results, settings.api_deadline_ms)
+    classifying = Classifying(service, limits, idempotency, queries, settings.api_deadline_ms)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -103,7 +103,7 @@ def make_app(
             if service.applications is not None:
                 service.applications.start()
             yield
-            await results.close(FINISH_S)
+            await queries.runner.close(FINISH_S)
             await service.close()
         await asyncio.to_thread(telemetry.close)
 

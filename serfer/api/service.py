@@ -19,9 +19,9 @@ from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
-from serfer.api.offline.jobs import OfflineJobs
+from serfer.api.jobs.offline import OfflineJobs
+from serfer.api.jobs.registrations import Registrar
 from serfer.api.online_load import LoadMonitor
-from serfer.api.registering.registrar import Registrar
 from serfer.applications.applications import Applications
 from serfer.control.dispatch import Batching
 from serfer.core.errors import (

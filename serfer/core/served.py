@@ -171,7 +171,8 @@ class ServedRegistration:
 
     `state` is queued, running, done, failed, interrupted (the service was stopped) or silent (it was killed, or cannot
     write); where it is `resumable`, the same network and images, handed in again, go on where it was. `detail` says why
-    it failed. `version` is the network's once it is done, `live` whether that answers queries already.
+    it failed. `version` is the network's once it is done, `live` whether that answers queries already. `variants` were
+    made so far; `by` says who sent it.
     """
 
     id: str
@@ -184,6 +185,9 @@ class ServedRegistration:
     steps: tuple[ServedStep, ...]
     version: int
     live: bool
+    created: str = ""
+    by: str = ""
+    variants: int = 0
 
     @property
     def ended(self) -> bool:

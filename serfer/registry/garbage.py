@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from serfer.core.errors import MissingKeyError, UsageError
-from serfer.registry import submission
 from serfer.registry.plan_files import read_manifest
 from serfer.registry.records import APPLICATIONS, decode_application
-from serfer.registry.registration_record import FOLDER, RegistrationState, registrations
+from serfer.registry.registration_record import FOLDER, SUBMISSIONS, RegistrationState, registrations
 from serfer.registry.store import RegistryStore
 
 
@@ -47,7 +46,7 @@ def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float]
 def _delete_registrations(store: RegistryStore, older_than_s: float, now: float) -> int:
     """Delete those that have not changed for so long: done, failed, or left by their owner; what was handed in, too."""
     deleted = 0
-    for folder in (FOLDER, submission.FOLDER):
+    for folder in (FOLDER, SUBMISSIONS):
         for name in store.names(folder):
             document, versions = store.read(name), store.versions(name)
             if document and versions and now - versions[0].written >= older_than_s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from serfer.registry.garbage import Collected
 from serfer.registry.plan_files import fetch_directory, fetch_to, put_directory
 from serfer.registry.records import APPLICATIONS, decode_application, document_name, encode_record
 from serfer.registry.store import RegistryStore
-from storage.coordination import CHANGES, ContendedError, Entry, change
+from storage.coordination import CHANGES, ContendedError, Coordination, Entry, change
 
 _CHANGES: Final = replace(CHANGES, name="registry")
 
@@ -44,17 +44,21 @@ class Latest:
 
 
 class _Documents(NamedTuple):
-    """A backend's documents as `change` takes them: they have no time to live."""
+    """A registry's documents as `change` takes them: they have no time to live."""
 
-    store: RegistryStore
+    registry: Registry
 
     def get(self, key: str) -> Entry | None:
-        document = self.store.read(key)
+        document = self.registry.store.read(key)
         return Entry(document.data, document.version) if document else None
 
     def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
         del ttl
-        return self.store.compare_and_set(key, expected, value)
+        return self.registry.store.compare_and_set(key, expected, value)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.registry.remove(key)
 
 
 class Registry:
@@ -70,6 +74,11 @@ class Registry:
 
     def __str__(self) -> str:
         return str(self.store)
+
+    @property
+    def documents(self) -> Coordination:
+        """Its documents as state that several drivers change; they have no time to live."""
+        return _Documents(self)
 
     def applications(self) -> list[str]:
         """Return the names of the applications, sorted."""
@@ -128,7 +137,7 @@ class Registry:
     def change(self, document: str, f: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Replace a document by what `f` makes of it, as storage.coordination.change, and return what then is there."""
         with self._contended(document):
-            entry = change(_Documents(self.store), document, f, math.inf, policy=_CHANGES, sleep=self._sleep)
+            entry = change(self.documents, document, f, math.inf, policy=_CHANGES, sleep=self._sleep)
         return entry.value if entry else None
 
     def remove(self, document: str) -> bool:

@@ -17,7 +17,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -58,10 +58,6 @@ class SubmittedNetwork:
     size: tuple[int, int, int] | None = None
     preprocess: str | None = None
     labels: str | None = None
-
-    def with_validation(self, folder: str) -> SubmittedNetwork:
-        """Return it with another folder of images."""
-        return replace(self, validation=folder)
 
 
 def register_submitted(job: SubmittedNetwork) -> None:

@@ -1,10 +1,13 @@
 """Offline jobs: images of an archive are answered when online queries leave room, and who may know of it."""
 
+import asyncio
+import hashlib
 import json
 import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,9 +17,8 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.decoding.decoders import Decoders
-from serfer.api.offline import jobs
-from serfer.api.offline.jobs import OfflineJobs
-from serfer.api.offline.record import OfflineRecord, OfflineRecords
+from serfer.api.jobs import offline
+from serfer.api.jobs.offline import MOST_JOBS, OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.online_load import LoadMonitor
 from serfer.api.service import Service
 from serfer.control.offline.throttle import OnlineLoad
@@ -54,9 +56,7 @@ def driver_in(folder, small_plan, store, load, forks):
     def begin(name="one", keys=None, **settings):
         pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
         service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
-        service.jobs = OfflineJobs(
-            OfflineRecords(store, 600.0), folder / name / "uploads", lambda: load[0], period_s=0.05
-        )
+        service.jobs = OfflineJobs(store, 600.0, folder / name / "uploads", lambda: load[0], period_s=0.05)
         app = make_app(service, Settings(webhook_secret=SECRET, **settings), keys)
         with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
             yield client
@@ -153,7 +153,7 @@ def test_a_driver_that_ends_interrupts_its_jobs_and_says_so(driver, archive, loa
 
 
 def test_a_bug_is_told_as_one_and_logged_with_its_traceback(http, archive, monkeypatch, caplog):
-    monkeypatch.setattr(jobs.OfflineThrottle, "observe", bugs.buggy)
+    monkeypatch.setattr(offline.OfflineThrottle, "observe", bugs.buggy)
     location = post(http, archive).headers["location"]
     found = until(http, location, lambda found: found["state"] not in ("queued", "running"))
     assert (found["state"], found["detail"]) == ("failed", "a bug of the service's; its log says more")
@@ -165,7 +165,7 @@ def test_a_bug_in_writing_how_far_it_is_ends_no_heartbeats(http, archive, load, 
     location = post(http, archive).headers["location"]
     before = until(http, location, lambda found: found["paused"])
     with monkeypatch.context() as broken:
-        broken.setattr(OfflineRecords, "write", bugs.buggy)
+        broken.setattr(OfflineRecord, "encode", bugs.buggy)
         end = time.monotonic() + PATIENCE
         while bugs.logged(caplog.records) < 2:
             assert time.monotonic() < end
@@ -175,34 +175,49 @@ def test_a_bug_in_writing_how_far_it_is_ends_no_heartbeats(http, archive, load, 
     assert (before["state"], found["answered"]) == ("running", 3)
 
 
-def test_more_jobs_than_there_is_room_for_are_refused(http, archive, load, monkeypatch):
-    monkeypatch.setattr(jobs, "MOST_JOBS", 2)
+def test_more_jobs_than_there_is_room_for_are_refused(http, archive, load):
     load[0] = BUSY
-    replies = [post(http, archive) for _ in range(3)]
-    assert [reply.status_code for reply in replies] == [202, 202, 429]
+    replies = [post(http, archive) for _ in range(MOST_JOBS + 1)]
+    assert [reply.status_code for reply in replies] == [*[202] * MOST_JOBS, 429]
     assert replies[-1].headers["retry-after"]
 
 
-def test_records_and_results_lie_in_any_store_and_are_their_owners(tmp_path):
-    for url in ("memory://", (tmp_path / "store").as_uri()):
-        with open_store(url) as opened:
-            records = OfflineRecords(opened, 600.0)
-            record = OfflineRecord("0" * 32, "small", "now", 3, 0.0)
-            first = records.write("own", record, None)
-            assert records.write("own", record, None) is None
-            assert records.lines("own", record.id) is None
-            records.put_lines("own", record.id, b"{}\n")
-            assert records.read("own", record.id) == (record, first)
-            assert records.lines("own", record.id) == b"{}\n"
-            assert records.read("other", record.id) is records.lines("other", record.id) is None
-            records.delete("own", record.id)
-            assert records.read("own", record.id) is records.lines("own", record.id) is None
+@pytest.mark.parametrize("url", ["memory://", "file"])
+def test_records_and_results_lie_in_any_store_and_are_their_owners(tmp_path, url):
+    async def check(opened):
+        jobs = OfflineJobs(opened, 600.0, tmp_path / "uploads", lambda: QUIET, period_s=0.05)
+        begun = await jobs.begin(OfflineJob("own", "small", [Path("a.png")], tmp_path / "images", answered))
+        while (await jobs.find("own", begun.id)).state.is_open:  # noqa: ASYNC110 - a record changes
+            await asyncio.sleep(0.01)
+        assert json.loads(await jobs.lines("own", begun.id)) == {"name": "a.png"}
+        assert await jobs.find("other", begun.id) is await jobs.lines("other", begun.id) is None
+        await jobs.cancel("own", begun.id)
+        assert await jobs.find("own", begun.id) is await jobs.lines("own", begun.id) is None
+        await jobs.close()
+
+    async def answered(path):
+        return {"name": path.name}
+
+    with open_store((tmp_path / "store").as_uri() if url == "file" else url) as opened:
+        asyncio.run(asyncio.wait_for(check(opened), PATIENCE))
+
+
+def test_a_job_of_a_driver_that_was_killed_is_found_interrupted(http, store):
+    """Its record is as drivers of before have written it, too."""
+    stored = {"id": "0" * 32, "model": "small", "created": "now", "images": 3, "updated": time.time(), "answered": 1}
+    stored |= {"state": "running", "failed": 0, "paused": "", "detail": "", "notified": ""}
+    key, version = f"serfer:job:{hashlib.sha256(b'0::' + b'0' * 32).hexdigest()}", None
+    for updated, state, words in ((time.time(), "running", ""), (time.time() - 41.0, "interrupted", "was killed")):
+        data = json.dumps(stored | {"updated": updated}).encode()
+        version = store.coordination().compare_and_set(key, version, data, 60.0)
+        found = http.get(f"/v1/jobs/{'0' * 32}").json()
+        assert (found["state"], found["answered"], words in found["detail"]) == (state, 1, True)
 
 
 def test_results_are_bounded(http, archive, monkeypatch):
-    monkeypatch.setattr(jobs, "MOST_LINES_BYTES", 10)
+    monkeypatch.setattr(offline, "MOST_LINES_BYTES", 10)
     found = until(http, post(http, archive).headers["location"], lambda found: found["state"] == "failed")
-    assert found["failed"] == 0
+    assert (found["failed"], "more than 10 bytes" in found["detail"]) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Networks that are registered over HTTP: how far they are, who may, and what is refused at once."""
 
 import asyncio
+import json
 import threading
 import time
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ import pytest
 from serfer.api.app import make_app
 from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import KeyRing, add_key
-from serfer.api.registering.registrar import WAITING, Event, Registrar
+from serfer.api.jobs.registrations import WAITING, Event, Registrar, Submission
 from serfer.core.errors import InputError
-from serfer.registry import open_registry, submission
+from serfer.registry import open_registry
+from serfer.registry.registration_record import SUBMISSIONS, document_name
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, running
 from tests.applications.services import open_service
@@ -206,8 +208,8 @@ def test_a_driver_that_ends_interrupts_what_it_registers_and_another_begins_it_a
 def test_one_whose_driver_is_silent_begins_again_and_is_lost_to_that_driver(post, http, work, registry, driver):
     location = post().headers["location"]
     state(http, location, "running")
-    held = submission.read(registry.store, location.rpartition("/")[2])
-    assert submission.write(registry.store, replace(held.submission, updated=0.0), held.version)
+    key = document_name(location.rpartition("/")[2], SUBMISSIONS)
+    registry.change(key, lambda data: replace(Submission.decode(key, data), updated=0.0, driver="killed").encode())
     assert http.get(location).json()["state"] == "silent"
     with driver("two") as other:
         assert post(other).json()["state"] == "queued"
@@ -216,13 +218,47 @@ def test_one_whose_driver_is_silent_begins_again_and_is_lost_to_that_driver(post
         state(other, location, "done")
 
 
+def test_what_a_driver_of_before_has_written_is_read_and_begins_again_where_that_was_killed(post, http, registry, work):
+    work.go.set()
+    location = post().headers["location"]
+    state(http, location, "done")
+    key = document_name(location.rpartition("/")[2], SUBMISSIONS)
+    before = {"driver": "driver-dead", "state": "running", "updated": time.time()}
+
+    def written(data):
+        return json.dumps(json.loads(data) | before).encode()
+
+    registry.change(key, written)
+    assert http.get(location).json()["state"] == "running"
+    assert post().json()["state"] == "running"
+    before["updated"] -= 41.0
+    registry.change(key, written)
+    assert http.get(location).json()["resumable"]
+    assert post().json()["state"] == "queued"
+    state(http, location, "done")
+
+
+@pytest.mark.parametrize("named", ["driver-killed", "driver-killed/upload-1"])
+def test_one_whose_driver_was_killed_on_this_machine_begins_again_at_once(post, http, registry, work, tmp_path, named):
+    work.go.set()
+    location = post().headers["location"]
+    state(http, location, "done")
+    killed = {"driver": named, "state": "running", "updated": time.time()}
+    key = document_name(location.rpartition("/")[2], SUBMISSIONS)
+    registry.change(key, lambda data: json.dumps(json.loads(data) | killed).encode())
+    assert post().json()["state"] == "running"
+    (tmp_path / "one/uploads/driver-killed").mkdir()  # and nobody has its lock
+    assert post().json()["state"] == "queued"
+    state(http, location, "done")
+
+
 def test_uploads_that_a_killed_driver_left_are_deleted_by_the_next(tmp_path, registry, work):
     left = tmp_path / "uploads/driver-dead/upload-1"
     left.mkdir(parents=True)
     alive = Registrar(registry, tmp_path / "uploads", None, work)
     Registrar(registry, tmp_path / "uploads", None, work)
     assert not left.exists()
-    assert alive._uploads._folder.exists()
+    assert alive.uploads.folder.exists()
 
 
 @pytest.mark.parametrize(

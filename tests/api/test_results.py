@@ -1,17 +1,21 @@
 import asyncio
+import hashlib
+import json
 import threading
 import time
 
 import pytest
 
 from serfer.api.http.problems import Problem
+from serfer.api.jobs.queries import AsyncQueries, AsyncQuery
 from serfer.api.requests import IdempotencyKey
-from serfer.api.routes.results import Results, new_job
 from serfer.core.errors import StoreUnavailableError
 from storage.coordination import InterceptedCoordination
 from storage.memory import MemoryStore
+from tests import bugs
 
 PATIENCE = 30.0
+ID = "a" * 32
 
 
 class SlowCoordination(InterceptedCoordination):
@@ -33,8 +37,7 @@ def coordination():
 
 
 async def begin(results, work, once=None, owner=""):
-    job = new_job(owner, "m", once, time.time() + 60.0)
-    return await results.begin(job, work, tuple, lambda: None)
+    return await results.begin(AsyncQuery(owner, "m", time.time() + 60.0, once, work, tuple, lambda: None))
 
 
 async def endless(_):
@@ -65,7 +68,7 @@ def run(check):
 def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_deleted():
     async def check():
         slow = SlowCoordination()
-        results, may_end = Results(slow, 600.0), asyncio.Event()
+        results, may_end = AsyncQueries(slow, 600.0), asyncio.Event()
 
         async def work(_):
             await may_end.wait()
@@ -81,20 +84,18 @@ def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_deleted
         slow.may_write.set()
         await deleting
         assert await status(results, job_id) == 404
-        await until(lambda: not results._running)
+        await until(lambda: not results.runner)
         assert await status(results, job_id) == 404
 
     run(check)
 
 
-def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back(monkeypatch):
-    """Also where the delete comes between its driver's look at the state and the write of the next one."""
-    monkeypatch.setattr("serfer.api.routes.results._TICK_S", 0.01)
-    monkeypatch.setattr("serfer.api.routes.results._LOOK_S", 0.01)
+def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back():
+    """Also where the delete comes while its driver writes."""
 
     async def check():
         slow = SlowCoordination()
-        mine, other, stopped = Results(slow, 600.0), Results(slow, 600.0), asyncio.Event()
+        mine, other, stopped = AsyncQueries(slow, 600.0, beat_s=0.04), AsyncQueries(slow, 600.0), asyncio.Event()
 
         async def work(watch):
             try:
@@ -115,22 +116,30 @@ def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back(monke
         slow.may_write.set()
         await deleting
         await stopped.wait()
-        await until(lambda: not mine._running)
+        await until(lambda: not mine.runner)
         assert await status(other, job_id) == 404
 
     run(check)
 
 
-def test_a_job_without_progress_makes_few_store_requests(monkeypatch):
-    monkeypatch.setattr("serfer.api.routes.results._TICK_S", 0.005)
-    monkeypatch.setattr("serfer.api.routes.results._LOOK_S", 0.02)
-
+def test_a_job_without_progress_makes_few_store_requests():
     async def check():
-        requests = []
-        results = Results(InterceptedCoordination(coordination(), requests.append), 600.0)
-        job_id = (await begin(results, endless))["id"]
-        await until(lambda: requests.count("get") == 3)  # four ticks each
-        assert requests == ["compare_and_set", *["get"] * 3]
+        requests, looks = [], []
+        results = AsyncQueries(InterceptedCoordination(coordination(), requests.append), 600.0, beat_s=0.02)
+
+        def progress(_):
+            looks.append(1)
+            return ()
+
+        async def work(watch):
+            watch([1])
+            await endless(watch)
+
+        query = AsyncQuery("", "m", time.time() + 60.0, None, work, progress, lambda: None)
+        job_id = (await results.begin(query))["id"]
+        await until(lambda: len(looks) > 12)
+        assert set(requests) == {"compare_and_set"}
+        assert 4 <= len(requests) <= 3 + len(looks) / 4  # the first, "running", and one of four looks
         await results.cancel(job_id, "")
         assert await status(results, job_id) == 404
 
@@ -140,14 +149,14 @@ def test_a_job_without_progress_makes_few_store_requests(monkeypatch):
 def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every_driver():
     async def check():
         shared, once = coordination(), IdempotencyKey("", "1", "digest")
-        first, second = Results(shared, 600.0), Results(shared, 600.0)
+        first, second = AsyncQueries(shared, 600.0), AsyncQueries(shared, 600.0)
         state = await begin(first, at_once, once)
         assert state["id"] not in once.name
         again = await begin(second, endless, once)
         assert again["id"] == state["id"]
-        await until(lambda: not first._running)
+        await until(lambda: not first.runner)
         assert await status(second, state["id"]) == "done"
-        elsewhere = await begin(Results(coordination(), 600.0), at_once, once)
+        elsewhere = await begin(AsyncQueries(coordination(), 600.0), at_once, once)
         assert elsewhere["id"] != state["id"]
         with pytest.raises(Problem, match="came with another request"):
             await begin(second, at_once, IdempotencyKey("", "1", "another"))
@@ -156,8 +165,7 @@ def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_job_continues_after_a_failed_write(monkeypatch, written):
-    monkeypatch.setattr("serfer.api.routes.results._TICK_S", 0.01)
+def test_a_job_continues_after_a_failed_write(written):
     failures = []
 
     class Lossy(InterceptedCoordination):
@@ -170,7 +178,7 @@ def test_a_job_continues_after_a_failed_write(monkeypatch, written):
             return version
 
     async def check():
-        results, may_end = Results(Lossy(coordination(), lambda _: None), 600.0), asyncio.Event()
+        results, may_end = AsyncQueries(Lossy(coordination(), lambda _: None), 600.0, beat_s=0.04), asyncio.Event()
 
         async def work(watch):
             watch([1])
@@ -180,7 +188,7 @@ def test_a_job_continues_after_a_failed_write(monkeypatch, written):
         job_id = (await begin(results, work))["id"]
         await until(lambda: failures)
         may_end.set()
-        await until(lambda: not results._running)
+        await until(lambda: not results.runner)
         assert await status(results, job_id) == "done"
 
     run(check)
@@ -197,15 +205,45 @@ def test_of_two_drivers_that_try_a_failed_job_again_one_runs_it():
             ran.append(1)
             await asyncio.get_running_loop().create_future()
 
-        first, second = Results(shared, 600.0), Results(shared, 600.0)
+        first, second = AsyncQueries(shared, 600.0), AsyncQueries(shared, 600.0)
         job_id = (await begin(first, fails, once))["id"]
-        await until(lambda: not first._running)
+        await until(lambda: not first.runner)
         assert await status(second, job_id) == "failed"
         states = await asyncio.gather(begin(first, counted, once), begin(second, counted, once))
         await until(lambda: ran)
         assert [state["status"] for state in states] == ["queued"] * 2
-        assert len(first._running) + len(second._running) == 1
+        assert len(first.runner) + len(second.runner) == 1
         await first.cancel(job_id, "")
-        await second.close(0.0)
+        await second.runner.close()
+
+    run(check)
+
+
+def test_a_query_that_its_driver_stops_or_a_bug_ends_has_failed_and_says_why(caplog):
+    async def check():
+        results = AsyncQueries(coordination(), 600.0)
+        job_id, broken = (await begin(results, endless))["id"], (await begin(results, bugs.buggy))["id"]
+        await until(lambda: len(results.runner) == 1)
+        await results.runner.close()
+        stopped, failed = [await results.find(each, "") for each in (job_id, broken)]
+        assert (stopped["status"], stopped["problem"]["status"]) == ("failed", 503)
+        assert (failed["status"], failed["problem"]["status"]) == ("failed", 500)
+
+    run(check)
+    assert bugs.logged(caplog.records) == 1
+
+
+def test_what_a_driver_of_before_has_written_is_read_and_has_failed_once_its_deadline_is_over():
+    key = f"serfer:later:{hashlib.sha256(f'2:me:{ID}'.encode()).hexdigest()}"
+    stored = {"id": ID, "run": "b", "status": "running", "model": "m", "created": 1.0, "digest": "", "deadline": 9.0}
+    stored |= {"stages": [], "result": None, "problem": None}
+
+    async def check():
+        shared, now = coordination(), [10.0]
+        shared.compare_and_set(key, None, json.dumps(stored).encode(), 60.0)
+        results = AsyncQueries(shared, 600.0, lambda: now[0])
+        assert await status(results, ID, "me") == "running"
+        now[0] = 15.0
+        assert await status(results, ID, "me") == "failed"
 
     run(check)

@@ -20,7 +20,7 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.entrypoints.serving import make_jobs
-from serfer.api.registering.registrar import Registrar
+from serfer.api.jobs.registrations import Registrar
 from serfer.api.routes import inference
 from serfer.api.service import Service
 from serfer.core.errors import OverloadedError

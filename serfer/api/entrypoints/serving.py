@@ -15,12 +15,11 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
+from serfer.api.jobs.offline import OfflineJobs
+from serfer.api.jobs.registrations import Registrar
 from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.observability.variant_metrics import VariantMetrics
-from serfer.api.offline.jobs import OfflineJobs
-from serfer.api.offline.record import OfflineRecords
-from serfer.api.registering.registrar import Registrar
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
@@ -104,7 +103,8 @@ def serve_models(
             progress("opening a variant of each application")
             asyncio.run(service.applications.open())
             if opening.applications.register:
-                service.registrar = make_registrar(service.applications, settings)
+                registry, uploads = service.applications.registry, settings.cache_dir / UPLOADS
+                service.registrar = Registrar(registry, uploads, service.applications.find_new)
         if settings.api_jobs:
             service.jobs = make_jobs(service, settings)
         serve(
@@ -178,13 +178,6 @@ def applications_for(
     )
 
 
-def make_registrar(applications: Applications, settings: Settings) -> Registrar:
-    """Return what registers networks over HTTP, in processes of its own."""
-    from serfer.api.registering.processes import register  # noqa: PLC0415 - drivers in AWS have no splitter
-
-    return Registrar(applications.registry, settings.cache_dir / UPLOADS, applications.find_new, register)
-
-
 def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
     """Return the offline jobs of a service, which yield to its online queries."""
 
@@ -192,8 +185,7 @@ def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
         now = service.load.online()
         return OnlineLoad("this service", now.utilisation, now.latency, now.throttled, of_account=now.of_account)
 
-    records = OfflineRecords(service.store, settings.results_ttl_s)
-    return OfflineJobs(records, settings.cache_dir / UPLOADS, load)
+    return OfflineJobs(service.store, settings.results_ttl_s, settings.cache_dir / UPLOADS, load)
 
 
 def _of_a_variant(settings: Settings, directory: Path) -> Settings:

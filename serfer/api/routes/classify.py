@@ -22,6 +22,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
 from serfer.api.idempotency import IdempotencyStore
+from serfer.api.jobs.queries import AsyncQueries, AsyncQuery, Watch
 from serfer.api.objectives import PARAMETERS, as_text, asked_of, objectives_of
 from serfer.api.observability.timeline import progress
 from serfer.api.requests import (
@@ -36,7 +37,6 @@ from serfer.api.requests import (
     wants_async,
 )
 from serfer.api.routes.openapi import CLASSIFY, problems
-from serfer.api.routes.results import Results, Watch, new_job
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import Asked
 from serfer.core.run_machine import StageRun
@@ -56,7 +56,7 @@ class Classifying:
     service: Service
     limits: ApiLimits
     idempotency: IdempotencyStore
-    results: Results
+    queries: AsyncQueries
     deadline_ms: int
 
 
@@ -83,7 +83,7 @@ class _ClassifyRequest:
 def classify_router(routes: Classifying) -> APIRouter:
     """Return the routes of `routes`."""
     router = APIRouter(prefix="/v1", tags=["classify"])
-    service, results = routes.service, routes.results
+    service, queries = routes.service, routes.queries
 
     @router.post(
         "/classify",
@@ -127,7 +127,7 @@ def classify_router(routes: Classifying) -> APIRouter:
     async def result(request: Request, result_id: str) -> Response:
         """Return the status of a query sent with `Prefer: respond-async`, and its result when it is done."""
         check_parameters(request, ())
-        state = await results.find(_checked(result_id), owner_of(request))
+        state = await queries.find(_checked(result_id), owner_of(request))
         waiting = state["status"] in ("queued", "running")
         return JSONResponse(state, headers={"Retry-After": "1"} if waiting else {})
 
@@ -137,7 +137,7 @@ def classify_router(routes: Classifying) -> APIRouter:
     async def delete(request: Request, result_id: str) -> None:
         """Forget a result, and stop its query if it still runs."""
         check_parameters(request, ())
-        await results.cancel(_checked(result_id), owner_of(request))
+        await queries.cancel(_checked(result_id), owner_of(request))
 
     return router
 
@@ -204,7 +204,6 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
     query, idempotency_key = parsed.query, parsed.idempotency_key(images)
     if idempotency_key is not None:
         await routes.idempotency.check(idempotency_key)
-    job = new_job(owner_of(parsed.request), query.model, idempotency_key, time.time() + query.left_s)
     place = routes.service.admission.reserve(query.left_s)  # what is promised is not refused afterwards
     body: BodyReservation = parsed.request.state.body_reservation
 
@@ -219,7 +218,17 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
 
     body.keep()
     try:
-        state = await routes.results.begin(job, work, _progress_of(parsed.request), ended)
+        state = await routes.queries.begin(
+            AsyncQuery(
+                owner_of(parsed.request),
+                query.model,
+                time.time() + query.left_s,
+                idempotency_key,
+                work,
+                _progress_of(parsed.request),
+                ended,
+            )
+        )
     except BaseException:
         ended()
         raise

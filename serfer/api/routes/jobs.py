@@ -22,15 +22,16 @@ from serfer.api.http.image_sniffing import check_format
 from serfer.api.http.problems import Problem
 from serfer.api.http.streamed_form import ReceivedForm, receive_form
 from serfer.api.http.uploads import FORM, Upload
+from serfer.api.jobs.offline import MOST_IMAGES, OfflineJob, OfflineJobs, OfflineRecord
+from serfer.api.jobs.processes import unpack
+from serfer.api.jobs.runner import JobState
 from serfer.api.objectives import PARAMETERS, asked_of, objectives_of
-from serfer.api.offline.jobs import MOST_IMAGES, Handed, OfflineJobs
-from serfer.api.offline.record import SILENT_S, OfflineRecord, OfflineState
-from serfer.api.processes import unpack
 from serfer.api.requests import check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import FILE, problems, request_body
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import Asked
+from serfer.core.structure import unstructure
 from serfer.core.variants import Objectives
 from serfer.images import image_files
 from serfer.offline.notify.target import Target
@@ -105,12 +106,12 @@ def jobs_router(service: Service, settings: Settings) -> APIRouter:
         name = asked.application if asked else service.name(model)
         if asked is None:
             check_classifies(service, name)
-        async with jobs.receiving() as folder:
+        async with jobs.uploads.receiving() as folder:
             form = await _received(request, folder, settings)
             targets = _targets(form.values.get("notify"), settings)
             images = await _images(form, settings)
             answers = _answerer(service, _Asking(name, asked, top_k, client_of(request)), settings)
-            record = await jobs.begin(Handed(owner_of(request), name, images, folder, answers, targets))
+            record = await jobs.begin(OfflineJob(owner_of(request), name, images, folder, answers, targets))
         response.headers["Location"] = f"/v1/jobs/{record.id}"
         response.headers["Retry-After"] = "2"
         return _status(record)
@@ -134,7 +135,7 @@ def jobs_router(service: Service, settings: Settings) -> APIRouter:
         check_parameters(request, ())
         jobs = _jobs(service)
         found = await _found(jobs, request, job)
-        lines = await asyncio.to_thread(jobs.records.lines, owner_of(request), job)
+        lines = await jobs.lines(owner_of(request), job)
         if lines is None:
             raise Problem(HTTPStatus.CONFLICT, f"the job is {_status(found).state}: its results are there at its end")
         return Response(lines, media_type=_LINES)
@@ -161,12 +162,9 @@ async def _received(request: Request, folder: Path, settings: Settings) -> Recei
 
 async def _images(form: ReceivedForm, settings: Settings) -> list[Path]:
     """Unpack the images of a form, and return them in the order of their paths; raises InputError."""
-    archive = form.files["images"].path
+    archive, most = form.files["images"].path, settings.api_max_job_bytes
     into = archive.with_name("unpacked")
-    unpacked = await unpack(
-        UnpackJob(str(archive), str(into), settings.api_max_job_bytes, _WHAT, MOST_IMAGES, is_labelled=False)
-    )
-    await asyncio.to_thread(archive.unlink)
+    unpacked = await unpack(UnpackJob(str(archive), str(into), most, _WHAT, MOST_IMAGES, is_labelled=False))
     return await asyncio.to_thread(image_files, Path(unpacked.folder))
 
 
@@ -215,27 +213,18 @@ def _jobs(service: Service) -> OfflineJobs:
 
 
 async def _found(jobs: OfflineJobs, request: Request, job: str) -> OfflineRecord:
-    found = await asyncio.to_thread(jobs.records.read, owner_of(request), job) if _ID.fullmatch(job) else None
+    found = await jobs.find(owner_of(request), job) if _ID.fullmatch(job) else None
     if found is None:
         raise Problem(HTTPStatus.NOT_FOUND, "no such job: it never was, has expired, was deleted, or is another key's")
-    return found[0]
+    return found
 
 
 def _status(record: OfflineRecord) -> OfflineStatus:
-    is_open = record.state in (OfflineState.QUEUED, OfflineState.RUNNING)
-    is_silent = is_open and time.time() - record.updated > SILENT_S
-    return OfflineStatus(
-        id=record.id,
-        model=record.model,
-        state=OfflineState.INTERRUPTED.value if is_silent else record.state.value,
-        created=record.created,
-        images=record.images,
-        answered=record.answered,
-        failed=record.failed,
-        paused=record.paused,
-        detail="its driver was killed: send it again" if is_silent else record.detail,
-        notified=record.notified,
-    )
+    plain = unstructure(record)
+    del plain["updated"]
+    plain["paused"] = record.paused if record.state.is_open else ""
+    plain["state"] = JobState.INTERRUPTED.value if record.state is JobState.SILENT else plain["state"]
+    return OfflineStatus(**plain)
 
 
 def _refused(why: str) -> Problem:

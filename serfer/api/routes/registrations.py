@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import import_module
 from typing import Final
@@ -16,52 +15,21 @@ from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import KeyRing
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import FORM
-from serfer.api.registering.options import RegistrationForm
-from serfer.api.registering.registrar import Registrar
+from serfer.api.jobs.registrations import Registrar, RegistrationForm, Submission
+from serfer.api.jobs.runner import JobState
 from serfer.api.requests import check_parameters, owner_of
 from serfer.api.routes.openapi import problems, request_body
 from serfer.api.routes.releases import allowed
 from serfer.api.service import Service
+from serfer.core.served import ServedRegistration, ServedStep
+from serfer.core.structure import unstructure
 from serfer.core.variants import NAME
-from serfer.registry import Registration, Registrations, Registry, submission
-from serfer.registry.submission import Submission
+from serfer.registry import Registration, Registrations, Registry
+from serfer.registry.registration_record import SUBMISSIONS, document_name
 from serfer.settings import Settings
 
 _ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _LOOK_AGAIN_S: Final = "2"
-
-
-@dataclass(frozen=True)
-class ListedStep:
-    """A step of a registration; `state` is "running" or "done"."""
-
-    name: str
-    state: str
-
-
-@dataclass(frozen=True)
-class RegistrationStatus:
-    """How far a registration is.
-
-    `state` is "queued", "running", "done", "failed", "interrupted" (its driver was stopped) or "silent" (its driver has
-    not written for 40 s); `resumable` says that the same upload, sent again, goes on where it was. `detail` says why it
-    failed. `variants` were made so far. `version` is the network's once it is done, `live` whether that answers
-    queries.
-    """
-
-    id: str
-    application: str
-    network: str
-    state: str
-    resumable: bool
-    progress: str
-    detail: str
-    created: str
-    by: str
-    steps: tuple[ListedStep, ...]
-    variants: int
-    version: int
-    live: bool
 
 
 def registrations_router(service: Service, keys: KeyRing | None, settings: Settings) -> APIRouter:
@@ -77,7 +45,7 @@ def registrations_router(service: Service, keys: KeyRing | None, settings: Setti
         dependencies=guarded,
         openapi_extra={"requestBody": request_body({FORM: RegistrationForm})},
     )
-    async def begin(request: Request, response: Response, name: str) -> RegistrationStatus:
+    async def begin(request: Request, response: Response, name: str) -> ServedRegistration:
         """Register a network that is uploaded: 202 at once, and Location says where its progress is found."""
         check_parameters(request, ())
         registrar = _registrar(service)
@@ -89,7 +57,7 @@ def registrations_router(service: Service, keys: KeyRing | None, settings: Setti
         return _status(begun, None)
 
     @router.get("/{registration}", responses=looked, dependencies=guarded)
-    async def look(request: Request, name: str, registration: str) -> RegistrationStatus:
+    async def look(request: Request, name: str, registration: str) -> ServedRegistration:
         """Return how far a registration is, whichever driver runs it."""
         check_parameters(request, ())
         if service.applications is None:
@@ -104,26 +72,26 @@ def registrations_router(service: Service, keys: KeyRing | None, settings: Setti
         check_parameters(request, ())
         registrar = _registrar(service)
         await asyncio.to_thread(_found, registrar.registry, name, registration)
-        await registrar.forget(registration)
+        await registrar.cancel(registration)
 
     return router
 
 
 async def _begun(request: Request, registrar: Registrar, name: str, settings: Settings) -> Submission:
     """Receive an upload, look at it, and begin its registration unless it waits or runs already."""
-    await asyncio.to_thread(import_module, "serfer.api.registering.upload")  # the first time it takes a second
-    from serfer.api.registering.upload import (  # noqa: PLC0415 - drivers in AWS have no splitter
-        handed_in,
+    await asyncio.to_thread(import_module, "serfer.api.jobs.registration_form")  # the first time it takes a second
+    from serfer.api.jobs.registration_form import (  # noqa: PLC0415 - drivers in AWS have no splitter
+        read_form,
         receive,
-        unpacked,
+        unpack_images,
     )
 
-    async with registrar.receiving() as folder:
+    async with registrar.uploads.receiving() as folder:
         form = await receive(request, folder, settings)
         by = owner_of(request) or "http"
-        handed = await asyncio.to_thread(handed_in, form, name, registrar.registry, by, folder, settings)
-        known = await registrar.known(handed.id)
-        return known or await registrar.begin(await unpacked(handed, settings))
+        identifier, network = await asyncio.to_thread(read_form, form, name, registrar.registry, by, folder, settings)
+        begun = await registrar.find_open(identifier)
+        return begun or await registrar.begin(identifier, await unpack_images(network, folder, settings), folder)
 
 
 def _registrar(service: Service) -> Registrar:
@@ -133,33 +101,28 @@ def _registrar(service: Service) -> Registrar:
 
 
 def _found(registry: Registry, application: str, registration: str) -> Submission:
-    held = submission.read(registry.store, registration) if _ID.fullmatch(registration) else None
-    if held is None or held.submission.application != application:
+    key = document_name(registration, SUBMISSIONS) if _ID.fullmatch(registration) else ""
+    entry = registry.documents.get(key) if key else None
+    found = Submission.decode(key, entry.value).at(time.time()) if entry else None
+    if found is None or found.application != application:
         raise _unknown()
-    return held.submission
+    return found
 
 
 def _record(registry: Registry, registration: str) -> Registration | None:
     return Registrations(registry, "").read(registration) if registration else None
 
 
-def _status(found: Submission, record: Registration | None) -> RegistrationStatus:
-    is_silent = found.is_silent(time.time())
-    steps = record.steps if record else ()
-    return RegistrationStatus(
-        id=found.id,
-        application=found.application,
-        network=found.network,
-        state="silent" if is_silent else found.state.value,
-        resumable=is_silent or found.is_resumable,
-        progress=found.progress,
-        detail=found.detail,
-        created=found.created,
-        by=found.by,
-        steps=tuple(ListedStep(step.name, step.state.value) for step in steps),
+def _status(found: Submission, record: Registration | None) -> ServedRegistration:
+    plain, is_open = unstructure(found), found.state.is_open
+    for name in ("updated", "driver", "registration", "format"):
+        del plain[name]
+    plain["progress"] = found.progress if is_open or found.state is JobState.SILENT else ""
+    return ServedRegistration(
+        **plain,
+        resumable=not is_open and found.state is not JobState.DONE,
+        steps=tuple(ServedStep(step.name, step.state.value) for step in record.steps) if record else (),
         variants=len(record.variants) if record else 0,
-        version=found.version,
-        live=found.live,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from serfer.core.errors import InputError, UnavailableError
@@ -22,7 +23,7 @@ _PLAIN: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no secr
 
 
 async def unpack(job: UnpackJob) -> Unpacked:
-    """Unpack an archive in a process with limits; raises InputError that says what is wrong with the archive."""
+    """Unpack an archive in a process with limits, and delete it; raises InputError that says what is wrong with it."""
     process = await started("serfer.variants.unpacking", job, stderr=_PIPE, env=_PLAIN)
     try:
         async with asyncio.timeout(_UNPACKING_S):
@@ -32,6 +33,7 @@ async def unpack(job: UnpackJob) -> Unpacked:
     finally:
         await end(process, signal.SIGKILL)
     if process.returncode == 0:
+        await asyncio.to_thread(Path(job.archive).unlink)
         return structure(Unpacked, json.loads(out), "unpacked", error=UnavailableError)
     if process.returncode == InputError.exit_code:
         raise InputError(error.decode(errors="replace").strip()[:500])

@@ -5,10 +5,10 @@ Imported where networks are registered alone: driver functions have no splitter.
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from math import prod
 from pathlib import Path
@@ -21,14 +21,12 @@ from serfer.api.http.body import ApiLimits
 from serfer.api.http.problems import Problem
 from serfer.api.http.streamed_form import FormFile, ReceivedForm, receive_form
 from serfer.api.http.validation import first_fault
-from serfer.api.processes import unpack
-from serfer.api.registering.options import NETWORK_NAME, RegistrationOptions
-from serfer.api.registering.registrar import Handed
+from serfer.api.jobs.processes import unpack
+from serfer.api.jobs.registrations import NETWORK_NAME, RegistrationOptions, submission_id
 from serfer.core.errors import InputError
 from serfer.core.plan import MAX_ELEMENTS
 from serfer.core.units import MIB
 from serfer.registry import Registry
-from serfer.registry.submission import submission_id
 from serfer.settings import Settings
 from serfer.variants.making import MakingOptions
 from serfer.variants.register import DEFAULT_MAX_LOSS, DEFAULT_MOST, check_options
@@ -51,10 +49,10 @@ async def receive(request: Request, folder: Path, settings: Settings) -> Receive
     return await receive_form(request, folder, files, limits)
 
 
-def handed_in(
+def read_form(
     form: ReceivedForm, application: str, registry: Registry, by: str, folder: Path, settings: Settings
-) -> Handed:
-    """Return what a form asks for, before its images are unpacked, which go below the folder.
+) -> tuple[str, SubmittedNetwork]:
+    """Return the id of a submission and its network; its images are to be unpacked below the folder.
 
     Raises Problem 422 and InputError for what is wrong with it, as far as that is known without them.
     """
@@ -72,7 +70,7 @@ def handed_in(
     max_loss = DEFAULT_MAX_LOSS if options.max_loss is None else options.max_loss
     making = (most, max_loss, options.latency_ms, "auto", options.instance, options.usd_per_hour)
     check_options(application, MakingOptions(*making, settings))
-    job = SubmittedNetwork(
+    submitted = SubmittedNetwork(
         application=application,
         network=network,
         name=name,
@@ -90,16 +88,13 @@ def handed_in(
     )
     sent = {each: file.sha256 for each, file in form.files.items()}
     asked = {**options.model_dump(mode="json"), "name": name, "files": sent, "application": application}
-    return Handed(submission_id(asked), job, folder)
+    return submission_id(asked), submitted
 
 
-async def unpacked(handed: Handed, settings: Settings) -> Handed:
-    """Unpack the images of what was handed in, and return it with their folder; raises InputError."""
-    archive = handed.folder / _VALIDATION
-    job = UnpackJob(str(archive), handed.job.validation, settings.api_max_register_bytes, SET)
-    found = await unpack(job)
-    await asyncio.to_thread(archive.unlink)
-    return Handed(handed.id, handed.job.with_validation(found.folder), handed.folder)
+async def unpack_images(network: SubmittedNetwork, folder: Path, settings: Settings) -> SubmittedNetwork:
+    """Unpack the images of an upload, and return its network with their folder; raises InputError."""
+    job = UnpackJob(str(folder / _VALIDATION), network.validation, settings.api_max_register_bytes, SET)
+    return replace(network, validation=(await unpack(job)).folder)
 
 
 def _network(options: RegistrationOptions, file: FormFile | None) -> tuple[str, str]:

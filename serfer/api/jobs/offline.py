@@ -1,0 +1,221 @@
+"""Offline jobs of a driver: one runs at a time, image by image, while online queries leave room (INFaaS, section 5).
+
+POST ── archive to disk ── unpacked ── record "queued" ── 202
+                                          │ an image at a time, where the throttle lets one start
+GET, any driver ◀── record: answered, paused and why ◀─┤
+GET .../results ◀── JSON lines, once it has ended ◀────┘ ── webhook, to allowed hosts alone
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final
+
+from serfer.api.http.problems import Problem, problem_of
+from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner
+from serfer.api.jobs.uploads import Uploads
+from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad
+from serfer.core.errors import InputError, MissingKeyError, SerferError
+from serfer.core.structure import Bounds
+from serfer.offline.notify.delivery import PATIENT, deliver
+from serfer.offline.notify.event import JobEvent, JobStatus
+from serfer.offline.notify.event import OfflineJob as EventJob
+from serfer.offline.notify.target import Target
+from storage.store import Store
+
+MOST_JOBS: Final = 4
+"""Jobs that run, wait or arrive in a driver."""
+MOST_IMAGES: Final = 10_000
+MOST_LINES_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of a job's results."""
+_TRIES: Final = 5  # of an image for which there was no room
+_TOLD: Final = {JobState.DONE: JobStatus.DONE, JobState.FAILED: JobStatus.FAILED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineRecord(JobRecord):
+    """How far a job is: of its `images` so many are `answered`, and so many of these `failed`.
+
+    `paused` says why nothing is asked now, "" where something is. `notified` says what became of its notification, ""
+    before that.
+    """
+
+    model: str
+    created: str
+    images: int
+    answered: Annotated[int, Bounds(0)] = 0
+    failed: Annotated[int, Bounds(0)] = 0
+    paused: str = ""
+    notified: str = ""
+    DETAILS: ClassVar = {
+        JobState.INTERRUPTED: "the service was stopped: what was answered is in the results",
+        JobState.SILENT: "its driver was killed: send it again",
+    }
+
+
+@dataclass(frozen=True)
+class OfflineJob:
+    """What is to be done: the images, the folder that goes with them, and how one of them is answered.
+
+    `answer` takes an image's file, and returns the report of a query.
+    """
+
+    owner: str
+    model: str
+    images: Sequence[Path]
+    folder: Path
+    answer: Callable[[Path], Awaitable[dict[str, Any]]] = field(repr=False)
+    targets: Sequence[Target] = field(default=(), repr=False)
+
+
+class OfflineJobs:
+    """The jobs of a driver, and the records of all drivers', kept for `ttl_s` seconds; used on one event loop.
+
+    `load` says how much online load the driver has now. A job is found for its owner alone.
+    """
+
+    def __init__(
+        self, store: Store, ttl_s: float, folder: Path, load: Callable[[], OnlineLoad], period_s: float = PERIOD_S
+    ) -> None:
+        full = f"{MOST_JOBS} offline jobs are here already: come again later"
+        self.uploads = Uploads(folder, MOST_JOBS, MOST_JOBS, full)
+        self._store = store
+        self._ttl_s = ttl_s
+        self._load = load
+        self._period_s = period_s
+        self._runner = Runner(store.coordination(), OfflineRecord, lambda _: ttl_s, "offline job", period_s)
+
+    async def begin(self, job: OfflineJob) -> OfflineRecord:
+        """Begin a job, and return its record; its id cannot be guessed."""
+        now = self._runner.unix()
+        created = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+        record = OfflineRecord(
+            id=secrets.token_hex(16), updated=now, model=job.model, created=created, images=len(job.images)
+        )
+
+        async def work(active: ActiveJob[OfflineRecord]) -> None:
+            answers = _Answers(job, active, self._load, self._period_s)
+            try:
+                await answers.collect()
+            finally:
+                await self._keep(job.owner, active, bytes(answers.lines))
+
+        async def after(active: ActiveJob[OfflineRecord]) -> None:
+            await self.uploads.delete(job.folder)
+            await self._notify(job.targets, active)
+
+        begun = await self._runner.begin(_key("job", job.owner, record.id), record, work, after)
+        self.uploads.keep(job.folder)
+        return begun
+
+    async def find(self, owner: str, identifier: str) -> OfflineRecord | None:
+        """Return a job's record; None where there is none, or it is another owner's."""
+        return await self._runner.find(_key("job", owner, identifier))
+
+    async def lines(self, owner: str, identifier: str) -> bytes | None:
+        """Return a job's results, JSON lines; None where there are none yet, or any more."""
+        try:
+            return bytes(await asyncio.to_thread(self._store.get, _key("job-lines", owner, identifier)))
+        except MissingKeyError:
+            return None
+
+    async def cancel(self, owner: str, identifier: str) -> None:
+        """Stop a job wherever it runs, and delete its record and its results."""
+        await self._runner.cancel(_key("job", owner, identifier))
+        await asyncio.to_thread(self._store.delete, [_key("job-lines", owner, identifier)])
+
+    async def close(self) -> None:
+        """Interrupt what runs."""
+        await self._runner.close()
+        await self.uploads.close()
+
+    async def _keep(self, owner: str, active: ActiveJob[OfflineRecord], lines: bytes) -> None:
+        """Keep a job's results unless it was deleted."""
+        await active.write()
+        if not active.lost:
+            key = _key("job-lines", owner, active.record.id)
+            await asyncio.to_thread(self._store.put, key, lines, self._ttl_s)
+
+    async def _notify(self, targets: Sequence[Target], active: ActiveJob[OfflineRecord]) -> None:
+        """Tell the targets how a job has ended, and write what became of that; of a deleted one nothing is told."""
+        record = active.record
+        if not targets or record.state not in _TOLD or active.lost:
+            return
+        results = f"/v1/jobs/{record.id}/results"
+        figures = {"images": record.images, "answered": record.answered, "failed": record.failed}
+        now = datetime.fromtimestamp(self._runner.unix(), UTC)
+        job = EventJob("classify", record.model, [record.id], results, record.id)
+        event = JobEvent(job, _TOLD[record.state], now, [results], figures, record.detail)
+        told = await asyncio.to_thread(deliver, event, targets, PATIENT)
+        failed = "; ".join(f"{delivery.target}: {delivery.error}" for delivery in told if delivery.error)
+        active.record = replace(record, notified=failed[:500] or "delivered")
+        await active.write()
+
+
+class _Answers:
+    """The answers to a job's images, one after the other, as lines of JSON."""
+
+    def __init__(
+        self, job: OfflineJob, active: ActiveJob[OfflineRecord], load: Callable[[], OnlineLoad], period_s: float
+    ) -> None:
+        self.lines = bytearray()
+        self._job = job
+        self._active = active
+        self._load = load
+        self._period_s = period_s
+        self._throttle = OfflineThrottle(time.monotonic(), 1, watches=True)
+        self._observed = float("-inf")
+        self._refused = 0
+
+    async def collect(self) -> None:
+        """Answer the images; raises InputError for too many results."""
+        self._note(state=JobState.RUNNING)
+        for path in self._job.images:
+            line = await self._answered(path)
+            self.lines += json.dumps(line, allow_nan=False).encode() + b"\n"
+            if len(self.lines) > MOST_LINES_BYTES:
+                raise InputError(f"the results have more than {MOST_LINES_BYTES:,} bytes: ask for fewer classes")
+            record = self._active.record
+            self._note(answered=record.answered + 1, failed=record.failed + ("error" in line))
+
+    def _note(self, **fields: Any) -> None:  # noqa: ANN401 - of a record
+        self._active.record = replace(self._active.record, **fields)
+
+    async def _answered(self, path: Path) -> dict[str, Any]:
+        """Return an image's report, or why there is none; where there is no room, it is tried again."""
+        why = ""
+        for _ in range(_TRIES):
+            await self._until_there_is_room()
+            try:
+                return await self._job.answer(path)
+            except (Problem, SerferError) as error:
+                problem = problem_of(error)
+                why = problem.detail
+                if problem.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    break
+                self._refused += 1
+        return {"images": [{"name": path.name, "predictions": []}], "error": why}
+
+    async def _until_there_is_room(self) -> None:
+        while True:
+            now = time.monotonic()
+            if now - self._observed >= self._period_s:
+                self._throttle.observe(now, [self._load()], self._refused)
+                self._observed, self._refused = now, 0
+            self._note(paused=self._throttle.reason(now))
+            if self._throttle.limit(now):
+                return
+            await asyncio.sleep(self._period_s)
+
+
+def _key(kind: str, owner: str, identifier: str) -> str:
+    return f"serfer:{kind}:{hashlib.sha256(f'{len(owner)}:{owner}:{identifier}'.encode()).hexdigest()}"

@@ -1,1 +1,0 @@
-"""Offline queries over HTTP: many images at once, answered when online queries leave room for them."""

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from bench.cold import page_cache
-from bench.cold.calibration import FETCHING, FIRST_RUN, SESSIONS, STARTING, MeasuredStart, predicted_by_others
 from bench.cold.functions import PROCESS, RESPONSE, SECOND, SECOND_SESSION, Bench, FunctionStart, measure_functions
 from bench.cold.pairs import alone, measure_pairs, other_plan
 from bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
@@ -28,6 +27,38 @@ from serfer.local.servers.redis import RedisServer
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from storage import open_store
+
+STARTING, FETCHING, SESSIONS, FIRST_RUN = "process and imports", "fetching", "graphs and sessions", "first run"
+BY_BYTES = FETCHING, SESSIONS, FIRST_RUN
+
+
+@dataclass(frozen=True)
+class MeasuredStart:
+    """The median seconds of a function's cold start by part, and the bytes of its weights.
+
+    `FIRST_RUN` is what the first run takes above a warm one.
+    """
+
+    weight_bytes: int
+    seconds: Mapping[str, float]
+
+
+def predicted_by_others(others: Sequence[MeasuredStart], weight_bytes: int) -> dict[str, float]:
+    """Predict the seconds of each part of a function with so many bytes of weights; empty where others say nothing.
+
+    The cost model predicts Lambda, where a process starts in `lambda.init` seconds, which is an assumption (aws.toml).
+    What can be checked on another machine is the model's form: a start that is the same for every function, and parts
+    in proportion to the bytes of weights. So each function is predicted by the median start of the others that were
+    measured, and by their seconds a byte; its own measurements are not used.
+    """
+    total = sum(other.weight_bytes for other in others)
+    if not others:
+        return {}
+    parts = {STARTING: median(other.seconds[STARTING] for other in others)}
+    if total:
+        parts |= {part: weight_bytes / total * sum(other.seconds[part] for other in others) for part in BY_BYTES}
+    return parts
+
 
 Progress = Callable[[str], None]
 QUERY = "query"
@@ -46,7 +77,7 @@ class PartTime:
     """Milliseconds of a part of a function's cold start, or of the first answer of a query: the median of `rounds`.
 
     `predicted_ms` is the cost model's for Lambda, of the parts that it knows; `here_ms` is what the plan's other
-    functions predict on this machine (calibration.py).
+    functions predict on this machine.
     """
 
     function: str

@@ -12,9 +12,8 @@ import numpy as np
 from serfer.control.batching import Profile
 from serfer.core.plan import Plan
 from serfer.instance.checking import compare, expected
-from serfer.instance.half import converter
 from serfer.instance.memory import begin_peak, peak_bytes, used_bytes
-from serfer.instance.network import Hardware, Network, open_network, prepared_device
+from serfer.instance.network import Hardware, Network, converter, open_network, prepared_device
 from serfer.instance.profiling import profile
 from serfer.plan_directory import check_artefacts
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +17,29 @@ from serfer.core.costs.sessions import run_within
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import PRECISIONS
-from serfer.instance.half import half_precision
 from serfer.plan_directory import check_artefacts, load_plan
+
+
+def converter() -> tuple[Callable[[Path], Any], Callable[..., Any]]:
+    """Return how an ONNX file is read and converted; what that imports takes 50 MB, which belongs to no network."""
+    import onnx  # noqa: PLC0415 - only this needs it
+    from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: PLC0415 - same
+
+    return onnx.load, convert_float_to_float16
+
+
+def half_precision(path: Path) -> bytes:
+    """Return the fp16 form of an ONNX file, with its weights; raises ModelError where it has none."""
+    load, convert = converter()
+    logging.getLogger("onnxruntime.transformers.float16").setLevel(logging.ERROR)  # of every weight that is rounded
+    try:
+        converted = convert(load(path), keep_io_types=True)
+        data: bytes = converted.SerializeToString()
+    except Exception as error:  # whatever the converter meets
+        line = str(error).partition("\n")[0]
+        raise ModelError(f"--precision fp16: this network cannot be converted, use fp32: {line[:200]}") from error
+    return data
+
 
 Array = NDArray[np.float32]
 DEVICES: Final = ("auto", "cpu", "cuda")

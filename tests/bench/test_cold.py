@@ -7,8 +7,7 @@ import onnx
 import pytest
 
 from bench.cold import page_cache, pairs
-from bench.cold.calibration import MeasuredStart, predicted_by_others
-from bench.cold.command import PartTime, measure, predict, table
+from bench.cold.command import MeasuredStart, PartTime, measure, predict, predicted_by_others, table
 from bench.cold.functions import Bench, ProbedService, ProbeLine
 from bench.cold.probe import MARK, Parts
 from bench.cold.query import OVERLAPPED, _step_parts

@@ -11,8 +11,15 @@ from serfer.core.errors import InputError, ModelError, PlanError, UnavailableErr
 from serfer.core.exactness import difference
 from serfer.instance import network as module
 from serfer.instance.checking import compare, expected
-from serfer.instance.half import half_precision
-from serfer.instance.network import Hardware, Network, doubled_sizes, load_whole, open_network, padded_sizes
+from serfer.instance.network import (
+    Hardware,
+    Network,
+    doubled_sizes,
+    half_precision,
+    load_whole,
+    open_network,
+    padded_sizes,
+)
 from serfer.instance.opening import InstanceChoices
 from serfer.instance.profiling import profile
 from tests.e2e.small import batch

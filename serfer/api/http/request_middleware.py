@@ -12,8 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serfer.api.http.problems import Problem, problem_of, problem_response
-from serfer.api.observability.logs import log_request
-from serfer.api.observability.request_record import CURRENT, RequestRecord
+from serfer.api.observability.logs import CURRENT, RequestRecord, log_request
 from serfer.api.observability.telemetry import Telemetry
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")

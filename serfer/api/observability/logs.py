@@ -14,14 +14,33 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TextIO
 
 from serfer.api.http.problems import Problem
 from serfer.api.observability.background_writer import BackgroundHandler
-from serfer.api.observability.request_record import CURRENT, RequestRecord
 from serfer.api.service import ServiceResult
 from serfer.core.errors import InputError, SerferError, UsageError
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request's id and its query, if it came to one; once it is answered, `open` is False.
+
+    `error` is why its query has no answer.
+    """
+
+    request_id: str
+    model: str = ""
+    answered: ServiceResult | None = None
+    error: BaseException | None = None
+    open: bool = True
+
+
+CURRENT: ContextVar[RequestRecord | None] = ContextVar("serfer_request", default=None)
+
 
 _log = logging.getLogger("serfer.api")
 _encode = json.JSONEncoder(default=str).encode

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from serfer.control.infless.batch import Batch, BatchScheduled
-from serfer.control.infless.fleet import ClusterPolicy
-from serfer.control.infless.openfaas_plus import OpenFaasPlus
+from serfer.control.infless.fleet import ClusterPolicy, FrontQueue
+from serfer.control.infless.options import Function, Option, Sizes, fixed_option
 from serfer.control.infless.policy import Infless, InflessByEfficiency
+from serfer.control.infless.profiles import Configuration
 from serfer.control.infless.scenario import ClusterScenario
 from serfer.control.infless.scheduling import Efficiency
+from serfer.control.infless.servers import Servers
+from serfer.control.infless.uniform import KEEP_ALIVE_S, Uniform
 from serfer.control.windows import WindowPolicy, window_policies
 from serfer.core.errors import InputError, UsageError
+
+INSTANCE: Final = Configuration(batch=1, cores=2, share=10)
+_NO_WAIT: Final = FrontQueue(1, 0.0)
+
+
+class OpenFaasPlus(Uniform):
+    """Scales by the rate alone, 2 cores and 10% of a GPU for each instance, without batches or SLO (INFless, 5.1)."""
+
+    name = "openfaas-plus"
+
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        servers: Servers,
+        sizes: Sizes,
+        *,
+        offset: float,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        super().__init__(functions, servers, keep_alive_s=keep_alive_s)
+        self._options = [fixed_option(one.network, INSTANCE, sizes, offset=offset) for one in functions]
+
+    def option(self, function: int, rate: float) -> Option:
+        """Return the one kind of instance."""
+        del rate
+        return self._options[function]
+
+    def front(self, function: int) -> FrontQueue:
+        """Return a buffer that keeps nothing back."""
+        del function
+        return _NO_WAIT
+
 
 Maker = Callable[[ClusterScenario], ClusterPolicy]
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from serfer.control.policies.capacity_levels import MAX_LEVELS, Bools, Floats, lambda_units, levels_of
 from serfer.control.policies.expert_rules import PLAIN, SIZES, ExpertRules
-from serfer.control.policies.guesses.guess import Guess
 from serfer.control.policies.guesses.value_guess import ValueGuess
 from serfer.control.policies.guesses.windows_guess import WindowsGuess
 from serfer.control.policies.robustness_budget import RobustnessBudget
@@ -27,6 +26,47 @@ from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, 
 from serfer.control.scenario import Scenario
 from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.values.trainer import Trainer
+
+
+class Guess(Protocol):
+    """Decides for each level as if it alone were followed; pure and deterministic.
+
+    Load does not depend on decisions, so what a guess would have cost is known whether or not it is followed.
+    """
+
+    @property
+    def reason(self) -> str:
+        """What its decisions rest on, in a few words for logs."""
+        ...
+
+    @property
+    def on(self) -> Bools:
+        """The levels that should be on: (levels,); off where it knows too little."""
+        ...
+
+    def grow(self, levels: int) -> None:
+        """Append levels, which are off, up to so many."""
+        ...
+
+    def units(self, elapsed_s: float, lambda_units: Floats) -> Floats:
+        """Return what each level cost in the last `elapsed_s` seconds, (levels,) in instance-seconds.
+
+        `lambda_units` is what Lambda cost a second. NaN for a level of which the guess knew too little.
+        """
+        ...
+
+    def observe(self, seen: Observation) -> bool:
+        """Learn from an observation, and decide; return whether costs are to be compared again."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return all that was learnt, as plain JSON values."""
+        ...
+
+    def restore(self, saved: SavedFields, levels: int) -> None:
+        """Go on from the snapshot of so many levels, in a guess that has seen nothing; raises InputError."""
+        ...
+
 
 _FADING_S: Final = 2 * 86_400.0  # in which what a rule cost loses all but 1/e of its weight
 _FIRST: Final = SIZES.index((1.0, 4.0))  # followed at first: what surprised once comes again, more often than not

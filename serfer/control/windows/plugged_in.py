@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from serfer.control.snapshots import SavedFields, Snapshot
-from serfer.control.windows.fixed import FixedKeepAlive
 from serfer.control.windows.hybrid import SPAN_S, HybridHistogram
 from serfer.control.windows.lsth import GAMMA, LongShortHistogram
-from serfer.control.windows.windows import MOST_S, WindowPolicy, Windows
+from serfer.control.windows.windows import MOST_S, FixedKeepAlive, WindowPolicy, Windows
 from serfer.core.errors import InputError, UsageError
 from serfer.modules import in_one_line, load_entry, load_object, plugged_in
 

@@ -62,3 +62,26 @@ class WindowPolicy(Protocol):
     def restore(self, saved: SavedFields) -> None:
         """Take over a snapshot, in a policy that has seen nothing yet; raises InputError, and is of no use then."""
         ...
+
+
+class FixedKeepAlive:
+    """The baseline: keeps a function for so many seconds after each query (300 s in OpenFaaS+; INFless, 5.1)."""
+
+    def __init__(self, keepalive_s: float) -> None:
+        self.name = f"{keepalive_s:g}"
+        self._windows = Windows(0.0, keepalive_s)
+
+    def observe(self, now_s: float, idle_s: float) -> None:
+        """Do nothing."""
+
+    def windows(self, now_s: float) -> Windows:
+        """Return the same windows always."""
+        del now_s
+        return self._windows
+
+    def snapshot(self) -> Snapshot:
+        """Return nothing, for nothing is learnt."""
+        return {}
+
+    def restore(self, saved: SavedFields) -> None:
+        """Do nothing."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from serfer.control.infless.batch import Batch, BatchScheduled
 from serfer.control.infless.dispatch import threshold
-from serfer.control.infless.openfaas_plus import OpenFaasPlus
+from serfer.control.infless.policies import OpenFaasPlus
 from serfer.control.infless.policy import Infless, InflessByEfficiency
 from serfer.control.windows import window_policies
 from tests.control.infless.clusters import RESNET, SIZES, SMALL, function, servers

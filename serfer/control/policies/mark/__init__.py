@@ -2,9 +2,9 @@
 
     load ──> peaks.py: the highest rate of each minute ──> forecaster.py: of each of the next 60 minutes
          ──> schedule.py: Algorithm 1, the cheapest instances for them, once a minute ──┐
-    queries late ──> slo_monitor.py: backup instances at once ──────────────────────────┼──> plan, kept for a cool-down
+    queries late ──> SloMonitor: backup instances at once ──────────────────────────────┼──> plan, kept for a cool-down
     spot instances taken away ──> standby.py: a stand-in until others serve ────────────┘
 
-What instances cannot answer in time runs on Lambda, as the router has it. `policy.py` has the policies, `cool_down.py`
+What instances cannot answer in time runs on Lambda, as the router has it. `policy.py` has the policies, `CoolDown`
 the plans that are kept.
 """

@@ -3,22 +3,104 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from serfer.control.environments import environments
-from serfer.control.policies.mark.cool_down import CoolDown
 from serfer.control.policies.mark.forecaster import KeptForecaster, checked, make_forecaster
 from serfer.control.policies.mark.peaks import PeakSampler
 from serfer.control.policies.mark.schedule import Candidate, Key, fill
-from serfer.control.policies.mark.slo_monitor import SloMonitor
 from serfer.control.policies.mark.standby import Standby
 from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Observation, ProvisioningPlan
 from serfer.control.scenario import InstanceType, Market, Scenario
-from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
+from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 from serfer.core.errors import InputError
+
+_MAX_PLANS: Final = 10_000  # in a snapshot
+_MAX_KINDS: Final = 64  # types and markets in one of them
+
+
+class CoolDown:
+    """Keeps what was planned in the last `seconds`, and at least the last plan."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._plans: deque[tuple[float, Counter[Key]]] = deque()  # (when, instances)
+        self._union: Counter[Key] | None = None  # of those
+
+    def add(self, now: float, plan: Counter[Key]) -> None:
+        """Add a plan; `now` never goes back."""
+        self._plans.append((now, plan))
+        self._union = None
+
+    def kept(self, now: float) -> Counter[Key]:
+        """Return the most instances of each type and market that a kept plan wants."""
+        while len(self._plans) > 1 and self._plans[0][0] <= now - self._seconds:
+            self._plans.popleft()
+            self._union = None
+        if self._union is None:
+            self._union = Counter[Key]()
+            for _, plan in self._plans:
+                self._union |= plan
+        return self._union
+
+    def snapshot(self) -> list[Snapshot]:
+        """Return the plans, oldest first, as plain JSON values."""
+        return [{"at": when, "instances": _listed(plan.items())} for when, plan in self._plans]
+
+    def restore(self, saved: SavedFields, key: str, scenario: Scenario, now: float) -> None:
+        """Go on from a snapshot, which is a field of `saved`; raises InputError for what is not one."""
+        kinds = {kind.name for kind in scenario.instances}
+        for one in saved.parts(key, saved.length(key, _MAX_PLANS)):
+            plan = Counter[Key]()
+            for group in one.parts("instances", one.length("instances", _MAX_KINDS)):
+                place = group.choice("kind", kinds), Market(group.choice("market", {*Market}))
+                plan[place] = group.whole("count", 1, MOST_COUNTED)
+            least = self._plans[-1][0] if self._plans else 0.0
+            self.add(one.number("at", least, now), plan)
+
+
+def _listed(plan: Iterable[tuple[Key, int]]) -> list[Snapshot]:
+    return [{"kind": kind, "market": market.value, "count": count} for (kind, market), count in plan if count]
+
+
+class SloMonitor:
+    """The SLO monitor (MArk, 4.4): judges `queries` at a time (M), of which at least the share `met` has to be in time.
+
+    Where latencies are not known, queries count as late that come faster than the instances serve which are paid for:
+    they would wait, if Lambda did not take them.
+    """
+
+    def __init__(self, queries: float, met: float) -> None:
+        self._queries = queries
+        self._met = met
+        self._answered = self._late = 0.0
+
+    def violated(self, seen: Observation, capacity: float) -> bool:
+        """Take in an observation, with the queries/s that instances serve; says whether M queries are over and late."""
+        if seen.latency is not None:
+            self._answered += seen.latency.answered
+            self._late += seen.latency.late
+        else:
+            self._answered += seen.rate * seen.elapsed_s
+            self._late += max(seen.rate - capacity, 0.0) * seen.elapsed_s
+        if self._answered < self._queries:
+            return False
+        violated = self._late > (1 - self._met) * self._answered
+        self._answered = self._late = 0.0
+        return violated
+
+    def snapshot(self) -> Snapshot:
+        """Return the queries that are not judged yet, as plain JSON values."""
+        return {"answered": self._answered, "late": self._late}
+
+    def restore(self, saved: SavedFields) -> None:
+        """Go on from a snapshot; raises InputError for what is not one."""
+        self._answered = saved.number("answered", 0.0)
+        self._late = saved.number("late", 0.0)
+
 
 _LAYOUT: Final = 1  # of snapshots: another number for other fields
 

@@ -12,20 +12,18 @@ import itertools
 import time
 from collections.abc import Callable
 
-from serfer.control.offline.occupancy import Occupancy
-
 
 class PrioritySemaphore:
     """A semaphore whose waiters are served by their `priority`, the lowest first, and in order of arrival within it.
 
-    `clock`, in seconds, is what its mean use is measured by.
+    `clock`, in seconds, is what `slot_seconds` is counted by.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self._free = limit
         self._clock = clock
-        self._occupancy = Occupancy()
+        self._count = (clock(), 0.0, 0)  # until when slot-seconds are counted, those, and the slots in use since
         self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
         self._ages = itertools.count()
@@ -35,10 +33,14 @@ class PrioritySemaphore:
         """The number of slots that are in use now."""
         return self.limit - self._free
 
-    @property
-    def utilisation(self) -> float:
-        """The share of the slots in use, as a mean over the last seconds; any thread may read it."""
-        return self._occupancy.mean(self._clock()) / self.limit
+    def slot_seconds(self) -> tuple[float, float]:
+        """Return the time, and the seconds of use of all slots until then; any thread may ask.
+
+        The mean number of slots in use between two times is the difference of the one over that of the other.
+        """
+        now = self._clock()
+        since, seconds, used = self._count  # replaced as a whole
+        return now, seconds + (now - since) * used
 
     def next_age(self) -> int:
         """Return the priority of a query that arrives now: after all that have come before it."""
@@ -85,4 +87,4 @@ class PrioritySemaphore:
         """Take slots, or give so many back where the number is negative."""
         if slots:
             self._free -= slots
-            self._occupancy.change(self._clock(), self.limit - self._free)
+            self._count = (*self.slot_seconds(), self.used)

@@ -261,7 +261,7 @@ class _Assembly:
             keeper=Keeper(Results(results), settings.results_ttl_s) if results else None,
             gauge=None
             if choices.driver.startswith("stepfunctions")
-            else FunctionGauge(slots, functions, choices.workers == "aws"),
+            else FunctionGauge(slots, functions, of_account=choices.workers == "aws"),
             warmth=warmth,
         )
 

@@ -121,13 +121,13 @@ class Prewarmer:
         if self._running:
             await asyncio.wait([*self._running])
 
-    async def wait(self, function: str, tile: int) -> None:
-        """Wait for the warm-up request of a function's tile, if there is one that no other task has waited for."""
+    async def wait(self, function: str, tile: int, turn: asyncio.Future[None]) -> None:
+        """Wait for the warm-up request of a function's tile, if no other task has waited for it, or for `turn`."""
         task = self._waiting.pop((function, tile), None)
         if task:
             try:
                 async with timeout_at(self._clock, self._clock.time() + self._terms.patience_s):
-                    await asyncio.wait([task])
+                    await asyncio.wait([task, turn], return_when=asyncio.FIRST_COMPLETED)
             except TimeoutError:
                 return
 

@@ -46,15 +46,16 @@ class PrioritySemaphore:
         """Return the priority of a query that arrives now: after all that have come before it."""
         return next(self._ages)
 
-    async def acquire(self, priority: int, slots: int = 1) -> None:
+    async def acquire(self, priority: int, slots: int = 1, turn: asyncio.Future[None] | None = None) -> None:
         """Wait for slots, and take all of them at once; cancelling gives up waiting.
 
-        Nobody passes a waiter of higher priority that needs more slots than are free: it would wait for ever.
+        Nobody passes a waiter of higher priority that needs more slots than are free: it would wait for ever. A caller
+        that resolves `turn` itself while it waits ends that, without slots.
         """
         if self._free >= slots and not self._waiting:
             self._use(slots)
             return
-        turn = asyncio.get_running_loop().create_future()
+        turn = turn or asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._arrivals), slots, turn))
         self.release(0)  # there may be room for it, though not for those that wait
         try:

@@ -10,7 +10,6 @@ query whose data the store has lost is restarted under another name, as with eve
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import secrets
 from collections.abc import Sequence
@@ -18,13 +17,11 @@ from dataclasses import dataclass
 
 from drivers.clock import LOOP_CLOCK, Clock, timeout_at
 from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import NO_CONTEXT, Answer, Overheads, RequestContext
-from drivers.lifecycle import InFlight
-from drivers.query_store import STRAGGLER_S, QueryStore
+from drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
+from drivers.query_store import ONE_SLOT, STRAGGLER_S, QueryStore
 from drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
 from drivers.stepfunctions.output import parse_output
 from drivers.stepfunctions.result import error_of, stage_runs
-from drivers.tasks import ONE_SLOT, QueryRequest
 from serfer.core.errors import DeadlineError, InputError, TaskFailedError, UsageError
 from serfer.core.keys import input_key, query_id, query_keys
 from serfer.core.plan import Plan
@@ -54,7 +51,7 @@ class _Route:
         return [stage.grid.tiles for stage in self.plan.stages]
 
 
-class StepFunctionsDriver:
+class StepFunctionsDriver(QueryDriver):
     """Takes queries through one plan by the state machine `arn` of `kind` "standard" or "express".
 
     At most `concurrency` executions run at once, the oldest query's first. `client` belongs to the driver, which closes
@@ -87,8 +84,7 @@ class StepFunctionsDriver:
             straggling_s=min(max(predicted_s, default=STRAGGLER_S), STRAGGLER_S),
         )
         self._slots = PrioritySemaphore(concurrency)
-        self._arrivals = itertools.count()
-        self._in_flight = InFlight(self._route.retry)
+        super().__init__(self._route.retry)
 
     @property
     def polls(self) -> int:
@@ -107,31 +103,28 @@ class StepFunctionsDriver:
             raise UsageError("a state machine's answers cannot be kept as results: use --driver push or poll")
         clock = self._route.clock
         now = clock.time()
-        request = QueryRequest(crops, batch, now, now + deadline_s, next(self._arrivals), context)
+        request = QueryRequest(crops, batch, now, now + deadline_s, self._slots.next_age(), context)
         try:
             async with timeout_at(clock, request.deadline) as limit:
-                return await self._in_flight.run(self._in_turn(request))
+                with self._in_flight():
+                    await self._slots.acquire(request.age)
+                    try:
+                        return await self._until_answered(lambda: ExecutionRun(self._route, request))
+                    finally:
+                        self._slots.release()
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise DeadlineError(f"no answer by the deadline of {deadline_s * _MS_PER_S:.0f} ms: allow more") from error
 
-    async def _in_turn(self, request: QueryRequest) -> Answer:
-        """Run a query when it is its turn."""
-        await self._slots.acquire(request.age)
-        try:
-            return await self._in_flight.until_answered(lambda: _Query(self._route, request))
-        finally:
-            self._slots.release()
-
     async def close(self) -> None:
         """Stop the queries that run, and wait until what they and others left behind is deleted."""
-        await self._in_flight.close()
+        await super().close()
         self._executions.close()
 
 
-class _Query:
-    """One query's execution and keys."""
+class ExecutionRun:
+    """A run of a query: one execution, and its keys in the store."""
 
     def __init__(self, route: _Route, request: QueryRequest) -> None:
         stages = route.plan.stages

@@ -22,7 +22,7 @@ rule, so only those are duplicated that are behind the others (Probe, Progress).
 
 The push driver, the simulator and the tests drive the same machine. Whatever happens, a run ends exactly once, with
 Finish; its keys are then the driver's to delete. Decided elsewhere: the restart of a query whose data the store has
-lost (drivers/lifecycle.py), the deadline and retries of a state machine (drivers/stepfunctions), which tasks share an
+lost (drivers/driver.py), the deadline and retries of a state machine (drivers/stepfunctions), which tasks share an
 invocation, and in which order they get a slot (drivers/dispatching), when a task is late (serfer/core/hedging.py).
 
 Every event names the attempt that it is about. An attempt may end late or twice, since one that was given up may still

@@ -11,7 +11,7 @@ import json
 import re
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import pairwise
@@ -31,7 +31,7 @@ from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
 from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
-from serfer.core.run_machine import TRANSITIONS
+from serfer.core.run_machine import GANG_TRANSITIONS, TRANSITIONS
 from serfer.core.served import EngineSignals, InstanceState, ModelState
 from serfer.core.variants import Place
 from serfer.fleet.controller import Status, TypeStatus
@@ -194,11 +194,11 @@ def python_api() -> Iterator[str]:
             yield from _class(name, value)
 
 
-def transitions() -> Iterator[str]:
-    """List the transitions of a tile in the run machine."""
+def transitions(table: Mapping[Any, Mapping[Any, Any]]) -> Iterator[str]:
+    """List the transitions of the run machine's tiles or gangs."""
     rows = [
         (f"`{state.name}`", change.value, f"`{then.name}`")
-        for state, changes in TRANSITIONS.items()
+        for state, changes in table.items()
         for change, then in changes.items()
     ]
     yield _table(("state", "event", "next state"), rows)
@@ -295,7 +295,10 @@ PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "reference/api.md": {"problem types": problem_types},
     "reference/metrics.md": {"metrics": metrics},
     "reference/python.md": {"python": python_api, "errors": errors},
-    "explanation/run-machine.md": {"transitions": transitions},
+    "explanation/run-machine.md": {
+        "transitions": partial(transitions, TRANSITIONS),
+        "gang-transitions": partial(transitions, GANG_TRANSITIONS),
+    },
     "adr/index.md": {"records": records},
     "results/bench.md": {name: partial(recorded, name) for name in ("orchestration", "gangs", "bursts")},
     "results/chaos.md": {"chaos": partial(recorded, "chaos")},

@@ -1,13 +1,16 @@
-"""The contract of a driver: what takes queries through a plan, and what it answers."""
+"""The contract of a driver: what takes queries through a plan, and what it answers; and what all drivers do alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
 
+from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import ResultPlace, StoreCounts
-from serfer.core.run_machine import StageRun
+from serfer.core.run_machine import LOST, Retry, StageRun
 from serfer.core.wire import Buffer, Crop, Warmed
 
 TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys expire this long after
@@ -37,6 +40,31 @@ class RequestContext:
 
 
 NO_CONTEXT = RequestContext()
+
+
+@dataclass(frozen=True)
+class QueryRequest:
+    """The input of a query: `batch` images in the `crops` of the first stage's tiles, between two times of the clock.
+
+    The lowest `age` is that of the oldest query.
+    """
+
+    crops: Sequence[Crop]
+    batch: int
+    started: float
+    deadline: float
+    age: int
+    context: RequestContext
+
+    @property
+    def first(self) -> int:
+        """The tile of the plan that the query's first one is: 0, or a window's."""
+        return self.context.window or 0
+
+    @property
+    def ttl(self) -> float:
+        """The time to live of its values in a store, in seconds."""
+        return self.deadline - self.started + TTL_MARGIN_S
 
 
 @dataclass(frozen=True)
@@ -115,3 +143,89 @@ class Driver(Protocol):
     async def close(self) -> None:
         """Cancel the queries in flight, and wait until all queries' remains in the store are deleted."""
         ...
+
+
+class QueryRun(Protocol):
+    """One run of a query, with keys of its own."""
+
+    @property
+    def overheads(self) -> Overheads:
+        """The overheads so far."""
+        ...
+
+    async def run(self) -> Answer:
+        """Run it to its end; raises one of LOST where some of its pieces were lost or altered."""
+        ...
+
+    async def clean_up(self) -> None:
+        """Delete its keys, after whatever may still write."""
+        ...
+
+
+class QueryDriver:
+    """What all drivers do with queries: restarts after lost data, deletion of what runs leave, and closing."""
+
+    def __init__(self, retry: Retry) -> None:
+        self._restarts = retry.restarts
+        self._cleanups: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
+
+    @contextmanager
+    def _in_flight(self) -> Iterator[None]:
+        """Have `close` cancel the running asyncio task within the block."""
+        running = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._running.add(running)
+        try:
+            yield
+        finally:
+            self._running.discard(running)
+
+    async def _until_answered(
+        self, begin: Callable[[], QueryRun], discard: Callable[[], Coroutine[Any, Any, None]] | None = None
+    ) -> Answer:
+        """Run a query, and restart it whenever the store has lost or altered what its tasks had written.
+
+        Where it fails, `discard` is done once nothing of it writes any more: restarts write to one result.
+        """
+        overheads, cleanups = Overheads(), list[asyncio.Task[None]]()
+        try:
+            while True:
+                query = begin()
+                try:
+                    answer = await query.run()
+                    return replace(answer, overheads=overheads + answer.overheads)
+                except LOST as error:
+                    if overheads.restarts == self._restarts:
+                        raise StoreUnavailableError(
+                            f"the store loses or alters what is written to it ({error}): let --store be one that keeps "
+                            "it"
+                        ) from error
+                    overheads += query.overheads + Overheads(restarts=1)
+                finally:
+                    cleanups.append(self._later(query.clean_up()))  # its answer does not wait for that
+        except BaseException:
+            if discard is not None:
+                self._later(_after(cleanups, discard))
+            raise
+
+    async def close(self) -> None:
+        """Cancel the queries in flight, and wait until all that they and others left behind is deleted."""
+        for running in self._running:
+            running.cancel()
+        if self._running:
+            await asyncio.wait([*self._running])
+        while self._cleanups:
+            await asyncio.gather(*self._cleanups)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Delete keys without making anyone wait but `close`."""
+        cleanup = asyncio.get_running_loop().create_task(work)
+        self._cleanups.add(cleanup)
+        cleanup.add_done_callback(self._cleanups.discard)
+        return cleanup
+
+
+async def _after(cleanups: Sequence[asyncio.Task[None]], discard: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    if cleanups:
+        await asyncio.wait(cleanups)
+    await discard()

@@ -51,7 +51,7 @@ _KINDS = {
     "Sandbox.Timedout": FailureKind.TIMED_OUT,
     "Runtime.OutOfMemory": FailureKind.OUT_OF_MEMORY,
 }
-_Answer = TypeVar("_Answer")
+_Decoded = TypeVar("_Decoded")
 
 
 class _Signer(SigV4Auth):
@@ -139,9 +139,9 @@ class LambdaInvoker:
         function: str,
         body: bytes,
         timeout_s: float,
-        decode: Callable[[Any], _Answer],
+        decode: Callable[[Any], _Decoded],
         kind: str = "RequestResponse",
-    ) -> _Answer | Failure:
+    ) -> _Decoded | Failure:
         function = self.called(function)
         url = self._urls.get(function)
         if url is None:
@@ -202,8 +202,8 @@ def _result(
     status: int,
     headers: Any,  # noqa: ANN401 - a mapping
     body: bytes,
-    decode: Callable[[Any], _Answer],
-) -> _Answer | Failure:
+    decode: Callable[[Any], _Decoded],
+) -> _Decoded | Failure:
     """Read a response: the function's answer, its error, or the service's refusal."""
     try:
         answer = json.loads(body) if body else {}

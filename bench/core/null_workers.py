@@ -97,7 +97,7 @@ async def _assemble(
         NullInvoker(plan, store, service_s),
         store,
         inline_limit=int(facts.sync_payload_limit * _BASE64_SHARE),
-        concurrency=settings.local_concurrency,
+        slots=settings.local_concurrency,
         oldest_first=oldest_first,
     )
     probe = Probe(plan, store, None)

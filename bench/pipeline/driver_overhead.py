@@ -126,7 +126,7 @@ def _client(url: str) -> LambdaInvoker:
 
 
 def _driver(plan: Plan, invoker: Any) -> PushDriver:  # noqa: ANN401 - an invoker
-    return PushDriver(plan, invoker, MemoryStore(), inline_limit=_INLINE_LIMIT, concurrency=_CONCURRENCY, hedge=False)
+    return PushDriver(plan, invoker, MemoryStore(), inline_limit=_INLINE_LIMIT, slots=_CONCURRENCY, hedge=False)
 
 
 async def _record(plan: Plan, url: str, crops: Sequence[Crop]) -> list[tuple[str, Task]]:

@@ -1,8 +1,8 @@
-"""Dispatch of attempts: when, and which of them together.
+"""Dispatch of tasks: when, and which of them together.
 
-As many invocations run at once as there are slots, the oldest query's first. What waits for a slot may go with an
-attempt that gets one: tasks of other queries for the same tile (a batch, drivers/batching.py), or tiles of the same
-stage and query (a bundle). `fill` chooses in both cases.
+As many invocations run at once as there are slots, the oldest query's first. What waits for a slot may go with a task
+that gets one: tasks of other queries for the same tile (a batch, drivers/batching.py), or tiles of the same stage and
+query (a bundle). `fill` chooses in both cases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from drivers.batching import Batching, BatchTerms
 from drivers.clock import Clock
@@ -80,31 +80,19 @@ def fill(first: Demand, others: Iterable[Demand], bounds: Bounds, now: float) ->
     return chosen
 
 
-class Owner(Protocol):
-    """The query of an attempt."""
-
-    def sent(self, attempt: Attempt, carrier: asyncio.Task[None]) -> None:
-        """Take note that an attempt has left the queue; `carrier`, its own asyncio task or another's, invokes it."""
-        ...
-
-    def ended(self, attempt: Attempt, result: Report | Failure, took_s: float) -> None:
-        """Take an attempt's result."""
-        ...
-
-    def broken(self, bug: Exception) -> None:
-        """End with a bug of ours."""
-        ...
+Timed: TypeAlias = tuple[Report | Failure, float]
+"""A task's result, and how many seconds its invocation took."""
 
 
 @dataclass(eq=False, slots=True)
-class Attempt:
-    """A try of a query's task, at a `place`: stage, tile and number of the attempt.
+class PendingTask:
+    """A task that is to be invoked for an attempt at a `place`: stage, tile and number of the attempt.
 
     It answers with `answer_bytes` of tensors; the lowest `age` is the oldest query's. One that goes `alone` shares no
-    invocation.
+    invocation. `carrier` is the asyncio task that waits until it is its `turn`: it has a slot, or goes with another
+    task, whose invocation has its `result`, too.
     """
 
-    owner: Owner
     place: tuple[int, int, int]
     task: Task
     age: int
@@ -112,30 +100,32 @@ class Attempt:
     answer_bytes: int
     alone: bool
     group: Hashable = None  # those that it may share an invocation with, while it waits
-    carrier: asyncio.Task[None] = field(init=False)  # waits for its slot
+    carrier: asyncio.Task[None] = field(init=False)
+    turn: asyncio.Future[None] = field(init=False)
+    result: asyncio.Future[Timed] | None = field(default=None, init=False)
 
 
 class WaitingGroups:
-    """Attempts that wait for a slot and may share an invocation with others of their group."""
+    """Tasks that wait for a slot and may share an invocation with others of their group."""
 
     def __init__(self) -> None:
-        self._groups: dict[Hashable, dict[Attempt, Demand]] = {}
+        self._groups: dict[Hashable, dict[PendingTask, Demand]] = {}
 
-    def join(self, group: Hashable, attempt: Attempt, demand: Demand) -> None:
-        """Add an attempt to a group."""
-        attempt.group = group
-        self._groups.setdefault(group, {})[attempt] = demand
+    def join(self, group: Hashable, pending: PendingTask, demand: Demand) -> None:
+        """Add a task to a group."""
+        pending.group = group
+        self._groups.setdefault(group, {})[pending] = demand
 
-    def leave(self, attempt: Attempt) -> Demand:
-        """Forget an attempt that has a group, and return what it asks."""
-        members = self._groups[attempt.group]
-        demand = members.pop(attempt)
+    def leave(self, pending: PendingTask) -> Demand:
+        """Forget a task that has a group, and return what it asks."""
+        members = self._groups[pending.group]
+        demand = members.pop(pending)
         if not members:
-            del self._groups[attempt.group]
-        attempt.group = None
+            del self._groups[pending.group]
+        pending.group = None
         return demand
 
-    def take(self, first: Attempt, bounds: Bounds, now: float) -> list[Attempt]:
+    def take(self, first: PendingTask, bounds: Bounds, now: float) -> list[PendingTask]:
         """Return who shares the invocation of `first`, itself first, then the oldest; they leave their group."""
         group = first.group
         demand = self.leave(first)
@@ -151,7 +141,7 @@ class WaitingGroups:
 
 
 class Dispatcher:
-    """Runs the attempts of a driver's queries, each in one of `slots`, the oldest query's first if wanted.
+    """Invokes the tasks of a driver's queries, each in one of `slots`, the oldest query's first if wanted.
 
     `functions[k][t]` is invoked for tile t of stage k and may take `timeout_s`. With `batching`, no payload and no
     answer of a shared invocation has more than `tensor_bytes` of tensors; raises UsageError if the invoker has none.
@@ -185,7 +175,7 @@ class Dispatcher:
         self._prewarmer: Prewarmer | None = None
 
     def prewarm(self, plan: Plan, terms: Prewarming) -> Prewarmer | None:
-        """Let attempts wait for the warm-up requests of what is returned; None where there is nothing to warm."""
+        """Let tasks wait for the warm-up requests of what is returned; None where there is nothing to warm."""
         if isinstance(self._invoker, WarmingInvoker):
             self._prewarmer = Prewarmer(plan, self._invoker, self._slots, terms, self._clock)
         return self._prewarmer
@@ -197,98 +187,93 @@ class Dispatcher:
         """
         return (self._slots.next_age() if self._oldest_first else 0) + (_BACKGROUND if background else 0)
 
-    def start(self, attempt: Attempt) -> asyncio.Task[None]:
-        """Queue an attempt, and return the asyncio task that waits for its slot."""
-        stage, tile, _ = attempt.place
-        if not attempt.alone and stage not in self._batching.stages and self._bounds[stage].tasks > 1:
-            function = self._functions[stage][tile]
-            demand = Demand(attempt.task.batch, attempt.task.payload_bytes, attempt.answer_bytes)
-            self._waiting.join((attempt.task.query, stage, function), attempt, demand)
-        attempt.carrier = asyncio.get_running_loop().create_task(self._carry(attempt))
-        return attempt.carrier
+    def enqueue(self, pending: PendingTask, carrier: asyncio.Task[None]) -> None:
+        """Queue a task, for whose turn `carrier` is going to wait."""
+        pending.carrier, pending.turn = carrier, asyncio.get_running_loop().create_future()
+        task = pending.task
+        if not pending.alone and task.stage not in self._batching.stages and self._bounds[task.stage].tasks > 1:
+            demand = Demand(task.batch, task.payload_bytes, pending.answer_bytes)
+            self._waiting.join((task.query, task.stage, self._function(task)), pending, demand)
 
-    def start_gang(self, attempts: Sequence[Attempt]) -> asyncio.Task[None]:
-        """Queue the members of a gang, which get their slots together; return the asyncio task that waits for those."""
-        carrier = asyncio.get_running_loop().create_task(self._admit(attempts))
-        for attempt in attempts:
-            attempt.carrier = carrier
-        return carrier
+    def withdraw(self, pending: PendingTask) -> None:
+        """Take a task out of the queue, and with a member its gang; one that goes with another runs to its end."""
+        if pending.result is None:
+            pending.carrier.cancel()
+            if pending.group is not None:
+                self._waiting.leave(pending)
 
-    def withdraw(self, attempt: Attempt) -> None:
-        """Take an attempt that waits out of the queue, and with a member its gang."""
-        attempt.carrier.cancel()
-        if attempt.group is not None:
-            self._waiting.leave(attempt)
-
-    async def _admit(self, attempts: Sequence[Attempt]) -> None:
-        """Wait for the slots of a gang, and invoke its members."""
-        await asyncio.gather(*(self._warmed(attempt) for attempt in attempts))
-        await self._slots.acquire(attempts[0].age, len(attempts))
-        for attempt in attempts:
-            carrier = asyncio.get_running_loop().create_task(self._run(attempt))
-            attempt.owner.sent(attempt, carrier)
-            attempt.carrier = carrier
-
-    async def _carry(self, first: Attempt) -> None:
-        """Wait for a slot, and invoke an attempt with those that share its invocation."""
-        try:
-            await self._warmed(first)
-            await self._slots.acquire(self._priority(first))
-        except Exception as bug:  # noqa: BLE001 - as in _run
-            first.owner.broken(bug)
+    async def admit(self, together: Sequence[PendingTask]) -> None:
+        """Wait until it is the turn of queued tasks: of a gang's members at once, which get their slots together."""
+        first = together[0]
+        if len(together) > 1:
+            await asyncio.gather(*map(self._prewarmed, together))
         else:
-            await self._run(first, shares=True)
+            await self._prewarmed(first)  # in this turn of the loop where nothing is waited for
+        if not first.turn.done():
+            await self._slots.acquire(self._priority(first), len(together), first.turn)
 
-    async def _warmed(self, attempt: Attempt) -> None:
-        """Wait for an environment that is starting for an attempt's function."""
-        if self._prewarmer:
-            stage, tile, _ = attempt.place
-            await self._prewarmer.wait(self._functions[stage][tile], tile)
-
-    async def _run(self, first: Attempt, *, shares: bool = False) -> None:
-        """Invoke an attempt that has a slot, perhaps with others, and tell each one's query."""
-        members = [first]
+    async def invoke(self, first: PendingTask) -> Timed:
+        """Invoke a task whose turn it is, with those that go along; an exception is a bug of the invoker."""
+        if first.result is not None:
+            return await first.result
+        others: list[PendingTask] = []
         try:
-            try:
-                started = self._clock.time()
-                members = self._take(first, started) if shares else members
-                results = await self._results(members)
-            finally:
-                self._slots.release()
+            started = self._clock.time()
+            others = self._company(first, started)
+            results = await self._results([first, *others])
             took_s = self._clock.time() - started
-            for member, result in zip(members, results, strict=True):
-                member.owner.ended(member, result, took_s)
-        except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; the callers must see it
-            for member in members:
-                member.owner.broken(bug)
+            pairs = list(zip(others, results[1:], strict=True))
+        except Exception as bug:
+            for other in others:
+                if other.result:
+                    other.result.set_exception(bug)
+            raise
+        finally:
+            self._slots.release()
+        for other, result in pairs:
+            if other.result:
+                other.result.set_result((result, took_s))
+        return results[0], took_s
 
-    def _priority(self, attempt: Attempt) -> int:
-        """Return at which age an attempt waits for its slot; one that may be batched lets some younger queries pass.
+    async def _prewarmed(self, pending: PendingTask) -> None:
+        """Wait for an environment that is starting for a task's function."""
+        if self._prewarmer:
+            await self._prewarmer.wait(self._function(pending.task), pending.task.tile, pending.turn)
+
+    def _function(self, task: Task) -> str:
+        return self._functions[task.stage][task.tile]
+
+    def _priority(self, pending: PendingTask) -> int:
+        """Return at which age a task waits for its slot; one that may be batched lets some younger queries pass.
 
         It joins its group only now, so that none is taken along while there are free slots.
         """
-        terms = None if attempt.alone else self._batching.stages.get(attempt.task.stage)
+        terms = None if pending.alone else self._batching.stages.get(pending.task.stage)
         if terms is None:
-            return attempt.age
-        left_s = attempt.deadline - self._clock.time()
-        self._waiting.join((attempt.task.stage, attempt.task.tile), attempt, _batch_demand(attempt, terms))
+            return pending.age
+        left_s = pending.deadline - self._clock.time()
+        self._waiting.join((pending.task.stage, pending.task.tile), pending, _batch_demand(pending, terms))
         if not self._oldest_first:
-            return attempt.age
-        return attempt.age + self._batching.max_queue_jumps(attempt.task.stage, attempt.task.batch, left_s)
+            return pending.age
+        return pending.age + self._batching.max_queue_jumps(pending.task.stage, pending.task.batch, left_s)
 
-    def _take(self, first: Attempt, now: float) -> list[Attempt]:
-        """Take an attempt that got its slot, and those that go with it, out of the queue."""
-        members = [first] if first.group is None else self._waiting.take(first, self._bounds[first.task.stage], now)
-        for member in members:
-            if member is not first:
-                member.carrier.cancel()
-            member.owner.sent(member, first.carrier)
-        return members
+    def _company(self, first: PendingTask, now: float) -> list[PendingTask]:
+        """Take the tasks that go along with one that has a slot out of the queue."""
+        if first.group is None:
+            return []
+        others = self._waiting.take(first, self._bounds[first.task.stage], now)[1:]
+        for other in others:
+            other.result = asyncio.get_running_loop().create_future()
+            if other.turn.done():  # a slot of its own has just come
+                self._slots.release()
+            else:
+                other.turn.set_result(None)
+        return others
 
-    async def _results(self, members: Sequence[Attempt]) -> Sequence[Report | Failure]:
+    async def _results(self, members: Sequence[PendingTask]) -> Sequence[Report | Failure]:
         """Invoke a function for one task, or once for several."""
         tasks = [member.task for member in members]
-        function = self._functions[tasks[0].stage][tasks[0].tile]
+        function = self._function(tasks[0])
         if len(tasks) > 1 and self._shared is not None:
             return await self._shared.invoke_shared(function, tasks, self._timeout_s)
         return [await self._invoker.invoke(function, tasks[0], self._timeout_s)]
@@ -302,8 +287,8 @@ def _bounds(batching: Batching, stage: int, tensor_bytes: int) -> Bounds:
     return Bounds(batching.bundles[stage] if batching.bundles else 1, MAX_BATCH, tensor_bytes)
 
 
-def _batch_demand(attempt: Attempt, terms: BatchTerms) -> Demand:
-    """Return what an attempt asks of a batch: the images of others may take until the rest of its plan must begin."""
-    task = attempt.task
-    latest = attempt.deadline - terms.rest_s + task.batch * terms.image_s
-    return Demand(task.batch, task.payload_bytes, attempt.answer_bytes, latest)
+def _batch_demand(pending: PendingTask, terms: BatchTerms) -> Demand:
+    """Return what a task asks of a batch: the images of others may take until the rest of its plan must begin."""
+    task = pending.task
+    latest = pending.deadline - terms.rest_s + task.batch * terms.image_s
+    return Demand(task.batch, task.payload_bytes, pending.answer_bytes, latest)

@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from drivers.clock import Clock, timeout_at
 from drivers.dispatching.priority_semaphore import PrioritySemaphore
@@ -54,29 +54,19 @@ class WarmUps:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._sent: dict[asyncio.Task[None], tuple[_Request, float]] = {}
+        self.in_flight: dict[_Request, float] = {}  # since when
         self.ended = False
         self.records: list[WarmUpRecord] = []
-
-    def sent(self, request: _Request) -> None:
-        """Note that the running asyncio task sends a request."""
-        self._sent[_current()] = request, self._clock.time()
-
-    def answered(self, result: Warmed | Failure) -> None:
-        """Note what has come of it, unless the query has ended; one that has failed is not billed."""
-        if isinstance(result, Warmed) and not self.ended:
-            self._record(_current(), result)
-        else:
-            self._sent.pop(_current(), None)
 
     def end(self) -> None:
         """Stop waiting for requests; what has been sent is billed, and runs to its end."""
         self.ended = True
-        for task in [*self._sent]:
-            self._record(task, None)
+        for request in [*self.in_flight]:
+            self.record(request, None)
 
-    def _record(self, task: asyncio.Task[None], result: Warmed | None) -> None:
-        request, since = self._sent.pop(task)
+    def record(self, request: _Request, result: Warmed | None) -> None:
+        """Note a request in flight as one to be billed."""
+        since = self.in_flight.pop(request)
         ms = MS_PER_S * (self._clock.time() - since)
         self.records.append(WarmUpRecord(request.payload.stage, request.memory_mb, since, ms, result))
 
@@ -121,13 +111,13 @@ class Prewarmer:
         if self._running:
             await asyncio.wait([*self._running])
 
-    async def wait(self, function: str, tile: int) -> None:
-        """Wait for the warm-up request of a function's tile, if there is one that no other task has waited for."""
+    async def wait(self, function: str, tile: int, turn: asyncio.Future[None]) -> None:
+        """Wait for the warm-up request of a function's tile, if no other task has waited for it, or for `turn`."""
         task = self._waiting.pop((function, tile), None)
         if task:
             try:
                 async with timeout_at(self._clock, self._clock.time() + self._terms.patience_s):
-                    await asyncio.wait([task])
+                    await asyncio.wait([task, turn], return_when=asyncio.FIRST_COMPLETED)
             except TimeoutError:
                 return
 
@@ -138,15 +128,15 @@ class Prewarmer:
         """
         if warm_ups.ended or not self._slots.try_acquire():
             return
+        warm_ups.in_flight[request] = self._clock.time()
         try:
-            warm_ups.sent(request)
-            warm_ups.answered(await self._invoker.warm(request.function, request.payload))
+            result = await self._invoker.warm(request.function, request.payload)
         finally:
             self._slots.release()
-
-
-def _current() -> asyncio.Task[None]:
-    return cast("asyncio.Task[None]", asyncio.current_task())
+        if isinstance(result, Failure):  # which is not billed
+            warm_ups.in_flight.pop(request, None)
+        elif request in warm_ups.in_flight:
+            warm_ups.record(request, result)
 
 
 def _requests(plan: Plan) -> Iterator[_Request]:

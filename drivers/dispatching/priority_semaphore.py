@@ -12,20 +12,18 @@ import itertools
 import time
 from collections.abc import Callable
 
-from serfer.control.offline.occupancy import Occupancy
-
 
 class PrioritySemaphore:
     """A semaphore whose waiters are served by their `priority`, the lowest first, and in order of arrival within it.
 
-    `clock`, in seconds, is what its mean use is measured by.
+    `clock`, in seconds, is what `slot_seconds` is counted by.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self._free = limit
         self._clock = clock
-        self._occupancy = Occupancy()
+        self._count = (clock(), 0.0, 0)  # until when slot-seconds are counted, those, and the slots in use since
         self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
         self._ages = itertools.count()
@@ -35,24 +33,29 @@ class PrioritySemaphore:
         """The number of slots that are in use now."""
         return self.limit - self._free
 
-    @property
-    def utilisation(self) -> float:
-        """The share of the slots in use, as a mean over the last seconds; any thread may read it."""
-        return self._occupancy.mean(self._clock()) / self.limit
+    def slot_seconds(self) -> tuple[float, float]:
+        """Return the time, and the seconds of use of all slots until then; any thread may ask.
+
+        The mean number of slots in use between two times is the difference of the one over that of the other.
+        """
+        now = self._clock()
+        since, seconds, used = self._count  # replaced as a whole
+        return now, seconds + (now - since) * used
 
     def next_age(self) -> int:
         """Return the priority of a query that arrives now: after all that have come before it."""
         return next(self._ages)
 
-    async def acquire(self, priority: int, slots: int = 1) -> None:
+    async def acquire(self, priority: int, slots: int = 1, turn: asyncio.Future[None] | None = None) -> None:
         """Wait for slots, and take all of them at once; cancelling gives up waiting.
 
-        Nobody passes a waiter of higher priority that needs more slots than are free: it would wait for ever.
+        Nobody passes a waiter of higher priority that needs more slots than are free: it would wait for ever. A caller
+        that resolves `turn` itself while it waits ends that, without slots.
         """
         if self._free >= slots and not self._waiting:
             self._use(slots)
             return
-        turn = asyncio.get_running_loop().create_future()
+        turn = turn or asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._arrivals), slots, turn))
         self.release(0)  # there may be room for it, though not for those that wait
         try:
@@ -85,4 +88,4 @@ class PrioritySemaphore:
         """Take slots, or give so many back where the number is negative."""
         if slots:
             self._free -= slots
-            self._occupancy.change(self._clock(), self.limit - self._free)
+            self._count = (*self.slot_seconds(), self.used)

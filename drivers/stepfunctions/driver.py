@@ -10,21 +10,17 @@ query whose data the store has lost is restarted under another name, as with eve
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from drivers.clock import LOOP_CLOCK, Clock, timeout_at
 from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import NO_CONTEXT, Answer, Overheads, RequestContext
-from drivers.lifecycle import InFlight
-from drivers.query_store import STRAGGLER_S, QueryStore
+from drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
+from drivers.query_store import ONE_SLOT, STRAGGLER_S, QueryStore
 from drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
 from drivers.stepfunctions.output import parse_output
 from drivers.stepfunctions.result import error_of, stage_runs
-from drivers.tasks import ONE_SLOT, QueryRequest
 from serfer.core.errors import DeadlineError, InputError, TaskFailedError, UsageError
 from serfer.core.keys import input_key, query_id, query_keys
 from serfer.core.plan import Plan
@@ -36,25 +32,7 @@ from storage.store import Store
 _MS_PER_S = 1000
 
 
-@dataclass(frozen=True)
-class _Route:
-    """State that all queries of a driver share."""
-
-    plan: Plan
-    store: Store
-    executions: Executions
-    retry: Retry
-    clock: Clock
-    expected_s: float  # of a query
-    straggling_s: float  # for how long a task may still write after its execution has failed
-
-    @property
-    def tiles(self) -> list[int]:
-        """The number of each stage's tiles."""
-        return [stage.grid.tiles for stage in self.plan.stages]
-
-
-class StepFunctionsDriver:
+class StepFunctionsDriver(QueryDriver):
     """Takes queries through one plan by the state machine `arn` of `kind` "standard" or "express".
 
     At most `concurrency` executions run at once, the oldest query's first. `client` belongs to the driver, which closes
@@ -76,24 +54,18 @@ class StepFunctionsDriver:
         if kind not in KINDS:
             raise UsageError(f"a state machine is {' or '.join(KINDS)}, not {kind!r}")
         predicted_s = [stage.predicted_ms / _MS_PER_S for stage in plan.stages if stage.predicted_ms is not None]
-        self._executions = Executions(client, arn, kind, concurrency, clock)
-        self._route = _Route(
-            plan=plan,
-            store=store,
-            executions=self._executions,
-            retry=retry or Retry(),
-            clock=clock,
-            expected_s=sum(predicted_s),
-            straggling_s=min(max(predicted_s, default=STRAGGLER_S), STRAGGLER_S),
-        )
+        self.plan, self.store, self.retry, self.clock = plan, store, retry or Retry(), clock
+        self.executions = Executions(client, arn, kind, concurrency, clock)
+        self.tiles = [stage.grid.tiles for stage in plan.stages]
+        self.expected_s = sum(predicted_s)  # of a query
+        self.straggling_s = min(max(predicted_s, default=STRAGGLER_S), STRAGGLER_S)  # after a failed execution
         self._slots = PrioritySemaphore(concurrency)
-        self._arrivals = itertools.count()
-        self._in_flight = InFlight(self._route.retry)
+        super().__init__(self.retry)
 
     @property
     def polls(self) -> int:
         """Requests about whether an execution has ended."""
-        return self._executions.polls
+        return self.executions.polls
 
     async def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
@@ -105,43 +77,39 @@ class StepFunctionsDriver:
         """
         if context.result:
             raise UsageError("a state machine's answers cannot be kept as results: use --driver push or poll")
-        clock = self._route.clock
-        now = clock.time()
-        request = QueryRequest(crops, batch, now, now + deadline_s, next(self._arrivals), context)
+        now = self.clock.time()
+        request = QueryRequest(crops, batch, now, now + deadline_s, self._slots.next_age(), context)
         try:
-            async with timeout_at(clock, request.deadline) as limit:
-                return await self._in_flight.run(self._in_turn(request))
+            async with timeout_at(self.clock, request.deadline) as limit:
+                with self._in_flight():
+                    await self._slots.acquire(request.age)
+                    try:
+                        return await self._until_answered(lambda: ExecutionRun(self, request))
+                    finally:
+                        self._slots.release()
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise DeadlineError(f"no answer by the deadline of {deadline_s * _MS_PER_S:.0f} ms: allow more") from error
 
-    async def _in_turn(self, request: QueryRequest) -> Answer:
-        """Run a query when it is its turn."""
-        await self._slots.acquire(request.age)
-        try:
-            return await self._in_flight.until_answered(lambda: _Query(self._route, request))
-        finally:
-            self._slots.release()
-
     async def close(self) -> None:
         """Stop the queries that run, and wait until what they and others left behind is deleted."""
-        await self._in_flight.close()
-        self._executions.close()
+        await super().close()
+        self.executions.close()
 
 
-class _Query:
-    """One query's execution and keys."""
+class ExecutionRun:
+    """A run of a query: one execution, and its keys in the store."""
 
-    def __init__(self, route: _Route, request: QueryRequest) -> None:
-        stages = route.plan.stages
+    def __init__(self, driver: StepFunctionsDriver, request: QueryRequest) -> None:
+        stages = driver.plan.stages
         written = sum(stage.written(tile, request.batch) for stage in stages for tile in stage.tiles)
         stored = written + sum(len(crop.data or b"") for crop in request.crops)
-        self._route = route
+        self._driver = driver
         self._request = request
         self._name = query_id(secrets.token_hex(16), one_slot=stored <= ONE_SLOT)
-        self._store = QueryStore(route.store, route.retry, request.deadline, route.clock)
-        self._left_s = route.straggling_s  # until nothing is written any more
+        self._store = QueryStore(driver.store, driver.retry, request.deadline, driver.clock)
+        self._left_s = driver.straggling_s  # until nothing is written any more
         self._cleaned = False
 
     @property
@@ -157,16 +125,16 @@ class _Query:
         if outcome.status != "SUCCEEDED":
             raise error_of(outcome)
         try:
-            output = parse_output(outcome.output, self._route.tiles)
+            output = parse_output(outcome.output, self._driver.tiles)
         except InputError as error:
             raise TaskFailedError(f"{FailureKind.FAILED_IN_CODE.value}: {error}") from error
         self._left_s, self._cleaned = 0.0, output.cleaned
         keys = self._answer_keys()
         outputs = [
-            verified_parts(self._route.plan, tile, value, key, self._request.batch)
+            verified_parts(self._driver.plan, tile, value, key, self._request.batch)
             for tile, (value, key) in enumerate(zip(await self._store.get(keys), keys, strict=True))
         ]
-        ended = self._route.clock.time()
+        ended = self._driver.clock.time()
         stages = stage_runs(output, outcome, (self._request.started, ended))
         return Answer(
             query=self._name,
@@ -182,7 +150,7 @@ class _Query:
 
     async def _execute(self) -> Outcome:
         """Run an execution; if the caller gives up waiting, it is stopped."""
-        request, route = self._request, self._route
+        request, driver = self._request, self._driver
         state = {
             "query": self._name,
             "batch": request.batch,
@@ -190,7 +158,7 @@ class _Query:
             "dtype": request.crops[0].dtype,
         }
         name = self._name.strip("{}")
-        execution = self._store.start(route.executions.run(name, json.dumps(state), route.expected_s))
+        execution = self._store.start(driver.executions.run(name, json.dumps(state), driver.expected_s))
         try:
             return await asyncio.shield(execution)
         except asyncio.CancelledError:
@@ -198,13 +166,13 @@ class _Query:
             raise
 
     def _answer_keys(self) -> list[str]:
-        return query_keys(self._name, self._route.tiles, [len(self._route.tiles) - 1], [])
+        return query_keys(self._name, self._driver.tiles, [len(self._driver.tiles) - 1], [])
 
     def _keys(self) -> list[str]:
         """Return what may still lie in the store: the answer, and all the rest if the execution did not delete it."""
         if self._cleaned:
             return self._answer_keys()
-        tiles = self._route.tiles
+        tiles = self._driver.tiles
         return query_keys(self._name, tiles, range(len(tiles)), range(len(self._request.crops)))
 
     async def clean_up(self) -> None:

@@ -3,7 +3,7 @@
     start ──▶ stage 0 ──▶ stage 1 ... ──▶ finished: the last stage's reports, or an error
 
 A stage ends when all its tiles are DONE, and the run when its last stage does, when a tile has FAILED, at the deadline,
-or when it is cancelled. A tile's task (TRANSITIONS; a test compares the two):
+or when it is cancelled. Everything that changes is in one of two tables. A tile's task (TRANSITIONS):
 
     RUNNING ── answered ──▶ DONE
     RUNNING ── late ──▶ HEDGED       a duplicate is invoked, the first answer counts
@@ -15,14 +15,20 @@ or when it is cancelled. A tile's task (TRANSITIONS; a test compares the two):
     WAITING ── due ──▶ RUNNING
     WAITING ── answered ──▶ DONE     by an attempt that had been given up
 
-Stages of a gang are one invocation of each tile, whose report has their reports; they end together. A gang whose member
-finds no room in Lambda, or waits in vain for another, is aborted, and its stages run one by one: members that wait for
-those that do not run would keep room from others, perhaps for ever. A member that is late waits for a slower one, as a
-rule, so only those are duplicated that are behind the others (Probe, Progress).
+Stages of a gang are one invocation of each tile, whose report has their reports; they end together. The gang
+(GANG_TRANSITIONS), of which all that may still run are aborted when it leaves RUNNING:
+
+    RUNNING ── all answered ──▶ DONE
+    RUNNING ── broke ──▶ DISBANDED   a member finds no room in Lambda, or waits in vain for another
+    RUNNING ── query ended ──▶ ABORTED
+
+The stages of a gang that is DISBANDED run one by one: members that wait for those that do not run would keep room from
+others, perhaps for ever. A member that is late waits for a slower one, as a rule, so only those are HEDGED that are
+behind the others (Probe, Progress).
 
 The push driver, the simulator and the tests drive the same machine. Whatever happens, a run ends exactly once, with
 Finish; its keys are then the driver's to delete. Decided elsewhere: the restart of a query whose data the store has
-lost (drivers/lifecycle.py), the deadline and retries of a state machine (drivers/stepfunctions), which tasks share an
+lost (drivers/driver.py), the deadline and retries of a state machine (drivers/stepfunctions), which tasks share an
 invocation, and in which order they get a slot (drivers/dispatching), when a task is late (serfer/core/hedging.py).
 
 Every event names the attempt that it is about. An attempt may end late or twice, since one that was given up may still
@@ -261,6 +267,23 @@ class Change(enum.StrEnum):
     DUE = "due"
 
 
+class GangState(enum.StrEnum):
+    """The state of a gang."""
+
+    RUNNING = "running"
+    DONE = "done"
+    DISBANDED = "disbanded"
+    ABORTED = "aborted"
+
+
+class GangChange(enum.StrEnum):
+    """The events that end a gang."""
+
+    ALL_ANSWERED = "all answered"
+    BROKE = "broke"
+    QUERY_ENDED = "query ended"
+
+
 TRANSITIONS = {
     TileState.RUNNING: {
         Change.ANSWERED: TileState.DONE,
@@ -276,6 +299,16 @@ TRANSITIONS = {
     TileState.WAITING: {Change.DUE: TileState.RUNNING, Change.ANSWERED: TileState.DONE},
     TileState.DONE: {},
     TileState.FAILED: {},
+}
+GANG_TRANSITIONS = {
+    GangState.RUNNING: {
+        GangChange.ALL_ANSWERED: GangState.DONE,
+        GangChange.BROKE: GangState.DISBANDED,
+        GangChange.QUERY_ENDED: GangState.ABORTED,
+    },
+    GangState.DONE: {},
+    GangState.DISBANDED: {},
+    GangState.ABORTED: {},
 }
 
 
@@ -320,17 +353,31 @@ class TileRun:
 
 
 @dataclass(slots=True)
-class StageRun:
-    """The state of one stage of a run: when it was released and ended, and its tiles' tasks.
+class GangRun:
+    """The state of a gang, whose members run all stages before `stop`."""
 
-    Where a gang begins with it, its tasks run all stages before `gang_stop`.
-    """
+    stop: int
+    state: GangState = GangState.RUNNING
+
+    def move(self, change: GangChange) -> None:
+        """Take a transition; a KeyError is a bug of the machine's."""
+        self.state = GANG_TRANSITIONS[self.state][change]
+
+
+@dataclass(slots=True)
+class StageRun:
+    """The state of a stage of a run: when it was released and ended, its tiles' tasks, a gang that begins with it."""
 
     started: float
     tiles: list[TileRun] = field(repr=False)
     ended: float | None = None
     waiting: int = 0  # tiles without a report
-    gang_stop: int | None = None
+    gang: GangRun | None = None
+
+    @property
+    def gang_stop(self) -> int | None:
+        """Before which stage its tasks stop, where they are those of a gang that was not disbanded."""
+        return self.gang.stop if self.gang and self.gang.state is not GangState.DISBANDED else None
 
     @property
     def reports(self) -> list[Report]:
@@ -371,7 +418,7 @@ class Run:
         gangs: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._tiles = tuple(tiles)
-        self._gangs = dict(gangs)
+        self._gangs = gangs
         self._deadline = deadline
         self._started = deadline
         self._retry = retry or Retry()
@@ -432,7 +479,8 @@ class Run:
         """Start the next stage, all its tiles together."""
         number, count = len(self.stages), self._tiles[len(self.stages)]
         tiles = [TileRun([Attempt(0, now)]) for _ in range(count)]
-        self.stages.append(StageRun(now, tiles, waiting=count, gang_stop=self._gangs.get(number)))
+        gang = GangRun(self._gangs[number]) if number in self._gangs else None
+        self.stages.append(StageRun(now, tiles, waiting=count, gang=gang))
         return [Invoke(number, tile, 0) for tile in range(count)]
 
     def _again(self, stage: int, number: int, now: float) -> Invoke:
@@ -477,7 +525,7 @@ class Run:
         current.ended = now
         actions: list[Action] = [*drops]
         if current.gang_stop:
-            actions += [Abort(stage)] if any(each.open for each in current.tiles) else []
+            actions += self._end_gang(stage, GangChange.ALL_ANSWERED)
             self._add_later_stages(stage, current.gang_stop, now)
         return [*actions, *(self._release(now) if len(self.stages) < len(self._tiles) else self._finish(None))]
 
@@ -529,19 +577,31 @@ class Run:
         run.due = now + self._retry.backoff.wait(run.failures + run.unavailable, self._random.random())
         return [WakeAt(run.due)]
 
+    def _end_gang(self, stage: int, change: GangChange) -> list[Action]:
+        """Take a transition of the gang that begins with a stage, if it runs, and abort its members.
+
+        Those that have all answered are not, unless one has a duplicate that may still run.
+        """
+        current = self.stages[stage]
+        if current.gang is None or current.gang.state is not GangState.RUNNING:
+            return []
+        current.gang.move(change)
+        all_ended = change is GangChange.ALL_ANSWERED and not any(tile.open for tile in current.tiles)
+        return [] if all_ended else [Abort(stage)]
+
     def _disband(self, stage: int, failure: Failure, now: float) -> list[Action]:
         """Abort the gang that begins with a stage, and run its stages one by one, after a while if there is no room."""
-        del self._gangs[stage]
-        gang = self.stages[stage]
-        drops = [Drop(stage, number, attempt.number) for number, tile in enumerate(gang.tiles) for attempt in tile.open]
-        wait = self._retry.backoff.wait(1, self._random.random()) if failure.kind is FailureKind.THROTTLED else 0.0
-        tiles = [
-            TileRun(tile.attempts, state=TileState.WAITING, due=now + wait, void=len(tile.attempts))
-            for tile in gang.tiles
+        current = self.stages[stage]
+        drops = [Drop(stage, number, each.number) for number, tile in enumerate(current.tiles) for each in tile.open]
+        due = now
+        if failure.kind is FailureKind.THROTTLED:
+            due += self._retry.backoff.wait(1, self._random.random())
+        current.tiles = [
+            TileRun(tile.attempts, state=TileState.WAITING, due=due, void=len(tile.attempts)) for tile in current.tiles
         ]
-        self.stages[stage] = StageRun(gang.started, tiles, waiting=len(tiles))
+        current.waiting = len(current.tiles)
         self._late_at = math.inf
-        return [*drops, Abort(stage), WakeAt(now + wait)]
+        return [*drops, *self._end_gang(stage, GangChange.BROKE), WakeAt(due)]
 
     def _hedge_those_behind(self, stage: int, stages: Sequence[int], now: float) -> list[Action]:
         """Duplicate the members of a gang that are behind, if those are fewer; those that have answered are not."""
@@ -613,9 +673,8 @@ class Run:
 
     def _finish(self, error: SerferError | None) -> list[Action]:
         self.finished = True
-        if error is not None and self.stages and self.stages[-1].gang_stop:
-            return [Abort(len(self.stages) - 1), Finish(error)]
-        return [Finish(error)]
+        aborts = self._end_gang(len(self.stages) - 1, GangChange.QUERY_ENDED) if self.stages else []
+        return [*aborts, Finish(error)]
 
 
 def _breaks_gang(failure: Failure) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.lambda_http import LambdaInvoker
+from serfer.control.offline.occupancy import Occupancy
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,25 @@ class FunctionLoad:
     of_account: bool
 
 
-@dataclass(frozen=True)
 class FunctionGauge:
-    """Reads the load of functions from the slots that their invocations take, and from the invoker; from any thread."""
+    """Reads the load of functions from the slots that their invocations take, and from the invoker.
 
-    slots: PrioritySemaphore
-    invoker: LambdaInvoker | None
-    of_account: bool
+    What was in use between two readings counts with its mean, so the share is exact where it is read often.
+    """
+
+    def __init__(self, slots: PrioritySemaphore, invoker: LambdaInvoker | None, *, of_account: bool) -> None:
+        self._slots = slots
+        self._invoker = invoker
+        self._of_account = of_account
+        self._occupancy = Occupancy()
+        self._read = slots.slot_seconds()
 
     def read(self) -> FunctionLoad:
         """Return the load now."""
-        slots, throttled = self.slots, self.invoker.throttled if self.invoker else 0
-        return FunctionLoad(slots.used, slots.limit, slots.utilisation, throttled, self.of_account)
+        slots, (since, before) = self._slots, self._read
+        now, seconds = self._read = slots.slot_seconds()
+        if now > since:
+            self._occupancy.change(since, (seconds - before) / (now - since))
+        share = self._occupancy.mean(now) / slots.limit
+        throttled = self._invoker.throttled if self._invoker else 0
+        return FunctionLoad(slots.used, slots.limit, share, throttled, self._of_account)

@@ -261,7 +261,7 @@ class _Assembly:
             keeper=Keeper(Results(results), settings.results_ttl_s) if results else None,
             gauge=None
             if choices.driver.startswith("stepfunctions")
-            else FunctionGauge(slots, functions, choices.workers == "aws"),
+            else FunctionGauge(slots, functions, of_account=choices.workers == "aws"),
             warmth=warmth,
         )
 
@@ -352,7 +352,6 @@ class _Assembly:
         """Return a driver that invokes a plan's tasks itself; it is closed before its invoker."""
         choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
         plan = _with_inline(plan, choices.inline)
-        concurrency = concurrency_of(choices, settings, facts)
         polls, in_process = choices.driver == "poll", choices.workers == "inprocess"
         limit = facts.async_payload_limit if polls else facts.sync_payload_limit
         shares = choices.share and not polls
@@ -365,11 +364,10 @@ class _Assembly:
             crop_limit=None if in_process or "s3" in schemes(stores.url) else CROP_BYTES,
             timeout_s=TASK_TIMEOUT_S,
             retry=Retry(throttled_attempts=settings.throttled_attempts),
-            concurrency=concurrency,
             slots=slots,
             hedge=choices.hedge and not (in_process and settings.function_memory_mb),  # all of its vCPUs are busy
             gangs=choices.gangs == "planned" and not polls,
-            batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,
+            batching=plan_batching(plan, facts.memory_per_vcpu, slots.limit) if shares else None,
             prewarming=Prewarming(facts.kept_warm, facts.init_limit)
             if (choices.prewarm or settings.prewarm) == "auto"
             else None,

@@ -25,6 +25,7 @@ from serfer.core.errors import (
 )
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import (
+    GANG_TRANSITIONS,
     TRANSITIONS,
     Abort,
     Cancelled,
@@ -32,6 +33,7 @@ from serfer.core.run_machine import (
     Failure,
     FailureKind,
     Finish,
+    GangRun,
     ImpossibleEventError,
     Invoke,
     Probe,
@@ -228,10 +230,12 @@ def test_without_failures_every_tile_is_invoked_exactly_once(seed, tiles):
     assert driver.finish == [Finish(None)]
 
 
-def test_the_diagram_is_the_table_of_transitions():
+def test_the_diagrams_are_the_tables_of_transitions():
     drawn = re.findall(r"^    ([A-Z]+) ── ([a-z ]+) ──▶ ([A-Z]+)", run_machine.__doc__, re.MULTILINE)
     table = [
-        (state.name, change.value, after.name) for state, row in TRANSITIONS.items() for change, after in row.items()
+        (state.name, change.value, after.name)
+        for state, row in [*TRANSITIONS.items(), *GANG_TRANSITIONS.items()]
+        for change, after in row.items()
     ]
     assert sorted(drawn) == sorted(table)
 
@@ -788,3 +792,18 @@ def test_every_run_with_gangs_ends_once_with_a_report_on_every_tile(tiles, cut, 
         assert ends == sorted(ends)
     if not (failure or lost or late):
         assert not driver.aborted
+
+
+def test_every_transition_of_a_gang_is_taken_by_some_run_and_aborts_what_may_still_run(monkeypatch):
+    taken, move = set(), GangRun.move
+
+    def noted(gang, change):
+        taken.add((gang.state, change))
+        move(gang, change)
+
+    monkeypatch.setattr(GangRun, "move", noted)
+    for seed in range(60):
+        driver = GangDriver([3, 3, 1], {0: 2}, 50.0, seed, (0.1, 0, 0.02), Late(0.3)).drive()
+        gang = driver.run.stages[0].gang
+        assert (gang.state.name == "DONE") or driver.aborted == [0]
+    assert taken == {(state, change) for state, row in GANG_TRANSITIONS.items() for change in row}

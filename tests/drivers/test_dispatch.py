@@ -1,21 +1,19 @@
 """The choice of who shares an invocation, and the groups of those who wait."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.batching import BatchTerms
-from drivers.dispatching.dispatcher import Attempt, Bounds, Demand, WaitingGroups, _batch_demand, fill
+from drivers.dispatching.dispatcher import Bounds, Demand, PendingTask, WaitingGroups, _batch_demand, fill
 from serfer.core.wire import MAX_BATCH, Crop, Task
 
 TERMS = BatchTerms(image_s=1.0, rest_s=10.0)
 
 
-def attempt(number, *, age=0, batch=1, payload=0, answer=0, deadline=100.0):
+def pending(number, *, age=0, batch=1, payload=0, answer=0, deadline=100.0):
     task = Task("d" * 64, f"{number:032x}", 1, 0, batch, 60.0, Crop("uint8", bytes(payload)))
-    return Attempt(SimpleNamespace(), (1, 0, 0), task, age, deadline, answer, alone=False)
+    return PendingTask((1, 0, 0), task, age, deadline, answer, alone=False)
 
 
 def batch_of(first, others, *, most=4, limit=1000, image_s=0.0, now=0.0):
@@ -28,41 +26,41 @@ def batch_of(first, others, *, most=4, limit=1000, image_s=0.0, now=0.0):
 
 class TestABatch:
     def test_is_the_oldest_that_wait_for_the_same_tile(self):
-        others = [attempt(number, age=age) for number, age in enumerate([5, 2, 9, 3, 1], 1)]
-        assert batch_of(attempt(0, age=4), others) == [4, 1, 2, 3]
+        others = [pending(number, age=age) for number, age in enumerate([5, 2, 9, 3, 1], 1)]
+        assert batch_of(pending(0, age=4), others) == [4, 1, 2, 3]
 
     def test_has_no_more_images_than_allowed(self):
-        others = [attempt(1, age=1, batch=3), attempt(2, age=2, batch=2), attempt(3, age=3)]
-        assert batch_of(attempt(0, batch=2), others) == [0, 2]
-        assert batch_of(attempt(0, batch=4), others) == [0]
-        assert batch_of(attempt(0, batch=9), others) == [0]
+        others = [pending(1, age=1, batch=3), pending(2, age=2, batch=2), pending(3, age=3)]
+        assert batch_of(pending(0, batch=2), others) == [0, 2]
+        assert batch_of(pending(0, batch=4), others) == [0]
+        assert batch_of(pending(0, batch=9), others) == [0]
 
     @pytest.mark.parametrize("size", ["payload", "answer"])
     def test_has_no_more_bytes_than_a_payload(self, size):
-        others = [attempt(1, age=1, **{size: 601}), attempt(2, age=2, **{size: 600}), attempt(3, age=3, **{size: 1})]
-        assert batch_of(attempt(0, **{size: 400}), others) == [0, 2]
+        others = [pending(1, age=1, **{size: 601}), pending(2, age=2, **{size: 600}), pending(3, age=3, **{size: 1})]
+        assert batch_of(pending(0, **{size: 400}), others) == [0, 2]
 
     def test_waiting_queries_without_time_are_left_out(self):
         """An image takes a second, the rest of the plan ten: at 88.5 s a query of one has 1.5 s to wait for others."""
-        others = [attempt(1, age=1, deadline=100.0), attempt(2, age=2, deadline=99.0), attempt(3, age=3)]
-        assert batch_of(attempt(0), others, image_s=1.0, now=88.5) == [0, 1]
-        assert batch_of(attempt(0), others, image_s=1.0, now=88.0) == [0, 1, 3]
-        assert batch_of(attempt(0, deadline=99.0), others, image_s=1.0, now=88.5) == [0]
+        others = [pending(1, age=1, deadline=100.0), pending(2, age=2, deadline=99.0), pending(3, age=3)]
+        assert batch_of(pending(0), others, image_s=1.0, now=88.5) == [0, 1]
+        assert batch_of(pending(0), others, image_s=1.0, now=88.0) == [0, 1, 3]
+        assert batch_of(pending(0, deadline=99.0), others, image_s=1.0, now=88.5) == [0]
 
     def test_is_one_task_that_is_past_its_time(self):
-        assert batch_of(attempt(0, deadline=5.0), [attempt(1, age=1)], image_s=1.0) == [0]
+        assert batch_of(pending(0, deadline=5.0), [pending(1, age=1)], image_s=1.0) == [0]
 
 
 class TestWaitingGroups:
     def test_only_members_of_the_group_go_along(self):
-        groups, first, other = WaitingGroups(), attempt(0), attempt(1)
+        groups, first, other = WaitingGroups(), pending(0), pending(1)
         groups.join("one", first, Demand(1, 0, 0))
         groups.join("another", other, Demand(1, 0, 0))
         assert groups.take(first, Bounds(9, 9, 9), 0.0) == [first]
         assert len(groups) == 1
 
     def test_cancelled_queries_are_left_out(self):
-        groups, first, other = WaitingGroups(), attempt(0), attempt(1)
+        groups, first, other = WaitingGroups(), pending(0), pending(1)
         for one in (first, other):
             groups.join("group", one, Demand(1, 0, 0))
         groups.leave(other)
@@ -70,7 +68,7 @@ class TestWaitingGroups:
         assert len(groups) == 0
 
     def test_each_is_taken_once(self):
-        groups, everybody = WaitingGroups(), [attempt(number, age=number) for number in range(5)]
+        groups, everybody = WaitingGroups(), [pending(number, age=number) for number in range(5)]
         for one in everybody:
             groups.join("group", one, Demand(1, 0, 0))
         taken = [groups.take(everybody[number], Bounds(2, 2, 9), 0.0) for number in (0, 2, 4)]
@@ -108,7 +106,7 @@ def test_a_shared_invocation_is_as_large_as_its_bounds_allow(first, others, boun
 @given(st.lists(DEMANDS, min_size=1, max_size=12), st.integers(1, 8), st.sampled_from([0.0, 0.5, 3.0]))
 def test_every_query_is_dispatched_once(demands, most, image_s):
     groups = WaitingGroups()
-    everybody = [attempt(age, age=age) for age in range(len(demands))]
+    everybody = [pending(age, age=age) for age in range(len(demands))]
     for one, demand in zip(everybody, demands, strict=True):
         groups.join("group", one, demand)
     gone = []

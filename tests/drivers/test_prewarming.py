@@ -39,14 +39,14 @@ class Functions(Workers):
         return self.failure or Warmed("e", self.init_ms, 1)
 
 
-def prewarmed(store, *idle_s, concurrency=100, deadline_s=PATIENCE, **settings):  # noqa: F811
+def prewarmed(store, *idle_s, slots=100, deadline_s=PATIENCE, **settings):  # noqa: F811
     """Run a query, and one more after each of the idle times; return the functions and the answers."""
     clock = FakeClock()
     functions = Functions(store, clock, **settings)
 
     async def main():
         terms = Prewarming(IDLE_S, PATIENCE_S)
-        pushing = driver(functions, store, clock=clock, prewarming=terms, concurrency=concurrency, hedge=False)
+        pushing = driver(functions, store, clock=clock, prewarming=terms, slots=slots, hedge=False)
         try:
             answers = [await pushing.run(CROPS, 1, deadline_s)]
             for idle in idle_s:
@@ -77,10 +77,10 @@ def test_a_query_soon_after_another_warms_nothing_and_one_after_a_pause_does(sto
 
 
 def test_only_free_slots_are_used(store):  # noqa: F811
-    functions, [answer] = prewarmed(store, concurrency=TILES[0] + 1)
+    functions, [answer] = prewarmed(store, slots=TILES[0] + 1)
     assert functions.warmed == [1]
     assert len(answer.overheads.warm_ups) == 1
-    functions, [answer] = prewarmed(store, concurrency=TILES[0])
+    functions, [answer] = prewarmed(store, slots=TILES[0])
     assert (functions.warmed, answer.overheads.warm_ups) == ([], ())
 
 

@@ -128,18 +128,17 @@ class Clock:
         return self.now
 
 
-def test_its_utilisation_is_the_share_of_the_slots_in_use_lately():
+def test_the_seconds_of_all_slots_in_use_are_counted():
     async def main():
         clock = Clock()
         slots = PrioritySemaphore(4, clock)
         await slots.acquire(0, 2)
+        clock.now = 10.0
         assert slots.try_acquire()
-        assert (slots.used, slots.utilisation) == (3, 0.0)  # but not for long enough to count
-        clock.now = 100.0
-        assert slots.utilisation == 0.75
+        assert (slots.used, slots.slot_seconds()) == (3, (10.0, 20.0))
+        clock.now = 20.0
         slots.release(3)
-        assert (slots.used, slots.utilisation) == (0, 0.75)
-        clock.now = 200.0
-        assert slots.utilisation < 0.001
+        clock.now = 100.0
+        assert (slots.used, slots.slot_seconds()) == (0, (100.0, 50.0))
 
     run(main())

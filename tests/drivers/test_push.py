@@ -561,7 +561,7 @@ def order_of_ends(store, *, queries, background=(), **settings):
         async def a_turn(_task, _number):
             await asyncio.sleep(0)
 
-        pushing, ended = driver(Workers(store, a_turn), store, concurrency=2, **settings), []
+        pushing, ended = driver(Workers(store, a_turn), store, slots=2, **settings), []
 
         async def query(number):
             await pushing.run(CROPS, 1, PATIENCE, RequestContext(background=number in background))
@@ -592,7 +592,7 @@ def test_first_come_first_served_starves_queries_that_are_under_way(store):
             seen.append(task.stage)
             await asyncio.sleep(0)
 
-        pushing = driver(Workers(store, a_turn), store, concurrency=2, oldest_first=False)
+        pushing = driver(Workers(store, a_turn), store, slots=2, oldest_first=False)
         await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
         await pushing.close()
 
@@ -611,7 +611,7 @@ def test_no_more_invocations_are_under_way_than_allowed(store):
             await asyncio.sleep(0)
             busy -= 1
 
-        pushing = driver(Workers(store, a_turn), store, concurrency=3)
+        pushing = driver(Workers(store, a_turn), store, slots=3)
         await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
         await pushing.close()
 
@@ -622,7 +622,7 @@ def test_no_more_invocations_are_under_way_than_allowed(store):
 def test_a_query_that_ends_early_starts_nothing_that_waits_for_a_slot(store):
     workers = Workers(store, failing(FailureKind.FAILED_IN_CODE, 99, stage=0, tile=0))
     with pytest.raises(TaskFailedError):
-        ask(workers, store, concurrency=1)
+        ask(workers, store, slots=1)
     assert {stage for stage, _ in workers.tasks} == {0}
 
 
@@ -658,7 +658,7 @@ def test_closing_cancels_running_queries_and_leaves_nothing(store):
                 reached.set()
                 await never.wait()
 
-        pushing = driver(Workers(store, script), store, concurrency=2)
+        pushing = driver(Workers(store, script), store, slots=2)
         queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(5)]
         await reached.wait()
         closing = asyncio.create_task(pushing.close())

@@ -64,10 +64,10 @@ def burst(workers, store, queries=40, **settings):
     """Run a burst and return the answers; checks that each query got its own, and that nothing is left."""
 
     async def main():
-        pushing = driver(workers, store, **{"concurrency": 2, "batching": BATCHING, **settings})
+        pushing = driver(workers, store, **{"slots": 2, "batching": BATCHING, **settings})
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(queries)))
         await pushing.close()
-        await all_slots_are_back(pushing, settings.get("concurrency", 2))
+        await all_slots_are_back(pushing, settings.get("slots", 2))
         return answers
 
     answers = run(main())
@@ -104,7 +104,7 @@ def test_without_sharing_every_task_is_an_invocation(store):
 @pytest.mark.parametrize("concurrency", [4, 200])
 def test_nothing_waits_for_company_while_a_slot_is_free(store, concurrency):
     workers = SharedWorkers(store)
-    burst(workers, store, queries=1 if concurrency == 4 else 40, concurrency=concurrency)
+    burst(workers, store, queries=1 if concurrency == 4 else 40, slots=concurrency)
     assert workers.groups == []
 
 
@@ -118,7 +118,7 @@ def test_no_query_lets_more_younger_ones_pass_than_share_an_invocation(store):
     ended = []
 
     async def main():
-        pushing = driver(SharedWorkers(store), store, concurrency=2, batching=BATCHING)
+        pushing = driver(SharedWorkers(store), store, slots=2, batching=BATCHING)
 
         async def query(number):
             await pushing.run(CROPS, 1, PATIENCE)
@@ -144,7 +144,7 @@ def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_answered
     workers = SharedWorkers(store, script)
 
     async def main():
-        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
+        pushing = driver(workers, store, slots=2, batching=BATCHING)
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
         await pushing.close()
         return answers
@@ -161,7 +161,7 @@ def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
     workers = SharedWorkers(store, fail=fail)
 
     async def main():
-        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
+        pushing = driver(workers, store, slots=2, batching=BATCHING)
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
         await pushing.close()
         return answers
@@ -199,7 +199,7 @@ def test_an_invocation_that_always_fails_ends_only_its_own_queries(store):
     workers = SharedWorkers(store, script, fail=fail)
 
     async def main():
-        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
+        pushing = driver(workers, store, slots=2, batching=BATCHING)
         queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
         answers = await asyncio.gather(*queries, return_exceptions=True)
         await pushing.close()
@@ -219,7 +219,7 @@ def test_a_bug_in_an_invoker_reaches_every_query_that_shared(store):
     workers = SharedWorkers(store, fail=fail)
 
     async def main():
-        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
+        pushing = driver(workers, store, slots=2, batching=BATCHING)
         queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
         answers = await asyncio.gather(*queries, return_exceptions=True)
         await pushing.close()
@@ -243,7 +243,7 @@ def test_a_query_that_ends_while_others_compute_for_it_too_leaves_nothing(store)
             await leave.wait()
 
         workers = SharedWorkers(store, fail=fail)
-        pushing = driver(workers, store, concurrency=2, batching=batching)
+        pushing = driver(workers, store, slots=2, batching=batching)
         queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(20)]
         await shared.wait()
         for query in queries:
@@ -265,7 +265,7 @@ def test_a_query_past_its_deadline_is_not_invoked(store):
                 await asyncio.sleep(0.03)
 
         workers = SharedWorkers(store, script)
-        pushing = driver(workers, store, concurrency=1, batching=BATCHING)
+        pushing = driver(workers, store, slots=1, batching=BATCHING)
         deadlines = [0.1 if number % 2 else PATIENCE for number in range(12)]
         queries = (pushing.run(CROPS, 1, deadline) for deadline in deadlines)
         answers = await asyncio.gather(*queries, return_exceptions=True)
@@ -287,7 +287,7 @@ def test_a_straggler_among_those_that_share_gets_a_duplicate_of_its_own(store):
             await leave.wait()
 
         workers = SharedWorkers(store, fail=fail)
-        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
+        pushing = driver(workers, store, slots=2, batching=BATCHING)
         for _ in range(20):
             await pushing.run(CROPS, 1, PATIENCE)
         before = workers.alone[2]
@@ -343,7 +343,7 @@ def test_every_query_ends_with_its_answer_or_an_error_and_releases_its_slots(
     async def main():
         workers = SharedWorkers(store, turns, fail=turns)
         batching = Batching({stage: BatchTerms(0.0, 0.0) for stage in stages}, most, 0.0)
-        pushing = driver(workers, store, concurrency=concurrency, batching=batching, inline=inline)
+        pushing = driver(workers, store, slots=concurrency, batching=batching, inline=inline)
         queries = [asyncio.create_task(pushing.run(CROPS, batch, PATIENCE)) for batch in batches]
         for number in cancelled & set(range(len(queries))):
             for _ in range(chances.randrange(30)):
@@ -370,19 +370,19 @@ def test_every_query_ends_with_its_answer_or_an_error_and_releases_its_slots(
 def test_no_query_outlives_its_answer(store, batching, monkeypatch):
     living = weakref.WeakSet()
 
-    class Watched(push._Query):
+    class Watched(push.PushRun):
         def __init__(self, *args):
             super().__init__(*args)
             living.add(self)
 
-    monkeypatch.setattr(push, "_Query", Watched)
+    monkeypatch.setattr(push, "PushRun", Watched)
 
     async def main():
-        pushing, left = driver(SharedWorkers(store), store, concurrency=3, batching=batching), []
+        pushing, left = driver(SharedWorkers(store), store, slots=3, batching=batching), []
         for _ in range(2):
             for _ in range(3):
                 await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
-            await asyncio.gather(*pushing._in_flight._cleanups)
+            await asyncio.gather(*pushing._cleanups)
             gc.collect()
             left.append(len(living))
         await pushing.close()

@@ -38,7 +38,7 @@ def store():
 def ask(workers, store, bundles, queries=1, **settings):
     async def main():
         batching = Batching({}, 1, passing_s=0.0, bundles=bundles)
-        pushing = driver(workers, store, concurrency=2, batching=batching, **settings)
+        pushing = driver(workers, store, slots=2, batching=batching, **settings)
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(queries)))
         await pushing.close()
         return answers

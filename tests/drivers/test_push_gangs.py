@@ -11,10 +11,12 @@ from drivers.push import PushDriver
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.keys import inbox_key
 from serfer.core.plan import Gang, sealed
+from serfer.core.plan.borders import BORDER_HEADER
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Crop
-from storage.exchange import START
+from storage.exchange import START, Message
 from storage.memory import MemoryStore
+from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import linked_plan
 from tests.drivers.test_push import PATIENCE, SOON, WatchedStore, report, stored
 from tests.drivers.test_push_batching import MOST
@@ -25,9 +27,9 @@ STALLED = Failure(FailureKind.FAILED_IN_CODE, "GangStalledError", "in vain")
 CROPS = [Crop("uint8", b"0123456789")] * MEMBERS
 
 
-def plan():
-    """Stages 0 to 2 are a gang of three members; the last stage reads what its last stage wrote."""
-    linked = linked_plan((MEMBERS, MEMBERS, MEMBERS, 1))
+def plan(members=MEMBERS):
+    """Stages 0 to 2 are a gang; the last stage reads what its last stage wrote."""
+    linked = linked_plan((members, members, members, 1))
     one = [
         replace(
             stage,
@@ -147,13 +149,13 @@ def test_a_gang_is_one_invocation_of_each_member(store):
 @pytest.mark.parametrize("concurrency", [3, 4, 5, 7])
 def test_gangs_get_their_slots_together_so_none_waits_for_a_member_in_the_queue(store, concurrency):
     workers = Members(store)
-    assert len(ask(workers, store, queries=8, concurrency=concurrency)) == 8
+    assert len(ask(workers, store, queries=8, slots=concurrency)) == 8
     assert workers.most <= concurrency
 
 
 def test_a_gang_wider_than_the_driver_is_refused_when_it_is_opened(store):
     with pytest.raises(UsageError, match="stages 0 to 2 needs 3 invocations at once, 2 are allowed"):
-        driver(Members(store), store, concurrency=2)
+        driver(Members(store), store, slots=2)
 
 
 @pytest.mark.parametrize("failure", [THROTTLED, STALLED])
@@ -181,7 +183,7 @@ def test_a_member_that_fails_is_invoked_again_and_alone(store):
     away = Failure(FailureKind.FAILED_IN_CODE, "StoreUnavailableError", "away")
     workers = Members(store, once(away))
     batching = Batching({0: BatchTerms(image_s=0.0, rest_s=0.0)}, MOST, passing_s=0.0)
-    answers = ask(workers, store, queries=4, concurrency=6, batching=batching)
+    answers = ask(workers, store, queries=4, slots=6, batching=batching)
     assert [answer.overheads.retries for answer in answers] == [1] * 4
 
 
@@ -198,7 +200,7 @@ def test_a_store_without_inboxes_runs_gangs_stage_by_stage():
 
 def test_a_driver_may_run_gangs_stage_by_stage(store):
     workers = Members(store)
-    ask(workers, store, gangs=False, concurrency=1)
+    ask(workers, store, gangs=False, slots=1)
     assert not any(task.gang for task in workers.tasks)
 
 
@@ -231,3 +233,40 @@ def test_a_member_whose_report_lacks_stages_has_failed(store):
     workers = Members(store, script)
     [answer] = ask(workers, store)
     assert answer.overheads.retries == 1
+
+
+def test_a_duplicate_that_waits_with_another_member_s_is_invoked_though_that_one_is_not_needed_any_more(store):
+    """Members 0 and 1 are late; the first answers before its duplicate has a slot, the second fails."""
+    clock, four = FakeClock(), plan(4)
+
+    class Late:
+        def __init__(self):
+            self.queries, self.seen = [], set()
+
+        async def invoke(self, _function, task, _timeout_s):
+            if not task.gang:
+                return report(stored(task))
+            if task.query not in self.queries:
+                self.queries.append(task.query)
+            first = (task.query, task.tile) not in self.seen
+            self.seen.add((task.query, task.tile))
+            last = len(self.queries) == 10 and first
+            if last and task.tile >= 2:
+                board = inbox_key(task.query, 0, 4)
+                store.exchange().send([Message(board, BORDER_HEADER.pack(0, task.tile))], task.ttl)
+            await clock.sleep((20.0, 40.0, 60.0, 60.0)[task.tile] if last else 1.0)
+            if last and task.tile == 1:
+                return Failure(FailureKind.UNREACHABLE, "", "gone")
+            end = replace(task, stage=2, gang=None)
+            store.put(f"serfer:{task.query}:2:{task.tile}", stored(end), task.ttl)
+            return replace(report(), later=(report(),) * 2)
+
+    async def main():
+        settings = {"inline_limit": 1000, "timeout_s": 5, "retry": SOON, "clock": clock, "slots": 4}
+        pushing = PushDriver(four, Late(), store, **settings)
+        try:
+            return [await pushing.run([*CROPS, CROPS[0]], 1, 100.0) for _ in range(10)][-1]
+        finally:
+            await pushing.close()
+
+    assert clock.run(main()).overheads.hedges >= 2

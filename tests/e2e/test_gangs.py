@@ -15,7 +15,7 @@ import pytest
 
 import serfer
 from bench.chaos import scenarios
-from drivers.gangs import Gangs
+from drivers.push_run import gang_progress
 from lambdas.gang import GangRun
 from serfer.core.errors import DeadlineError, GangStalledError, LambdaThrottledError, UsageError
 from serfer.core.exactness import difference
@@ -280,10 +280,10 @@ class TestChaos:
     def test_a_late_member_gets_a_duplicate_and_the_answer_is_the_same(
         self, opened, rows, invocations, monkeypatch, behind
     ):
-        probed, progress = threading.Event(), Gangs.progress
+        probed = threading.Event()
 
         async def watched(*given):
-            at = await progress(*given)
+            at = await gang_progress(*given)
             probed.set()
             return at
 
@@ -294,7 +294,7 @@ class TestChaos:
         query = start(pipeline)
         late, pids = invocations.members(2)
         if behind == "later":
-            monkeypatch.setattr(Gangs, "progress", watched)
+            monkeypatch.setattr("drivers.push_run.gang_progress", watched)
             assert probed.wait(PATIENCE)
         os.kill(pids[1], signal.SIGCONT)
         assert check(pipeline, rows, query).hedges >= 1  # on a busy machine also for other tasks

@@ -100,7 +100,6 @@ def outcome(plans_of, concurrency=CONCURRENCY):
             invoker,
             store,
             inline_limit=1000,
-            concurrency=concurrency,
             slots=slots,
             clock=clock,
             prewarming=Prewarming(FACTS.kept_warm, FACTS.init_limit),

@@ -18,6 +18,8 @@ Axes = tuple[int, int]
 ROW_AXIS, COL_AXIS = 2, 3
 NCHW: Axes = (ROW_AXIS, COL_AXIS)
 MAP_RANK, VECTOR_RANK = 4, 2
+INLINE_BYTES = 1024
+"""Smaller constants stay in a model's graph, where ONNX Runtime folds them; larger ones are kept apart from it."""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,9 @@ from serfer.core.plan import (
     FORMAT,
     IMAGE,
     ZIP,
-    Alternative,
     Artefact,
-    DeploymentOption,
     Gang,
     Input,
-    ModelChange,
     Operator,
     Padding,
     Piece,
@@ -44,32 +41,14 @@ from splitter.plan_dir.weights import WeightsFile
 from splitter.planning.limits import room_in
 from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import tile_works
-from splitter.planning.planner import Choice
+from splitter.planning.planner import Choice, Decision
 from splitter.tiling import operators
 from splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
-from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
 from splitter.tiling.parts import tile_rects
 from splitter.tiling.regions import Regions, infer_regions, input_paddings, tile_macs, whole_regions
 
 _NO_PADDING = Padding(0, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The input of `assemble`: the network as it will be computed, its stages, and the changes made for them.
-
-    `gangs` are the numbers of stages that become gangs.
-    """
-
-    graph: Graph
-    cuts: Sequence[Cut]
-    choices: Sequence[Choice]
-    changes: tuple[ModelChange, ...] = ()
-    ways: tuple[DeploymentOption, ...] = ()
-    why: str = ""
-    alternatives: tuple[Alternative, ...] = ()
-    gangs: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from serfer.core.geometry import Span
-from splitter.network.graph import Weights
+from splitter.network.graph import INLINE_BYTES, Weights
 
-INLINE_BYTES = 1024
-"""Smaller constants stay in the graph, where ONNX Runtime folds them."""
 _ALIGNMENT = 64
 _MARK = "|"
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid
-from serfer.core.plan import CACHE, INLINE, PATHS, ZIP
+from serfer.core.plan import CACHE, INLINE, PATHS, ZIP, Alternative, DeploymentOption, ModelChange
 from splitter.network.graph import Graph
 from splitter.planning.gang_prices import CandidateGang
 from splitter.planning.limits import WeightStorage
@@ -51,6 +51,24 @@ class Choice:
     def inline(self) -> bool:
         """Whether its outputs travel inline, with the driver."""
         return self.path == INLINE
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The planner's result: the network as it will be computed, its stages, and the changes made for them.
+
+    `gangs` are the numbers of stages that become gangs, `notes` what `split` warns of.
+    """
+
+    graph: Graph
+    cuts: Sequence[Cut]
+    choices: Sequence[Choice]
+    changes: tuple[ModelChange, ...] = ()
+    ways: tuple[DeploymentOption, ...] = ()
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+    gangs: tuple[range, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def choose(

@@ -21,8 +21,8 @@ from serfer.core.wire import Crop, Membership, Task
 from serfer.plan_directory import load_plan
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
-from splitter.plan_dir.assemble import Decision, assemble
-from splitter.planning.planner import Choice
+from splitter.plan_dir.assemble import assemble
+from splitter.planning.planner import Choice, Decision
 from splitter.planning.stage_costs import StageEnumerator
 from splitter.tiling.cuts import all_cuts
 from splitter.tiling.global_pooling import with_tile_pools

@@ -19,12 +19,11 @@ from serfer.core.geometry import Grid
 from serfer.core.plan import ZIP
 from splitter.network.graph import Graph
 from splitter.network.source import Progress
-from splitter.plan_dir.assemble import Decision
 from splitter.planning.cold.search import ColdChain, ColdSearch
 from splitter.planning.explanation import alternative, describe
 from splitter.planning.limits import WeightStorage, column_bytes
 from splitter.planning.options import Budget, SplitOptions
-from splitter.planning.planner import Choice, choices_of, prepare
+from splitter.planning.planner import Choice, Decision, choices_of, prepare
 from splitter.tiling.cuts import cut_points, cuts_at, weight_bytes
 from splitter.tiling.grids import AUTO, GridChoice
 
@@ -120,6 +119,7 @@ def _decision(decision: Decision, found: ColdChain, most: int) -> Decision:
         why=why,
         alternatives=(alternative(found.chain, chosen=True),),
         gangs=(),
+        notes=(),
     )
 
 

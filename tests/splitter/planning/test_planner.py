@@ -6,9 +6,9 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx
+from splitter.package_fit import fit
 from splitter.planning.limits import WeightStorage, memory_needed
 from splitter.planning.options import Budget, SplitOptions
-from splitter.planning.package_fit import fit
 from splitter.planning.planner import choose, prepare
 from splitter.planning.search import BALANCED, COST, LATENCY
 from splitter.tiling import operators

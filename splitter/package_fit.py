@@ -8,7 +8,6 @@ the head's columns go to several functions, which is exact.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.errors import ModelError, PlanWarning
+from serfer.core.errors import ModelError
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP, Alternative, DeploymentOption, ModelChange
@@ -26,9 +25,8 @@ from splitter.head.find import find_head
 from splitter.head.gap import HeadFit, replace_head, replace_head_blind
 from splitter.network.graph import Graph
 from splitter.network.source import Progress
-from splitter.plan_dir import precision
-from splitter.plan_dir.assemble import Decision
 from splitter.plan_dir.check import whole_runner
+from splitter.planning import precision
 from splitter.planning.explanation import (
     IN_PLACE,
     Constraints,
@@ -45,7 +43,7 @@ from splitter.planning.gangs import gangs_of_runs
 from splitter.planning.limits import WeightStorage, memory_needed, room_in
 from splitter.planning.optional import optional
 from splitter.planning.options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
-from splitter.planning.planner import MAX_GANG_STAGES, MAX_STAGES, Choice, choices_of, gangs_of, prepare
+from splitter.planning.planner import MAX_GANG_STAGES, MAX_STAGES, Choice, Decision, choices_of, gangs_of, prepare
 from splitter.planning.search import Chain, Search
 from splitter.tiling.cuts import MOST_TENSORS, Cut, cut_points, cuts_after, cuts_at, weight_bytes
 from splitter.tiling.global_pooling import with_tile_pools
@@ -53,7 +51,6 @@ from splitter.tiling.grids import COLUMNS, ONE
 
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
-_CALLER_OF_SPLIT = 7  # frames up from fit: choose, _write_plan, build_plan, split, its decorator, its caller
 _Run = Callable[[NDArray[np.float32]], Answer]
 
 
@@ -62,31 +59,26 @@ def fit(
 ) -> Decision:
     """Choose stages for a network so that each fits its functions, changing the network only where it must be.
 
-    Warns (PlanWarning) where one grid was requested and no stage can have it, or gangs and there can be none, or where
-    fp16 storage loses more than was allowed, so that weights stay in fp32.
+    The decision has a note where one grid was requested and no stage can have it, or gangs and there can be none, or
+    where fp16 storage loses more than was allowed, so that weights stay in fp32.
 
     Raises ModelError where nothing fits (the message names the bound), fp16 was requested and loses more than was
     allowed, or a GAP head was requested and there is no head to replace; UsageError for options that contradict each
     other.
     """
 
-    def decided(allowed: SplitOptions) -> tuple[Decision, tuple[str, ...]]:
+    def decided(allowed: SplitOptions) -> Decision:
         return _decide(original, allowed, budget, calibration, progress)
 
     if _searches_gangs(options, budget) or options.gang == "always":
         without = replace(options, gang="never")
-        decision, notes = optional("the search for gangs", lambda: decided(options), lambda: decided(without))
-    else:
-        decision, notes = decided(options)
-    for note in notes:
-        warnings.warn(note, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
-    return decision
+        return optional("the search for gangs", lambda: decided(options), lambda: decided(without))
+    return decided(options)
 
 
 def _decide(
     original: Graph, options: SplitOptions, budget: Budget, calibration: Calibration | None, progress: Progress
-) -> tuple[Decision, tuple[str, ...]]:
-    """Return the stages of `fit`, and what to warn of."""
+) -> Decision:
     progress("choosing cuts and grids")
     changes: tuple[ModelChange, ...] = ()
     given = original
@@ -119,8 +111,8 @@ def _decide(
         progress("measuring what fp16 storage loses")
         changes = (*changes, _measure_half(given, rounded, half, calibration))
         if excess := _excess_loss(changes[-1], options):
-            decision, notes = _decide(original, _in_fp32(options), budget, calibration, progress)
-            return decision, (excess, *notes)
+            decision = _decide(original, _in_fp32(options), budget, calibration, progress)
+            return replace(decision, notes=(excess, *decision.notes))
     unmet = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
     unmet = unmet or ("" if gangs else _why_no_gang(graph, options, budget, choices))
 
@@ -129,7 +121,7 @@ def _decide(
         paragraph = why(options.objective, options.goal, chain, others, budget.profiles, given)
         return paragraph + ("" if half else _in_half_instead(graph, cuts, chain, options, budget, storage))
 
-    decision = Decision(
+    return Decision(
         rounded if half else graph,
         cuts_at(graph, [choice.stop for choice in choices]),
         choices,
@@ -142,8 +134,8 @@ def _decide(
         unmet[:1].upper() + unmet[1:] + optional("the explanation", explained, str),
         others,
         gangs,
+        (unmet,) if unmet else (),
     )
-    return decision, (unmet,) if unmet else ()
 
 
 def _excess_loss(change: ModelChange, options: SplitOptions) -> str:

@@ -19,7 +19,6 @@ from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Source, load
 from splitter.package_fit import fit
@@ -30,6 +29,7 @@ from splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
 from splitter.planning.optional import optional
 from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.planner import Decision
+from splitter.tiling.from_onnx import from_onnx
 
 _CHECK_BATCH = 2
 _CHOICES = 4

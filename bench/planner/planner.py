@@ -27,7 +27,6 @@ from serfer.core.plan import Alternative, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import load_settings
 from splitter.network.graph import Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
 from splitter.planning.explanation import unsplit
@@ -36,6 +35,7 @@ from splitter.planning.options import Budget, exchanges, memory_sizes
 from splitter.planning.planner import Choice, choices_of, prepare, steps_of
 from splitter.planning.search import COST, LATENCY, Chain, Search
 from splitter.tiling.cuts import cut_points
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import GridChoice
 

@@ -131,3 +131,11 @@ def needed_for(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...
             kept.append(node)
             needed.update(node.inputs)
     return tuple(reversed(kept))
+
+
+def integers(graph: Graph, node: Node, index: int) -> list[int] | None:
+    """Return the constant integers that input `index` holds; none for an absent one, None for a computed one."""
+    name = node.inputs[index] if index < len(node.inputs) else ""
+    if not name:
+        return []
+    return [int(value) for value in graph.weights[name].reshape(-1)] if name in graph.weights else None

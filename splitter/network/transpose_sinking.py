@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitter.network.canonicalize import Rewriter, without_identities
-from splitter.network.graph import Graph, Node, needed_for
-from splitter.tiling.rule import integers
+from splitter.network.graph import Graph, Node, integers, needed_for
 
 _SWAPPED = [0, 2, 1]
 _GRID_RANK, _ROW_AND_COLUMN = 3, (0, 1)

@@ -8,8 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from splitter.network.graph import Graph, Node
-from splitter.tiling.rule import integers
+from splitter.network.graph import Graph, Node, integers
 
 IN_8_BITS = (
     "it computes in 8 bits by itself; quantise in QDQ format, with float32 operators between DequantizeLinear and "

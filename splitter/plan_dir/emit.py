@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from serfer.core.geometry import Rect
 from splitter.network.graph import Graph, Node, Weights
 from splitter.network.onnx_models import model_of
-from splitter.plan_dir.onnx_builder import OnnxBuilder
 from splitter.plan_dir.weights import WeightsFile
+from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of
 from splitter.tiling.regions import Regions, input_region, whole_regions
 from splitter.tiling.rule import Rule, TileOperator

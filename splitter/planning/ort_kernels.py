@@ -21,6 +21,7 @@ from math import prod
 from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
 from splitter.network.graph import MAP_RANK, NCHW, Graph, Node
+from splitter.network.operator_kinds import POOLS
 from splitter.tiling import operators
 from splitter.tiling.regions import Regions, input_region
 
@@ -204,7 +205,7 @@ def _count(graph: Graph, node: Node, region: Rect) -> Work:
     )
     if node.kind in ("Conv", "ConvTranspose"):
         return _convolution(graph, node, region, counted)
-    if node.kind in operators.POOLS:
+    if node.kind in POOLS:
         return replace(counted, taps=prod(node.attributes["kernel_shape"]), channels_out=shape.channels)
     weights = sum(int(graph.weights[name].size) for name in graph.constants(node)) if node.kind in _PRODUCTS else 0
     return replace(counted, weights=weights, channels_out=shape.channels)
@@ -259,7 +260,7 @@ def kind_of(operator: str) -> Kind:
     """Return the kind of an ONNX operator that is neither a convolution nor a fully connected layer."""
     if operator in _PRODUCTS:
         return Kind.PRODUCT
-    if operator in operators.POOLS:
+    if operator in POOLS:
         return Kind.POOL
     if operator in (operators.TILE_POOL, operators.TILE_SUM) or operator.startswith(("Reduce", "Global")):
         return Kind.REDUCE
@@ -353,7 +354,7 @@ class _LayoutPlanner:
             return False
         if node.kind == "Conv":
             return _conv_kind(graph, node) != Kind.OTHER_CONVOLUTION
-        if node.kind in operators.POOLS or node.kind == operators.TILE_POOL:
+        if node.kind in POOLS or node.kind == operators.TILE_POOL:
             return graph.shapes[node.output][1] % BLOCK == 0
         sources = graph.activations(node)
         if any(name not in self._nchwc for name in sources):

@@ -36,7 +36,6 @@ from serfer.core.costs.sessions import set_threads, share_arena
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
 from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
-from splitter.network.ingest import from_onnx
 from splitter.network.onnx_models import model_of, session_of
 from splitter.network.source import Progress, load
 from splitter.plan_dir.emit import tile_graph
@@ -51,6 +50,7 @@ from splitter.planning.ort_kernels import (
 from splitter.profiling.synthetic_models import synthetic_models
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, cut_points
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import ONE
 from splitter.tiling.parts import tile_rects

@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
-from splitter.tiling.rule import Rule, TileOperator, integers
+from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node, integers
+from splitter.tiling.onnx_builder import OnnxBuilder
+from splitter.tiling.rule import Rule, TileOperator
 
 Along = Callable[[Graph, Node], Collection[int] | None]
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
+from splitter.network.operator_kinds import BROADCAST, PER_VALUE, POOLS
 from splitter.tiling.elementwise import (
     Channelwise,
     Elementwise,
@@ -40,17 +41,13 @@ from splitter.tiling.resampling import (
     TransposedConvolution,
     matrix_of,
 )
-from splitter.tiling.resizing.rule import Resize
+from splitter.tiling.resizing import Resize
 from splitter.tiling.rule import Rule, extent
-from splitter.tiling.windowed import POOLS, WINDOWED, AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
+from splitter.tiling.windowed import AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
 
 __all__ = [
-    "BROADCAST",
-    "POINTWISE",
-    "POOLS",
     "TILE_POOL",
     "TILE_SUM",
-    "WINDOWED",
     "axes_of_output",
     "column_splittable",
     "is_fully_connected",
@@ -64,26 +61,10 @@ __all__ = [
     "tiled_kinds",
 ]
 _Answer = TypeVar("_Answer")
-_PER_CHANNEL = frozenset({"BatchNormalization", "LRN", "PRelu"})
-_PER_VALUE = frozenset(
-    {
-        *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
-        *("Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN"),
-        *("LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid"),
-        *("Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
-    }
-)
-POINTWISE = _PER_CHANNEL | _PER_VALUE
-BROADCAST = frozenset(
-    {
-        *("Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min"),
-        *("Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor"),
-    }
-)
 _ELEMENTWISE = Elementwise()
 _FULLY_CONNECTED = FullyConnected()
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(_PER_VALUE | BROADCAST, _ELEMENTWISE),
+    **dict.fromkeys(PER_VALUE | BROADCAST, _ELEMENTWISE),
     **dict.fromkeys(("BatchNormalization", "LRN"), Channelwise(parameters(lambda _graph, _node: [1]))),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"), Channelwise(attribute_axis(-1))),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), Channelwise(parameters(axes_from))),
@@ -118,7 +99,7 @@ def tiled_kinds() -> dict[str, tuple[str, ...]]:
     """Return the kinds of operators that have rules, sorted, by family of rules."""
     about = {
         "tiled as windows (halos where they overlap)": ("Conv", "ConvTranspose", *POOLS, "Pad"),
-        "tiled value by value": _PER_VALUE | BROADCAST,
+        "tiled value by value": PER_VALUE | BROADCAST,
         "tiled as global pooling, by partial results": ("GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization"),
         "spread by output columns behind a vector": ("Gemm",),
     }

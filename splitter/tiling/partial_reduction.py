@@ -8,7 +8,7 @@ import numpy as np
 
 from serfer.core.geometry import even_parts
 from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import ReceptiveField, all_rows, spans_of, tabulated
 from splitter.tiling.rule import Rule, TileOperator, extent
 

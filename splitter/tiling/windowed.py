@@ -8,12 +8,11 @@ import numpy as np
 
 from serfer.core.plan import Padding
 from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, average_scale, window
+from splitter.network.operator_kinds import POOLS
+from splitter.network.sliding_window import average_scale, window
+from splitter.tiling.onnx_builder import OnnxBuilder
+from splitter.tiling.receptive_field import ReceptiveField, under
 from splitter.tiling.rule import Rule, TileOperator
-
-POOLS = frozenset({"MaxPool", "AveragePool"})
-WINDOWED = POOLS | {"Conv"}
 
 
 def works_on_maps(graph: Graph, node: Node) -> bool:
@@ -31,7 +30,7 @@ class _Sliding(Rule):
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         """Return the rows under the windows."""
-        return window(node, axis).input_spans
+        return under(window(node, axis))
 
 
 class Convolution(_Sliding):

@@ -18,7 +18,6 @@ from serfer.core.plan import PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from splitter.network.ingest import from_onnx
 from splitter.network.onnx_models import session_of
 from splitter.network.source import Source
 from splitter.package_fit import fit
@@ -26,6 +25,7 @@ from splitter.plan_dir.assemble import assemble
 from splitter.plan_dir.check import run_tiles
 from splitter.planning.options import Budget, SplitOptions
 from splitter.split import split
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.grids import parse_grids
 
 FACTS = shipped_aws()

@@ -14,11 +14,11 @@ import pytest
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import WEIGHT_PLACES, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.package_fit import _decide
 from splitter.planning.cold.plan import cold_offer
 from splitter.planning.options import OBJECTIVES, Budget, SplitOptions, memory_sizes
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.grids import parse_grids
 from tests.splitter.models import Net
 from tests.splitter.planning.test_weight_places import NETWORKS, ROOM, SIZE

@@ -10,10 +10,10 @@ from serfer.core.errors import ModelError, PlanWarning, UsageError
 from serfer.core.plan import CONTAINER, FETCHED, ZIP
 from serfer.core.units import MIB
 from serfer.plan_directory import load_plan
-from splitter.network.ingest import from_onnx
 from splitter.plan_dir.check import run_tiles
 from splitter.planning.precision import predicted_loss, rounded_up, storable, storable_within
 from splitter.split import split
+from splitter.tiling.from_onnx import from_onnx
 from tests.once import one_each
 from tests.splitter.models import Net, unsplit
 

@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from splitter.network.sliding_window import Window
 from splitter.tiling.known_spans import KnownSpans
-from splitter.tiling.receptive_field import Window, clipped, hull
+from splitter.tiling.receptive_field import clipped, hull, under
 
 
 def test_equal_spans_are_one_array_and_equal_their_rules():
-    known, field = KnownSpans(), Window(3, 2, 1, 1, 1).input_spans
+    known, field = KnownSpans(), under(Window(3, 2, 1, 1, 1))
     one, again = (known.one(np.array([[0, 4], [4, 9]])) for _ in range(2))
     assert one is again
     read = known.read(field, 17, one)

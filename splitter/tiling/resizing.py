@@ -14,15 +14,15 @@ import numpy as np
 
 from serfer.core.geometry import Rect, Span, even_parts
 from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, tabulated
-from splitter.tiling.resizing.interpolation import (
+from splitter.network.interpolation import (
     Interpolation,
     interpolation,
     interpolation_of,
     is_runtimes,
     is_separable,
 )
+from splitter.tiling.onnx_builder import OnnxBuilder
+from splitter.tiling.receptive_field import ReceptiveField, tabulated
 from splitter.tiling.rule import Rule, TileOperator, append_slice
 
 _ROWS = 32

@@ -27,8 +27,8 @@ from splitter.plan_dir.check import check_exact
 from splitter.plan_dir.output_directory import appearing_whole
 from splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
 from splitter.planning.optional import optional
-from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.planner import Decision
+from splitter.planning.split_options import Budget, SplitOptions
 from splitter.tiling.from_onnx import from_onnx
 
 _CHECK_BATCH = 2
@@ -93,8 +93,8 @@ def build_plan(
         def offered() -> ColdOffer:
             return cold_offer(decision, options, within, progress)
 
-        asked = options.cold_plan == "always"
-        offer = offered() if asked else optional("the choice of a cold plan", offered, lambda: _NO_OFFER)
+        must = options.cold_plan == "always"
+        offer = offered() if must else optional("the choice of a cold plan", offered, lambda: _NO_OFFER)
         planned_for = f" Planned for {within.account}." if within.account else ""
         decision = replace(decision, why=decision.why + offer.sentence + answers + planned_for)
         return _Chosen(decision, offer, cold_environments(decision, options, within))
@@ -146,17 +146,17 @@ def _write_plan(
 
 
 def _calibration(
-    given: Calibration | Path | str | None, graph: Graph, source: Source, progress: Progress
+    calibration: Calibration | Path | str | None, graph: Graph, source: Source, progress: Progress
 ) -> Calibration | None:
     shape, classes = graph.shape(graph.input), graph.shape(graph.output).elements
-    if given is not None and graph.answers:
+    if calibration is not None and graph.answers:
         raise ModelError("calibration needs a network that classifies: one output (N, K)")
-    if isinstance(given, Path | str):
+    if isinstance(calibration, Path | str):
         labels = source.labels or tuple(map(str, range(classes)))
-        given = read_calibration(Path(given), source.preprocess, shape, labels, ImageLimits(), progress)
-    elif given is not None:
-        given.check(shape, classes)
-    return given
+        calibration = read_calibration(Path(calibration), source.preprocess, shape, labels, ImageLimits(), progress)
+    elif calibration is not None:
+        calibration.check(shape, classes)
+    return calibration
 
 
 def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array or tensor

@@ -16,7 +16,7 @@ from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.description import Description, Reduction
 from splitter.plan_dir.output_directory import place_for
-from splitter.planning.options import (
+from splitter.planning.split_options import (
     DEFAULT_COLD_ENVIRONMENTS,
     DEFAULT_WEIGHTS,
     Budget,
@@ -174,11 +174,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         from splitter.build import Network, build_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs, over a second
 
         network = Network(model, example, description, calibration)
-        plan, notes = build_plan(network, place, options, budget, progress or _report_no_progress)
+        plan, notes = build_plan(network, place, options, budget, progress or (lambda _step: None))
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return plan
-
-
-def _report_no_progress(_step: str) -> None:
-    pass

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from numpy.typing import NDArray
 
 from serfer.core.plan import SCORES, OutputTensor, Shape
 
+Given = TypeVarTuple("Given")
+Answer = TypeVar("Answer")
 Weights = dict[str, NDArray[Any]]
 Axes = tuple[int, int]
 """Where a tensor has its rows and where its columns."""
@@ -31,6 +33,9 @@ class Node:
     inputs: tuple[str, ...]
     output: str
     attributes: dict[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.output)
 
 
 @dataclass(frozen=True)
@@ -117,9 +122,17 @@ class Graph:
         plain = len(self.shapes[tensor]) == VECTOR_RANK or self.axes(tensor) == NCHW
         return plain and len(self.shapes[tensor]) in (VECTOR_RANK, MAP_RANK) and tensor not in self.others
 
+    def once(self, question: Callable[[Graph, *Given], Answer], *given: *Given) -> Answer:
+        """Return `question(self, *given)`, computed once: the search for stages asks again and again."""
+        key = question, given
+        try:
+            answer: Answer = self._known[key]
+        except KeyError:
+            answer = self._known[key] = question(self, *given)
+        return answer
+
     @cached_property
-    def memo(self) -> dict[tuple[str, str], Any]:
-        """Results already computed for the operators, by property and output name."""
+    def _known(self) -> dict[Hashable, Any]:
         return {}
 
 

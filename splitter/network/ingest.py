@@ -106,7 +106,7 @@ def _check_size(given: ExternalWeightsModel, read: ExternalWeightsModel, height:
     if why is None:
         return
     near = [(_multiple(height, up), _multiple(width, up)) for up in (False, True)]
-    taken = next((f": it takes {' x '.join(map(str, each))}" for each in near if _unfitting(given, *each) is None), "")
+    taken = next((f": it takes {' x '.join(map(str, size))}" for size in near if _unfitting(given, *size) is None), "")
     raise ModelError(f"the model does not take images of {height} x {width}{taken} ({why})")
 
 
@@ -222,7 +222,6 @@ def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> N
 
 
 def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
-    """Return the bytes of a tensor, None without a static shape."""
     if value is None or not value.type.tensor_type.HasField("shape") or min(_static_shape(value), default=0) < 0:
         return None
     kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -286,8 +285,6 @@ def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Values:
-    """The results of shape inference on a model's tensors."""
-
     shapes: dict[str, tuple[int, ...]]
     others: frozenset[str]
 

@@ -132,7 +132,6 @@ class _Views:
 
 
 def _write(views: _Views, node: Node) -> None:
-    """Append an operator as its region of the output needs it."""
     graph, region = views.graph, views.regions[node.output]
     reads = {name: input_region(graph, node, name, region) for name in graph.activations(node)}
     names = {"": ""}  # an input that is absent

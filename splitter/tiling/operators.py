@@ -10,9 +10,6 @@ is as small as a vector is computed whole by every tile that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import numpy as np
 
 from splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
@@ -60,7 +57,6 @@ __all__ = [
     "tileable",
     "tiled_kinds",
 ]
-_Answer = TypeVar("_Answer")
 _ELEMENTWISE = Elementwise()
 _FULLY_CONNECTED = FullyConnected()
 _RULES: dict[str, Rule] = {
@@ -110,21 +106,12 @@ def tiled_kinds() -> dict[str, tuple[str, ...]]:
 
 def rule_of(graph: Graph, node: Node) -> Rule | None:
     """Return the rule by which rectangles (or columns) of the operator's output are computed, None for no such rule."""
-    return _once(graph, node, _find_rule)
+    return graph.once(_find_rule, node)
 
 
 def has_rule(kind: str) -> bool:
     """Return whether there is a rule for operators of this kind, which need not cover every form of it."""
     return kind in _RULES
-
-
-def _once(graph: Graph, node: Node, question: Callable[[Graph, Node], _Answer]) -> _Answer:
-    """Return a property of an operator, computed once for a graph: the search for stages reads it again and again."""
-    key = question.__name__, node.output
-    if key not in graph.memo:
-        graph.memo[key] = question(graph, node)
-    answer: _Answer = graph.memo[key]
-    return answer
 
 
 def _find_rule(graph: Graph, node: Node) -> Rule | None:
@@ -175,7 +162,7 @@ def _is_column_by_column(graph: Graph, node: Node) -> bool:
 
 def is_replicated(graph: Graph, node: Node) -> bool:
     """Return whether every tile of a spread stage computes all of the operator's output, from all of its inputs."""
-    return _once(graph, node, _find_replicated)
+    return graph.once(_find_replicated, node)
 
 
 def _find_replicated(graph: Graph, node: Node) -> bool:

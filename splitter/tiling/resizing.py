@@ -35,16 +35,13 @@ class Resize(Rule):
     """Nearest, linear and cubic, up and down, wherever the centres of pixels lie."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW for maps of which only rows and columns are resized."""
         return NCHW if is_separable(graph, node) else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the rows from the first to the last that the rows are made of."""
         taps = interpolation(graph, node, axis)
         return tabulated(taps.first, taps.stop)
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it in the fastest form."""
         graph, node = tile.graph, tile.node
         is_cubic = node.attributes.get("mode") == b"cubic"
         whole = tile.region == graph.shape(node.output).whole and tile.read.clipped == graph.shape(node.inputs[0]).whole

@@ -23,7 +23,7 @@ from splitter.network.source import Source
 from splitter.package_fit import fit
 from splitter.plan_dir.assemble import assemble
 from splitter.plan_dir.check import run_tiles
-from splitter.planning.options import Budget, SplitOptions
+from splitter.planning.split_options import Budget, SplitOptions
 from splitter.split import split
 from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.grids import parse_grids

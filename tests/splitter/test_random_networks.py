@@ -26,8 +26,7 @@ from splitter.planning.stage_costs import StageEnumerator
 from splitter.tiling.cuts import all_cuts
 from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import ONE, parse_grid
-from splitter.tiling.parts import tile_rects
+from splitter.tiling.grids import ONE, parse_grid, tile_rects
 from storage.memory import MemoryStore
 from tests.splitter.models import BUDGET, Net, unsplit, worst_error
 from tests.splitter.random_networks import CLASSES, wanted, wanted_dense

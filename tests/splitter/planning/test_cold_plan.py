@@ -18,8 +18,8 @@ from splitter.plan_dir.check import run_tiles
 from splitter.planning.cold.plan import EARLIER, SLACK, find_cold_plan
 from splitter.planning.cold.search import ColdSearch
 from splitter.planning.limits import FunctionLimits, WeightStorage, column_bytes
-from splitter.planning.options import Budget, SplitOptions
 from splitter.planning.planner import choices_of, prepare
+from splitter.planning.split_options import Budget, SplitOptions
 from splitter.split import split
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.from_onnx import from_onnx

@@ -17,7 +17,7 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.source import load
 from splitter.package_fit import _decide
 from splitter.planning.cold.plan import cold_offer
-from splitter.planning.options import OBJECTIVES, Budget, SplitOptions, memory_sizes
+from splitter.planning.split_options import OBJECTIVES, Budget, SplitOptions, memory_sizes
 from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.grids import parse_grids
 from tests.splitter.models import Net

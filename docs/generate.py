@@ -222,7 +222,7 @@ def _class(name: str, described: type) -> Iterator[str]:
     made_by_user = "__init__" in vars(described) and not is_dataclass(described)
     if made_by_user and name not in _MADE_BY_SERFER:
         yield f"```python\n{_signature(f'serfer.{name}', described)}\n```\n"
-    yield (inspect.getdoc(described) or "") + "\n"
+    yield _docstring(described) + "\n"
     if is_dataclass(described):
         rows = [(f"`{field.name}`", f"`{field.type}`") for field in fields(described) if not field.name.startswith("_")]
         yield _table(("field", "type"), rows)
@@ -230,7 +230,7 @@ def _class(name: str, described: type) -> Iterator[str]:
     for member in chosen:
         value = inspect.getattr_static(described, member)
         if isinstance(value, property):
-            yield f"### {name}.{member}\n\n{inspect.getdoc(value)}\n"
+            yield f"### {name}.{member}\n\n{_docstring(value)}\n"
         elif isinstance(value, types.FunctionType | classmethod):
             yield f"### {name}.{member}\n"
             yield from _callable(f"{name}.{member}", getattr(described, member))
@@ -239,7 +239,13 @@ def _class(name: str, described: type) -> Iterator[str]:
 def _callable(name: str, described: Callable[..., Any]) -> Iterator[str]:
     prefix = "async " if inspect.iscoroutinefunction(described) else ""
     yield f"```python\n{prefix}{_signature(name, described)}\n```\n"
-    yield (inspect.getdoc(described) or "") + "\n"
+    yield _docstring(described) + "\n"
+
+
+def _docstring(described: Any) -> str:  # noqa: ANN401 - what has one
+    """Return a docstring as Markdown, its parameters and errors as a list."""
+    text = re.sub(r"^(Args|Raises):\n", r"\1:\n\n", inspect.getdoc(described) or "", flags=re.MULTILINE)
+    return re.sub(r"^ {8}", "  ", re.sub(r"^ {4}(\w+): ", r"- `\1`: ", text, flags=re.MULTILINE), flags=re.MULTILINE)
 
 
 def _signature(name: str, described: Callable[..., Any]) -> str:

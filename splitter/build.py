@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serfer.core.errors import ModelError, PlanWarning
+from serfer.core.errors import ModelError
 from serfer.core.plan import ImageLimits, PackageLimit, Plan
 from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
@@ -20,36 +19,60 @@ from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Source, load
-from splitter.plan_dir.assemble import Decision, PackageOverflowError, assemble
+from splitter.package_fit import fit
+from splitter.plan_dir.assemble import PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
 from splitter.plan_dir.output_directory import appearing_whole
 from splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
 from splitter.planning.optional import optional
-from splitter.planning.options import Budget, SplitOptions
-from splitter.planning.package_fit import fit
+from splitter.planning.planner import Decision
+from splitter.planning.split_options import Budget, SplitOptions
+from splitter.tiling.from_onnx import from_onnx
 
 _CHECK_BATCH = 2
 _CHOICES = 4
 _NO_OTHER = " There is no cold plan: the one with the earliest first answer is this plan."
+_NO_OFFER = ColdOffer(None, "")
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
+_ONE_CLASS = (
+    "the model gives the images that the plan was checked on one class everywhere, so that the check says "
+    "little: split once without --reduce, which compares scores, or look at `serfer verify` on your images"
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is split, as `split` takes it: a model, an example of its input, and what its file does not say of it."""
+
+    model: Any
+    example: Any | None
+    description: Description
+    calibration: Calibration | Path | str | None
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A decision, the cold plan to go with it, and the environments that a query may start on that."""
+
+    decision: Decision
+    cold: ColdOffer = _NO_OFFER
+    environments: int = 0
+
+
 def build_plan(
-    model: Any,  # noqa: ANN401 - as `split` takes it
-    example: Any | None,  # noqa: ANN401 - same
-    place: Path,
-    options: SplitOptions,
-    budget: Budget,
-    description: Description,
-    calibration: Calibration | Path | str | None,
-    progress: Progress,
-) -> Plan:
-    """Read a model, choose its plan and write it to `place`, a path of `place_for`; see `splitter.split.split`."""
+    network: Network, place: Path, options: SplitOptions, budget: Budget, progress: Progress
+) -> tuple[Plan, tuple[str, ...]]:
+    """Read a network, choose its plan and write it to `place`, a path of `place_for`.
+
+    Returns what `split` warns of as well; raises what that does.
+    """
     progress("reading the network")
-    source, sample = load(model, _as_array(example))
+    source, sample = load(network.model, _as_array(network.example))
+    description, one_class = network.description, list[str]()
     source = replace(
         source,
         preprocess=description.preprocess or source.preprocess,
@@ -60,64 +83,60 @@ def build_plan(
     _check_layout(graph)
     _check_example(graph, sample)
     _check_answer(graph, source)
-    source = _reduced(source, description.reduction)
+    source = _reduced(source, description.reduction, one_class)
     answers = _answers(graph, description.reduction)
-    images = _calibration(calibration, graph, source, progress)
-    cold: list[ColdOffer] = []
-    environments: list[int] = []
+    images = _calibration(network.calibration, graph, source, progress)
 
-    def choose(within: Budget) -> Decision:
+    def choose(within: Budget) -> _Chosen:
         decision = fit(graph, options, within, images, progress)
 
         def offered() -> ColdOffer:
             return cold_offer(decision, options, within, progress)
 
-        none = ColdOffer(None, "")
-        asked = options.cold_plan == "always"
-        offer = offered() if asked else optional("the choice of a cold plan", offered, lambda: none)
-        cold[:] = [offer] if offer.decision else []
-        environments[:] = [cold_environments(decision, options, within)]
+        must = options.cold_plan == "always"
+        offer = offered() if must else optional("the choice of a cold plan", offered, lambda: _NO_OFFER)
         planned_for = f" Planned for {within.account}." if within.account else ""
-        return replace(decision, why=decision.why + offer.sentence + answers + planned_for)
-
-    def choose_cold(within: Budget) -> Decision:
-        always, chosen = replace(options, cold_plan="always"), cold[0].decision
-        assert chosen is not None  # noqa: S101 - only such offers are kept
-        return cold_offer(chosen, always, within, progress, environments[0]).decision or chosen
+        decision = replace(decision, why=decision.why + offer.sentence + answers + planned_for)
+        return _Chosen(decision, offer, cold_environments(decision, options, within))
 
     batch = _check_batch(sample)
     with appearing_whole(place) as directory:
-        plan = _write_plan(choose, source, graph, budget, directory, progress)
+        plan, chosen = _write_plan(choose, source, graph, budget, directory, progress)
         progress("checking the parts against the whole")
         check_exact(plan, directory, source, batch, graph.rounding)
-        if cold:
+        if chosen.cold.decision is not None:
+            first, always = chosen.cold.decision, replace(options, cold_plan="always")
+
+            def choose_cold(within: Budget) -> _Chosen:
+                return _Chosen(cold_offer(first, always, within, progress, chosen.environments).decision or first)
+
             (directory / COLD_DIRECTORY).mkdir()
-            second = _write_plan(choose_cold, source, graph, budget, directory / COLD_DIRECTORY, progress)
+            second, _ = _write_plan(choose_cold, source, graph, budget, directory / COLD_DIRECTORY, progress)
             if second.digest == plan.digest:
                 shutil.rmtree(directory / COLD_DIRECTORY)
-                plan = replace(plan, why=plan.why.replace(cold[0].sentence, _NO_OTHER))
+                plan = replace(plan, why=plan.why.replace(chosen.cold.sentence, _NO_OTHER))
                 write_plan(plan, directory)
             else:
                 progress("checking the parts of the cold plan")
                 check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
-    return plan
+    return plan, (*chosen.decision.notes, *one_class)
 
 
 def _write_plan(
-    choose: Callable[[Budget], Decision],
+    choose: Callable[[Budget], _Chosen],
     source: Source,
     graph: Graph,
     budget: Budget,
     directory: Path,
     progress: Progress,
-) -> Plan:
+) -> tuple[Plan, _Chosen]:
     """Choose a plan and write it; the bytes of its graphs are known only then, so it may have to be chosen again."""
     reserve, limit, tries = 0, budget.limit, 0
     while True:
         tries += 1
-        decision = choose(replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve)))
+        chosen = choose(replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve)))
         try:
-            return assemble(decision, source, graph, budget, directory, progress, reserve)
+            return assemble(chosen.decision, source, graph, budget, directory, progress, reserve), chosen
         except PackageOverflowError as overflow:
             if tries == _CHOICES:
                 raise
@@ -127,17 +146,17 @@ def _write_plan(
 
 
 def _calibration(
-    given: Calibration | Path | str | None, graph: Graph, source: Source, progress: Progress
+    calibration: Calibration | Path | str | None, graph: Graph, source: Source, progress: Progress
 ) -> Calibration | None:
     shape, classes = graph.shape(graph.input), graph.shape(graph.output).elements
-    if given is not None and graph.answers:
+    if calibration is not None and graph.answers:
         raise ModelError("calibration needs a network that classifies: one output (N, K)")
-    if isinstance(given, Path | str):
+    if isinstance(calibration, Path | str):
         labels = source.labels or tuple(map(str, range(classes)))
-        given = read_calibration(Path(given), source.preprocess, shape, labels, ImageLimits(), progress)
-    elif given is not None:
-        given.check(shape, classes)
-    return given
+        calibration = read_calibration(Path(calibration), source.preprocess, shape, labels, ImageLimits(), progress)
+    elif calibration is not None:
+        calibration.check(shape, classes)
+    return calibration
 
 
 def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array or tensor
@@ -173,8 +192,8 @@ def _check_answer(graph: Graph, source: Source) -> None:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
 
 
-def _reduced(source: Source, reduction: Reduction | None) -> Source:
-    """Return a source whose own answers are reduced, and warn where those to the check are masks of one class."""
+def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> Source:
+    """Return a source whose own answers are reduced; `notes` get one where those to the check have one class."""
     source = with_reduction(source, reduction)
     if reduction is None or reduction.kind != ARGMAX:
         return source
@@ -182,21 +201,11 @@ def _reduced(source: Source, reduction: Reduction | None) -> Source:
 
     def run(batch: Array) -> Answer:
         answer = own(batch)
-        _warn_of_one_class(answer)
+        if of_one_class(answer):
+            notes[:] = [_ONE_CLASS]
         return answer
 
     return replace(source, run=run)
-
-
-def _warn_of_one_class(answer: Answer) -> None:
-    """Warn where the check of a plan can find little: masks that have one class everywhere (PlanWarning)."""
-    if of_one_class(answer):
-        warnings.warn(
-            "the model gives the images that the plan was checked on one class everywhere, so that the check says "
-            "little: split once without --reduce, which compares scores, or look at `serfer verify` on your images",
-            PlanWarning,
-            stacklevel=2,
-        )
 
 
 def _answers(graph: Graph, reduction: Reduction | None) -> str:

@@ -14,7 +14,7 @@ from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.description import Description, Reduction
 from splitter.plan_dir.output_directory import place_for
-from splitter.planning.options import Budget, memory_choices, package_limit
+from splitter.planning.split_options import Budget, memory_choices, package_limit
 
 MOST_PIXELS = 2_000_000
 """Pixels that a side of an image may have."""
@@ -79,7 +79,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
     wanted = Wanted(window_side(window), *approximation(approximate, sample))
     return build_map_plan(
-        model, checked_sizes(sizes), place, wanted, channels, budget, description, progress or _ignore
+        model, checked_sizes(sizes), place, wanted, channels, budget, description, progress or (lambda _step: None)
     )
 
 
@@ -109,7 +109,3 @@ def checked_sizes(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         if not (1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
             raise UsageError(f"an image has 1 to {MOST_PIXELS:,} pixels a side, not {height} x {width}")
     return [*dict.fromkeys(sizes)]
-
-
-def _ignore(_step: str) -> None:
-    """Report no progress."""

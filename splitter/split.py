@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
+from serfer.core.errors import PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.description import Description, Reduction
 from splitter.plan_dir.output_directory import place_for
-from splitter.planning.options import (
+from splitter.planning.split_options import (
     DEFAULT_COLD_ENVIRONMENTS,
     DEFAULT_WEIGHTS,
     Budget,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from splitter.head.calibration import Calibration
 
 
-@named_extras()
 def split(  # noqa: PLR0913 - what a user may choose, each with a default
     model: Any,  # noqa: ANN401 - an nn.Module, or a path or name as text
     example: Any | None = None,  # noqa: ANN401 - an array or tensor
@@ -69,64 +70,72 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
 ) -> Plan:
     """Split a model into stages and tiles and write the plan directory `out`.
 
-    `model` is an nn.Module, the path of an ONNX file, "module.py:factory" or a zoo name; `example` is an (N, C, H, W)
-    float32 tensor or array that fixes the input's size (a zoo model has its own).
+    The plan is run against the model before it appears: a directory that exists is exact, and complete. Warns
+    (PlanWarning) where one grid was requested and no stage can have it, where `gang` is "always" and no stages can be a
+    gang, where fp16 loses more than `max_loss`, or where the check says little. In warm environments the place of
+    weights makes no difference.
 
-    `grids` is "auto", one grid for every stage that can be spread like that, or a list with one for each stage: (rows,
-    cols) tiles, or "colN" for columns of a fully connected layer. `stages` is "auto" or a number; `cuts` names the
-    operators after which to cut instead. `objective` is what the plan has least of: predicted "latency", "cost" in
-    dollars, their product ("balanced"), or "work", multiply-accumulates over all tiles; `slo_ms` and `max_cost_usd`
-    bound the predicted latency and dollars of a query, `max_tiles` the tasks of a stage. Plans are priced for a `store`
-    of kind "redis", "s3" or "valkey" (ElastiCache Serverless), or two, "redis+s3" or "valkey+s3", between which each
-    stage's output chooses; with prices and quotas of `facts` and compute times of `profiles` (default: those shipped).
+    Args:
+        model: An nn.Module, the path of an ONNX file, "module.py:factory", or the name of a zoo network.
+        example: An (N, C, H, W) float32 tensor or array that fixes the input's size; a zoo network has its own.
+        out: The plan directory; an empty directory or a plan there is replaced.
+        grids: "auto", one grid for every stage that can be spread like that, or a list with one for each stage: (rows,
+            cols) tiles, or "colN" for columns of a fully connected layer.
+        stages: Their number, or "auto".
+        cuts: The names of operators after which to cut, in place of `stages`.
+        objective: What to minimise: predicted "latency", "cost" in dollars, their product ("balanced"), or "work",
+            multiply-accumulates over all tiles.
+        slo_ms: The most predicted milliseconds of a query.
+        max_cost_usd: The most predicted dollars of a query.
+        max_tiles: The most tasks of a stage.
+        store: The kind of store that plans are priced for: "redis", "s3" or "valkey" (ElastiCache Serverless), or two,
+            "redis+s3" or "valkey+s3", between which each stage's output chooses.
+        precision: "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function (one
+            that fetches its weights fits), or where `max_loss` allows it.
+        gap: "never", "always" or "auto": global average pooling in place of a fully connected head that does not fit
+            even so, fitted to `calibration`. What it loses, and what fp16 does, is measured and kept in the plan.
+        gang: "never", "always" or "auto": whether consecutive stages may be one function, whose tiles keep their parts
+            in memory and exchange halos while they run. "auto" has one where it is predicted to win, "always" wherever
+            one is possible. Where `cuts`, a number of `stages` or each stage's grid is given, "auto" has none and
+            "always" makes one of every run of stages that can be one; more stages, and more tensors at a cut, are then
+            allowed. A gang needs a store whose main kind is not S3; the objective "work" has none.
+        weights: Where functions have their weights: "zip", in their packages; "fetched", in the deployment's bucket,
+            from which a new environment reads them into its memory; "image", in container images; "auto", in zips where
+            those hold them, and fetched elsewhere.
+        cold_plan: "never", "always" or "auto": whether `out` gets a second plan of the same network, in its directory
+            "cold", for queries that find nothing warm (docs/explanation/cold-starts.md): the one with the earliest
+            predicted first answer. "auto" writes it where that is at least a fifth earlier than the plan's own.
+            `weights`, `precision`, memory, `max_tiles` and the limits hold for it too.
+        cold_environments: The most environments that a query may start on the cold plan.
+        max_loss: A share of the outputs' range: weights that zips do not hold in fp32 are stored in fp16 as far as
+            rounding is predicted to lose no more. A measured loss beyond it leaves weights in fp32, with a warning, or
+            is refused where `precision` is "fp16".
+        calibration: A folder with a folder of images for each class, or what was read of one.
+        memory_mb: What functions get, or what the planner may choose from for each stage (its default).
+        limit_mb: What a function's package may be (default: AWS's 250).
+        account: The AWS account to plan for: "new" (3,008 MB a function, 10 environments at once), "default" (all that
+            AWS's documented quotas allow), or "MB,ENVIRONMENTS". It bounds memory and the tasks of a stage where the
+            planner chooses them; grids and memory that are given stand.
+        dependency_bytes: The bytes of a package that are reserved for code and dependencies, or a function that
+            measures them; the default covers every layer that `serfer package` builds.
+        preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
+            (docs/how-to/preprocess.md). A zoo network has this, `labels` and `activation`.
+        labels: The names of the outputs, or the path of a file with one a line.
+        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none".
+        reduce: What the first output that is a map (N, C, H, W) becomes: "argmax", the class of each position ((N, H,
+            W), uint8 of up to 256 classes, else int64), "softmax", scores over its channels, or "sigmoid", of each
+            value.
+        resize_output: (rows, columns) to which that output is resized before, linearly.
+        facts: Prices and quotas of AWS (default: those shipped).
+        profiles: Compute times of operators (default: those shipped).
+        progress: Called with each step in words.
 
-    `gang` is "never", "always" or "auto": whether consecutive stages may be one function, whose tiles keep their parts
-    in memory and exchange halos while they run. "auto" has one where it is predicted to
-    win, "always" in any case where one is possible. Where `cuts`, a number of `stages` or each stage's grid is given,
-    "auto" has none and "always" makes one of every run of stages that can be one; more stages, and more tensors at a
-    cut, are then allowed. A gang needs a store whose main kind is not S3; the objective "work" has none.
-
-    `weights` is where functions have their weights: "zip", in their packages; "fetched", in the deployment's bucket,
-    from which a new environment reads them into its memory; "image", in container images; "auto", in zips where those
-    hold them, and fetched elsewhere. In warm environments the place makes no difference.
-
-    `cold_plan` is "never", "auto" or "always": whether `out` gets a second plan of the same network, in its directory
-    "cold", for queries that find nothing warm (docs/explanation/cold-starts.md): the one with the earliest predicted
-    first answer on at most `cold_environments`. "auto" writes it where that is at least a fifth earlier than the
-    plan's own; "always" in any case. Of the other options, `weights`, `precision`, memory, `max_tiles` and the limits
-    hold for it too.
-
-    `precision` is "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function (one
-    that fetches its weights fits), or where `max_loss` allows it, a share of the outputs' range: weights that zips do
-    not hold in fp32 are then stored in fp16 as far as rounding is predicted to lose no more. A measured loss beyond it
-    leaves weights in fp32, with a warning, or is refused where `precision` is "fp16". `gap` is "never", "always" or
-    "auto": global average pooling in place of a fully connected head that does not fit even so,
-    fitted to `calibration`, a folder with a folder of images for each class. What either loses is measured and kept in
-    the plan.
-
-    `preprocess` defines how an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
-    (docs/how-to/preprocess.md). `labels` are the names of the outputs, or the path of a file with one a line.
-    `activation` turns the outputs into scores: "softmax", "sigmoid" or "none". A zoo model has all three. `progress` is
-    called with each step in words.
-
-    `reduce` and `resize_output` make answers small: the first output that is a map (N, C, H, W) is resized to
-    `resize_output`, (rows, columns), linearly, and then becomes the class of each position ("argmax": (N, H, W), uint8
-    of up to 256 classes, else int64), or scores over its channels ("softmax") or of each value ("sigmoid").
-
-    `account` is the AWS account to plan for: "new" (3,008 MB a function, 10 environments at once), "default" (all that
-    AWS's documented quotas allow), or "MB,ENVIRONMENTS". It bounds memory and the tasks of a stage where the planner
-    chooses them; grids and memory that are given stand.
-
-    `memory_mb` is what functions get, or what the planner may choose from for each stage (its default); `limit_mb`
-    (default: AWS's 250) what a package may be, of which `dependency_bytes` are reserved for code and dependencies: a
-    number (the default covers every layer that `serfer package` builds), or a function that measures it. The plan is
-    run against the model before it appears: a directory that exists is exact, and complete. An empty directory or a
-    plan at `out` is replaced.
-
-    Where one grid was requested and no stage can be spread like that, the stages have one tile, and where `gang` is
-    "always" and no stages can be one, the plan has none: warns (PlanWarning).
-    Raises ModelError, UsageError, InputError for an `out` that cannot be a plan's place, UnavailableError for a full
-    disk, or WrongAnswerError if the parts do not equal the whole.
+    Raises:
+        ModelError: the network cannot be read or split, or no plan keeps what was asked for.
+        UsageError: options that are unknown or contradict each other.
+        InputError: `out` cannot be a plan's place, or a file that was given cannot be used.
+        UnavailableError: the disk is full.
+        WrongAnswerError: the parts do not equal the whole.
     """
     place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
     description = Description.of(preprocess, labels, activation, Reduction.of(reduce, resize_output))
@@ -134,31 +143,38 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     facts.stores(store)  # refuses an unknown store
     check_gang(gang, store)
     options = SplitOptions(
-        parse_grids(grids),
-        stage_count(stages),
-        tuple(cuts),
-        objective,
-        slo_ms,
-        max_cost_usd,
-        precision,
-        gap,
-        gang,
-        weights,
-        max_loss,
-        cold_plan,
-        cold_environments,
+        grids=parse_grids(grids),
+        stages=stage_count(stages),
+        cuts=tuple(cuts),
+        objective=objective,
+        slo_ms=slo_ms,
+        max_cost_usd=max_cost_usd,
+        precision=precision,
+        gap=gap,
+        gang=gang,
+        weights=weights,
+        max_loss=max_loss,
+        cold_plan=cold_plan,
+        cold_environments=cold_environments,
     )
-    account, most_tiles = account_of(account, facts), check_max_tiles(max_tiles)
+    account, max_tiles = account_of(account, facts), check_max_tiles(max_tiles)
     memory = memory_choices(memory_mb, (facts if memory_mb is not None else account.within(facts)).functions)
-    if callable(dependency_bytes):
-        dependency_bytes = dependency_bytes()
-    limit = package_limit(limit_mb, dependency_bytes, facts.functions)
-    profiles = profiles or shipped_profiles()
-    budget = Budget(limit, account.within(facts), memory, store, most_tiles, profiles=profiles, account=account)
-    from splitter.build import build_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs, over a second
+    with named_extras():
+        if callable(dependency_bytes):
+            dependency_bytes = dependency_bytes()
+        budget = Budget(
+            limit=package_limit(limit_mb, dependency_bytes, facts.functions),
+            facts=account.within(facts),
+            memory_mb=memory,
+            store=store,
+            max_tiles=max_tiles,
+            profiles=profiles or shipped_profiles(),
+            account=account,
+        )
+        from splitter.build import Network, build_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs, over a second
 
-    return build_plan(model, example, place, options, budget, description, calibration, progress or _report_no_progress)
-
-
-def _report_no_progress(_step: str) -> None:
-    """Report no progress."""
+        network = Network(model, example, description, calibration)
+        plan, notes = build_plan(network, place, options, budget, progress or (lambda _step: None))
+    for note in notes:
+        warnings.warn(note, PlanWarning, stacklevel=2)
+    return plan

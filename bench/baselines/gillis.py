@@ -41,7 +41,7 @@ from serfer.core.geometry import Grid
 from serfer.core.units import FLOAT_BYTES
 from splitter.network.graph import Graph
 from splitter.planning.limits import column_bytes, memory_needed
-from splitter.planning.options import Budget
+from splitter.planning.split_options import Budget
 from splitter.planning.stage_costs import StageEnumerator, StageWork
 from splitter.tiling.cuts import Cut, cut_points, weight_bytes
 from splitter.tiling.grids import ONE

@@ -22,10 +22,10 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import UsageError
 from serfer.core.exactness import relative_error
 from splitter.network.graph import Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.onnx_models import session_of
 from splitter.network.source import load
 from splitter.plan_dir.emit import in_one_piece, input_name
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.regions import tile_macs, whole_regions
 from splitter.windows.map_plan import Network, WindowTile, window_tiles
 from splitter.windows.window_sessions import WindowSessions

@@ -21,8 +21,8 @@ from bench.planner.planner import Network, Point, Progress, point, priced, read_
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.settings import load_settings
-from splitter.planning.options import memory_sizes
 from splitter.planning.search import LATENCY, Search
+from splitter.planning.split_options import memory_sizes
 from splitter.tiling import operators
 
 NETWORKS = (

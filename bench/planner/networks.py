@@ -20,11 +20,11 @@ from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import TOLERANCE, difference
 from splitter.network.graph import MAP_RANK, Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.unsupported import refused_kinds
 from splitter.network.zoo import with_random_weights
 from splitter.plan_dir.check import run_tiles
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.operators import tiled_kinds
 
 if TYPE_CHECKING:

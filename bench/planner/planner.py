@@ -27,15 +27,15 @@ from serfer.core.plan import Alternative, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import load_settings
 from splitter.network.graph import Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
 from splitter.planning.explanation import unsplit
 from splitter.planning.limits import WeightStorage
-from splitter.planning.options import Budget, exchanges, memory_sizes
 from splitter.planning.planner import Choice, choices_of, prepare, steps_of
 from splitter.planning.search import COST, LATENCY, Chain, Search
+from splitter.planning.split_options import Budget, exchanges, memory_sizes
 from splitter.tiling.cuts import cut_points
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import GridChoice
 

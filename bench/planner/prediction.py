@@ -24,13 +24,13 @@ from serfer.core.errors import SerferError, UnavailableError
 from serfer.core.plan import PackageLimit
 from serfer.settings import load_settings
 from splitter.network.graph import Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
-from splitter.planning.options import Budget
 from splitter.planning.planner import Choice, choose
+from splitter.planning.split_options import Budget
 from splitter.profiling.profile import Meter, Repeated, Task, given_to, stage_tasks, timed, worker_session
 from splitter.tiling.cuts import Cut, cut_points
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import ONE, parse_grids
 

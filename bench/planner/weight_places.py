@@ -22,14 +22,14 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
-from splitter.plan_dir.precision import predicted_loss, storable
 from splitter.planning.cold.plan import find_cold_plan
 from splitter.planning.cold.search import first_answer
 from splitter.planning.explanation import describe
 from splitter.planning.limits import WeightStorage
-from splitter.planning.options import SplitOptions, memory_sizes
 from splitter.planning.planner import prepare
+from splitter.planning.precision import predicted_loss, storable
 from splitter.planning.search import BALANCED
+from splitter.planning.split_options import SplitOptions, memory_sizes
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.grids import COLUMNS, ONE, GridChoice
 

@@ -21,7 +21,7 @@ from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
-from splitter.planning.options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
+from splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
 
 _RGB = 3  # channels by default
 

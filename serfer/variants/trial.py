@@ -168,8 +168,8 @@ def _try(job: TrialJob) -> None:
     check_bounds(path)
     import numpy as np  # noqa: PLC0415 - what is refused by now needs none of it
 
-    from splitter.network.ingest import from_onnx  # noqa: PLC0415 - same
     from splitter.network.source import load  # noqa: PLC0415 - same
+    from splitter.tiling.from_onnx import from_onnx  # noqa: PLC0415 - same
 
     source, example = load(path, example_of(job.size))
     source.run(np.repeat(example, _IMAGES, axis=0))

@@ -138,7 +138,6 @@ def _class_folders(folder: Path, labels: Sequence[str]) -> dict[Path, int]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return a folder's entries that are not hidden, in order."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:
@@ -185,6 +184,5 @@ def _check_memory(folder: Path, count: int, shape: Shape) -> None:
 
 
 def _some(paths: Sequence[Path]) -> str:
-    """Name a few of several files or folders."""
     names = ", ".join(path.name for path in paths[:_NAMED])
     return f"{names} and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else names

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitter.network.graph import Graph, Node
-from splitter.tiling import operators
+from splitter.network.operator_kinds import BROADCAST, POINTWISE
 
 _MAP_RANK, _VECTOR_RANK = 4, 2
 _LINEAR = frozenset({"Gemm", "MatMul"})
 _TAIL = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "Identity", "Dropout"})
 _RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "ReduceMean"})
-_HEAD = _LINEAR | _TAIL | _RESHAPING | (operators.POINTWISE - {"LRN"}) | operators.BROADCAST
+_HEAD = _LINEAR | _TAIL | _RESHAPING | (POINTWISE - {"LRN"}) | BROADCAST
 _AVERAGES = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "MatMul", "Identity", "Dropout"})
 
 

@@ -6,6 +6,7 @@ need a channel for each class), and it is fitted, then trained on together with 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,6 @@ from serfer.core.errors import ModelError
 from splitter.head.batched_inference import Array, Progress, macs, pooled_and_logits
 from splitter.head.calibration import LEAST_OF_A_CLASS, Calibration
 from splitter.head.find import Head, find_head, split_at, with_linear_head
-from splitter.head.random_images import noise
 from splitter.head.regression import Scaling, logistic, ridge
 from splitter.network.graph import Graph
 
@@ -24,6 +24,8 @@ _VALIDATION = 0.2
 _BLIND_IMAGES, _BLIND_LEAST, _BLIND_SHARE = 1024, 64, 0.75
 _BLIND_MACS = 1e13
 _NAMED_CLASSES = 8
+_GRAINS = (1, 2, 4, 8, 16, 32)
+_CONTRASTS = (0.3, 0.6, 1.0, 1.5)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def replace_head_blind(graph: Graph, seed: int = 0, *, progress: Progress = lamb
     """
     head = _head(graph)
     affordable = int(_BLIND_MACS // max(macs(graph, graph.nodes), 1))
-    images = noise(graph.shapes[graph.input][1:], int(np.clip(affordable, _BLIND_LEAST, _BLIND_IMAGES)), seed)
+    images = _noise(graph.shapes[graph.input][1:], int(np.clip(affordable, _BLIND_LEAST, _BLIND_IMAGES)), seed)
     pooled, logits = pooled_and_logits(graph, head.trunk_end, head.logits, images, progress)
     count = int(len(images) * _BLIND_SHARE)
     chosen = count * 4 // 5
@@ -192,3 +194,31 @@ def _check_original(logits: Array, labels: Indices) -> None:
             f"the network is right on {right:.1%} of the {len(labels)} calibration images, by chance on {chance:.1%}: "
             "they are mislabelled, prepared in another way, or of other classes"
         )
+
+
+def _noise(shape: Sequence[int], count: int, seed: int) -> NDArray[np.float32]:
+    """Return `count` images (count, C, H, W) of normal noise, about as large as images normalised to deviation 1.
+
+    Each sums fine and coarse grains, as photographs do, around a colour of its own.
+    """
+    random = np.random.default_rng(seed)
+    images = np.empty((count, *shape), dtype=np.float32)
+    for index in range(count):
+        image = random.standard_normal((shape[0], 1, 1), dtype=np.float32) / 2
+        shares = random.dirichlet(np.ones(len(_GRAINS))) ** 0.5
+        for grain, share in zip(_GRAINS, shares, strict=True):
+            image = image + np.float32(share) * _grains(shape, grain, random)
+        images[index] = random.choice(_CONTRASTS) * image
+    return images
+
+
+def _grains(shape: Sequence[int], grain: int, random: np.random.Generator) -> NDArray[np.float32]:
+    """Return smooth noise (C, H, W): values a grid of `grain` apart, linear between."""
+    channels, height, width = shape
+    coarse = random.standard_normal((channels, height // grain + 2, width // grain + 2), dtype=np.float32)
+    for axis, size in ((1, height), (2, width)):
+        position = np.arange(size) / grain + random.random() * (grain > 1)
+        first = np.minimum(position.astype(np.int64), coarse.shape[axis] - 2)
+        part = np.expand_dims((position - first).astype(np.float32), (0, 3 - axis))
+        coarse = np.take(coarse, first, axis) * (1 - part) + np.take(coarse, first + 1, axis) * part
+    return coarse

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from serfer.core.geometry import Span
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node, Weights
+from splitter.network.sliding_window import average_scale, window
 from splitter.tiling import operators
-from splitter.tiling.receptive_field import average_scale, window
 
 _Rule = Callable[[Graph, Node, list[Any]], Tensor]
 

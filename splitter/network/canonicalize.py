@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Span
-from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Graph, Node, Weights
+from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Graph, Node, Weights, integers
+from splitter.network.interpolation import INTERPOLATION, Interpolation, interpolation, is_separable
+from splitter.network.operator_kinds import WINDOWED
+from splitter.network.sliding_window import explicit_pads, transposed_attributes
 from splitter.network.unsupported import refuse
-from splitter.tiling.receptive_field import explicit_pads, transposed_attributes
-from splitter.tiling.resizing.interpolation import INTERPOLATION, Interpolation, interpolation, is_separable
-from splitter.tiling.rule import integers
-from splitter.tiling.windowed import WINDOWED
 
 _PAD_MODES = {b"reflect": "reflect", b"edge": "edge", b"wrap": "wrap"}
 _LARGEST_MATRIX = 128 * 128

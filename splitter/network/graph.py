@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from numpy.typing import NDArray
 
 from serfer.core.plan import SCORES, OutputTensor, Shape
 
+Given = TypeVarTuple("Given")
+Answer = TypeVar("Answer")
 Weights = dict[str, NDArray[Any]]
 Axes = tuple[int, int]
 """Where a tensor has its rows and where its columns."""
 ROW_AXIS, COL_AXIS = 2, 3
 NCHW: Axes = (ROW_AXIS, COL_AXIS)
 MAP_RANK, VECTOR_RANK = 4, 2
+INLINE_BYTES = 1024
+"""Smaller constants stay in a model's graph, where ONNX Runtime folds them; larger ones are kept apart from it."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,9 @@ class Node:
     inputs: tuple[str, ...]
     output: str
     attributes: dict[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.output)
 
 
 @dataclass(frozen=True)
@@ -115,9 +122,17 @@ class Graph:
         plain = len(self.shapes[tensor]) == VECTOR_RANK or self.axes(tensor) == NCHW
         return plain and len(self.shapes[tensor]) in (VECTOR_RANK, MAP_RANK) and tensor not in self.others
 
+    def once(self, question: Callable[[Graph, *Given], Answer], *given: *Given) -> Answer:
+        """Return `question(self, *given)`, computed once: the search for stages asks again and again."""
+        key = question, given
+        try:
+            answer: Answer = self._known[key]
+        except KeyError:
+            answer = self._known[key] = question(self, *given)
+        return answer
+
     @cached_property
-    def memo(self) -> dict[tuple[str, str], Any]:
-        """Results already computed for the operators, by property and output name."""
+    def _known(self) -> dict[Hashable, Any]:
         return {}
 
 
@@ -129,3 +144,11 @@ def needed_for(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...
             kept.append(node)
             needed.update(node.inputs)
     return tuple(reversed(kept))
+
+
+def integers(graph: Graph, node: Node, index: int) -> list[int] | None:
+    """Return the constant integers that input `index` holds; none for an absent one, None for a computed one."""
+    name = node.inputs[index] if index < len(node.inputs) else ""
+    if not name:
+        return []
+    return [int(value) for value in graph.weights[name].reshape(-1)] if name in graph.weights else None

@@ -40,7 +40,8 @@ def _written(node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], list[onnx.Tens
         "zeros": np.zeros(groups, np.float32),
     }
     names = {
-        each: f"{output}.{each}" for each in (*values, "grouped", "normal", "size", "map", "scale", "bias", "scaled")
+        tensor: f"{output}.{tensor}"
+        for tensor in (*values, "grouped", "normal", "size", "map", "scale", "bias", "scaled")
     }
     epsilon = attributes.get("epsilon", 1e-5)
     steps = [
@@ -53,8 +54,8 @@ def _written(node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], list[onnx.Tens
         ("Reshape", [bias, names["channels"]], "bias", {}),
     ]
     nodes = [
-        helper.make_node(kind, inputs, [names[each]], name=f"{node.name or output}.{each}", **given)
-        for kind, inputs, each, given in steps
+        helper.make_node(kind, inputs, [names[tensor]], name=f"{node.name or output}.{tensor}", **given)
+        for kind, inputs, tensor, given in steps
     ]
     nodes.append(helper.make_node("Add", [names["scaled"], names["bias"]], [output], name=node.name or output))
-    return nodes, [numpy_helper.from_array(value, names[each]) for each, value in values.items()]
+    return nodes, [numpy_helper.from_array(value, names[tensor]) for tensor, value in values.items()]

@@ -8,7 +8,7 @@ outputs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -26,18 +26,17 @@ from splitter.network import half_floats, whole_numbers
 from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
 from splitter.network.description import Reduction
 from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import NCHW, VECTOR_RANK, Graph, Node, Weights, needed_for
+from splitter.network.graph import Graph, Node, Weights, needed_for
 from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.half_floats import widened
 from splitter.network.onnx_models import run_once
-from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type, with_described_outputs
+from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from splitter.network.reductions import reduced
 from splitter.network.resize_sizes import with_moved_scales, with_own_scales
+from splitter.network.sliding_window import floor_pads, pool_scale
 from splitter.network.transpose_sinking import with_batch_first
 from splitter.network.unsupported import SIZES, check_batch, check_kinds, check_windows, may_fold, refuse
 from splitter.network.whole_numbers import in_whole_numbers
-from splitter.tiling.operators import axes_of_output
-from splitter.tiling.receptive_field import floor_pads, pool_scale
 
 _MOST_FOLDED_BYTES = 2 * 1024**3
 """What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
@@ -47,7 +46,16 @@ _MOST_OPTIMIZED = 512 * 512
 """Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
 
 
-def from_onnx(
+@dataclass(frozen=True)
+class PlainNetwork:
+    """A network whose operators are plain, and the names and numpy types of its outputs."""
+
+    graph: Graph
+    outputs: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+def plain_network(
     model: onnx.ModelProto | ExternalWeightsModel,
     height: int,
     width: int,
@@ -55,15 +63,10 @@ def from_onnx(
     reduction: Reduction | None = None,
     *,
     any_size: bool = False,
-) -> Graph:
-    """Make the graph of an ONNX model at an input of height x width; `names` are the outputs', if not the model's own.
-
-    A `reduction` is appended to it. With `any_size`, no operator has a form that it has on small maps alone, so that
-    graphs of all sizes are alike.
-    Raises ModelError for a model that is not one image in, and tensors with images on their first axis out.
-    """
+) -> PlainNetwork:
+    """Read an ONNX model at an input of height x width (see `splitter.tiling.from_onnx`)."""
     light = model if isinstance(model, ExternalWeightsModel) else ExternalWeightsModel.of(ir.from_proto(model))
-    given = light
+    whole = light
     light = _with_static_input(light, height, width)
     with_plain_group_norms(light.proto)
     try:
@@ -71,7 +74,7 @@ def from_onnx(
         wide = widened(_simplified(_without_late_windows(light)))
         light, quantised = in_whole_numbers(wide.model)
         light = _folded(light)
-        _check_size(given, light, height, width)
+        _check_size(whole, light, height, width)
         check_kinds(light.proto)
         moved |= with_moved_scales(light.proto, exported=bool(names))
         light = replace(light, proto=shape_inference.infer_shapes(light.proto, strict_mode=True, data_prop=True))
@@ -87,18 +90,12 @@ def from_onnx(
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
     graph, changed = reduced(graph, reduction) if reduction else (graph, {})
-    graph = _with_places(with_free_batch(plain(with_explicit_windows(graph), any_size=any_size)))
-    return _with_places(_described(graph, light.proto, names, changed))
-
-
-def _described(graph: Graph, model: onnx.ModelProto, names: tuple[str, ...], changed: Mapping[int, str]) -> Graph:
-    """Return the graph with its outputs in the form of outputs.py; `changed` are types that are not the model's."""
-    given = names or tuple(value.name for value in model.graph.output)
-    names = default_names(given, tuple(graph.shapes[name] for name in graph.outputs))
-    kinds = (value.type.tensor_type.elem_type for value in model.graph.output)
+    graph = with_free_batch(plain(with_explicit_windows(graph), any_size=any_size))
+    given = names or tuple(value.name for value in light.proto.graph.output)
+    kinds = (value.type.tensor_type.elem_type for value in light.proto.graph.output)
     own = (numpy_type(kind, name) for kind, name in zip(kinds, given, strict=True))
     types = tuple(changed.get(number, kind) for number, kind in enumerate(own))
-    return with_described_outputs(graph, names, types)
+    return PlainNetwork(graph, default_names(given, tuple(graph.shapes[name] for name in graph.outputs)), types)
 
 
 def _check_size(given: ExternalWeightsModel, read: ExternalWeightsModel, height: int, width: int) -> None:
@@ -109,7 +106,7 @@ def _check_size(given: ExternalWeightsModel, read: ExternalWeightsModel, height:
     if why is None:
         return
     near = [(_multiple(height, up), _multiple(width, up)) for up in (False, True)]
-    taken = next((f": it takes {' x '.join(map(str, each))}" for each in near if _unfitting(given, *each) is None), "")
+    taken = next((f": it takes {' x '.join(map(str, size))}" for size in near if _unfitting(given, *size) is None), "")
     raise ModelError(f"the model does not take images of {height} x {width}{taken} ({why})")
 
 
@@ -225,7 +222,6 @@ def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> N
 
 
 def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
-    """Return the bytes of a tensor, None without a static shape."""
     if value is None or not value.type.tensor_type.HasField("shape") or min(_static_shape(value), default=0) < 0:
         return None
     kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -289,8 +285,6 @@ def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Values:
-    """The results of shape inference on a model's tensors."""
-
     shapes: dict[str, tuple[int, ...]]
     others: frozenset[str]
 
@@ -401,14 +395,3 @@ def _check_dependence(graph: Graph, nodes: Sequence[Node]) -> None:
     if constant:
         whose = "output" if len(graph.outputs) == 1 else f"output {constant[0]!r}"
         raise ModelError(f"the model's {whose} does not depend on its input")
-
-
-def _with_places(graph: Graph) -> Graph:
-    """Follow rows and columns through transposes, reshapes and the like."""
-    places: dict[str, tuple[int, int]] = {}
-    for node in graph.nodes:
-        axes = axes_of_output(replace(graph, places=places), node)
-        default = NCHW if len(graph.shapes[node.output]) == len(NCHW) + VECTOR_RANK else None
-        if axes is not None and axes != default:
-            places[node.output] = axes
-    return replace(graph, places=places)

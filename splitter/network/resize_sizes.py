@@ -65,7 +65,7 @@ def with_own_scales(graph: Graph, moved: Moved) -> Graph:
     for node in graph.nodes if moved else ():
         if node.kind == "Resize" and len(node.inputs) > _SCALES and node.inputs[_SCALES] in graph.weights:
             name = node.inputs[_SCALES]
-            values = [moved.get(float(each), float(each)) for each in graph.weights[name]]
+            values = [moved.get(float(scale), float(scale)) for scale in graph.weights[name]]
             graph.weights[name] = np.array(values, dtype=np.float32)
     return graph
 

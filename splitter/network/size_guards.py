@@ -52,15 +52,15 @@ class SizeGuards:
             known = environment.var_to_range.get(extent.node.expr)
             if known is not None:
                 conditions += [sympy.Ge(symbols[-1], known.lower), sympy.Le(symbols[-1], known.upper)]
-        asserts = [each for several in environment.deferred_runtime_asserts.values() for each in several]
-        conditions += [each.expr for each in (*environment.guards, *asserts)]
+        asserts = [guard for several in environment.deferred_runtime_asserts.values() for guard in several]
+        conditions += [guard.expr for guard in (*environment.guards, *asserts)]
         own = set(symbols)
-        return cls((symbols[0], symbols[1]), tuple(each for each in conditions if each.free_symbols <= own))
+        return cls((symbols[0], symbols[1]), tuple(guard for guard in conditions if guard.free_symbols <= own))
 
     def broken(self, size: Size) -> str | None:
         """Return the first condition that an image's size does not meet, in words of Python; None if it meets all."""
         given = dict(zip(self.symbols, size, strict=True))
-        return next((self._said(each) for each in self.conditions if not each.subs(given)), None)
+        return next((self._said(guard) for guard in self.conditions if not guard.subs(given)), None)
 
     def _said(self, condition: Any) -> str:  # noqa: ANN401 - sympy has no types
         import sympy  # noqa: PLC0415 - as above
@@ -89,9 +89,9 @@ class SizedExports:
 
     def of(self, size: Size) -> SizedExport:
         """Return the program for images of this size; raises ModelError where the module has none."""
-        for _, each in self.made:
-            if each.guards.broken(size) is None:
-                return each
+        for _, export in self.made:
+            if export.guards.broken(size) is None:
+                return export
         try:
             made = self.export(size)
         except ModelError as error:
@@ -106,8 +106,8 @@ class SizedExports:
 
     def _beside(self, size: Size) -> str:
         """Say which condition of the module's Python sizes do not share."""
-        for (height, width), each in self.made:
-            broken = each.guards.broken(size)
+        for (height, width), export in self.made:
+            broken = export.guards.broken(size)
             if broken:
                 return (
                     f" (at {size[0]} x {size[1]} pixels; its Python looks at the image's size, and at {height} x "
@@ -122,7 +122,7 @@ class SizedExports:
 
 def checked_sizes(small: Size, size: Size) -> Iterator[Size]:
     """Yield `small`, and larger sizes up to `size`, the smallest first, by multiples of CHECKED_STEP."""
-    rows, cols = (_checked_lengths(*each) for each in zip(small, size, strict=True))
+    rows, cols = (_checked_lengths(*sides) for sides in zip(small, size, strict=True))
     pairs = sorted(product(rows, cols), key=lambda pair: (pair[0] * pair[1], pair))
     yield pairs[0]
     yield from (pair for pair in pairs[1:] if pair[0] * pair[1] <= _MOST_CHECKED)

@@ -226,14 +226,14 @@ def _first_taken(
     first: ModelError | None = None
     least = 0
     small = example.shape[2], example.shape[3]
-    for each in checked_sizes(small, size or small):
-        if each[0] * each[1] < least or (sized and size and not sized.alike(size, each)):
+    for candidate in checked_sizes(small, size or small):
+        if candidate[0] * candidate[1] < least or (sized and size and not sized.alike(size, candidate)):
             continue
-        batch = example if each == small else _noise(example.shape[1], each)
+        batch = example if candidate == small else _noise(example.shape[1], candidate)
         try:
             return batch, run(batch)
         except ImageNotTakenError as error:
-            first, least = first or error, 2 * each[0] * each[1]
+            first, least = first or error, 2 * candidate[0] * candidate[1]
     if first is not None:
         raise first
     assert size is not None and sized is not None  # noqa: S101, PT018 - without guards an image is taken or raises
@@ -469,7 +469,6 @@ def _checked(path: Path) -> ExternalWeightsModel:
 
 
 def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
-    """Return the dimensions of the first input."""
     return model.inputs[0].type.tensor_type.shape.dim if model.inputs else ()
 
 

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitter.network.canonicalize import Rewriter, without_identities
-from splitter.network.graph import Graph, Node, needed_for
-from splitter.tiling.rule import integers
+from splitter.network.graph import Graph, Node, integers, needed_for
 
 _SWAPPED = [0, 2, 1]
 _GRID_RANK, _ROW_AND_COLUMN = 3, (0, 1)
@@ -57,10 +56,10 @@ def _added(rewriter: Rewriter, makers: dict[str, Node], node: Node) -> Node | No
     if stack is None or stack.kind != "Concat" or stack.attributes["axis"] % len(graph.shapes[stack.output]):
         return None
     parts = [makers.get(name) for name in stack.inputs]
-    raised = [each for each in parts if each and each.kind == "Unsqueeze" and integers(graph, each, 1) == [0]]
+    raised = [part for part in parts if part and part.kind == "Unsqueeze" and integers(graph, part, 1) == [0]]
     if len(raised) < len(parts) or len(parts) == 1:
         return None
-    total, *others, last = (each.inputs[0] for each in raised)
+    total, *others, last = (part.inputs[0] for part in raised)
     for number, name in enumerate(others):
         step = Node(f"{node.name}.{number}", "Add", (total, name), f"{node.output}.{number}")
         total = rewriter.add(step, graph.shapes[node.output])

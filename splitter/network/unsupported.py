@@ -8,8 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from splitter.network.graph import Graph, Node
-from splitter.tiling.rule import integers
+from splitter.network.graph import Graph, Node, integers
 
 IN_8_BITS = (
     "it computes in 8 bits by itself; quantise in QDQ format, with float32 operators between DequantizeLinear and "
@@ -124,7 +123,7 @@ def check_windows(model: onnx.ModelProto) -> None:
             why = f"its window does not fit into a map of {size}; give an example of larger images"
             raise refuse(node.name or node.output[0], node.op_type, why)
         if node.op_type == "SpaceToDepth":
-            block = next(each.i for each in node.attribute if each.name == "blocksize")
+            block = next(item.i for item in node.attribute if item.name == "blocksize")
             sides = [dim.dim_value for dim in shapes.get(node.input[0], ())[2:]]
             if any(side % block for side in sides):
                 why = f"it takes maps whose sides are multiples of {block}, not {' x '.join(map(str, sides))}"

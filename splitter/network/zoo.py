@@ -120,13 +120,11 @@ def imagenet_labels() -> tuple[str, ...]:
 
 
 def _pretrained(number: int, size: int, grids: tuple[str, ...]) -> ZooModel:
-    """Return the entry of an EfficientNet-Lite."""
     name, preprocess = f"efficientnet-lite{number}", replace(_IMAGENET, resize=size + 32)
     return ZooModel(name, "ImageNet (pretrained)", partial(_lite, number), size, grids, preprocess)
 
 
 def _untrained(name: str, constructor: str, grids: tuple[str, ...], size: int = 224, **options: bool) -> ZooModel:
-    """Return the entry of a network that torchvision builds."""
     preprocess = replace(_IMAGENET, resize=round(size * 8 / 7))
     weights = f"random (seed {_SEED}): answers mean nothing"
     return ZooModel(name, weights, partial(_random, constructor, size, options), size, grids, preprocess)

@@ -18,12 +18,9 @@ from serfer.core.plan import (
     FORMAT,
     IMAGE,
     ZIP,
-    Alternative,
     Artefact,
-    DeploymentOption,
     Gang,
     Input,
-    ModelChange,
     Operator,
     Padding,
     Piece,
@@ -42,34 +39,16 @@ from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
 from splitter.plan_dir.functions import artefact, half_weights, write_functions
 from splitter.plan_dir.weights import WeightsFile
 from splitter.planning.limits import room_in
-from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import tile_works
-from splitter.planning.planner import Choice
+from splitter.planning.planner import Choice, Decision
+from splitter.planning.split_options import Budget
 from splitter.tiling import operators
 from splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
-from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
-from splitter.tiling.parts import tile_rects
+from splitter.tiling.grids import tile_rects
 from splitter.tiling.regions import Regions, infer_regions, input_paddings, tile_macs, whole_regions
 
 _NO_PADDING = Padding(0, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The input of `assemble`: the network as it will be computed, its stages, and the changes made for them.
-
-    `gangs` are the numbers of stages that become gangs.
-    """
-
-    graph: Graph
-    cuts: Sequence[Cut]
-    choices: Sequence[Choice]
-    changes: tuple[ModelChange, ...] = ()
-    ways: tuple[DeploymentOption, ...] = ()
-    why: str = ""
-    alternatives: tuple[Alternative, ...] = ()
-    gangs: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -261,9 +240,9 @@ def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str,
     """Return a tile's predicted compute in milliseconds on one vCPU, for the fields of Tile."""
     outputs = dict(zip(part.outputs, tile.outputs, strict=True))
     works = tile_works(part.graph, part.nodes, tile.regions, part.inputs, outputs)
-    parts = [(profiles.run_s, 0.0), *(profiles.parts(each) for each in works)]
+    parts = [(profiles.run_s, 0.0), *(profiles.parts(work) for work in works)]
     names = ("serial_ms", "parallel_ms")
-    return {name: round(MS_PER_S * sum(each[index] for each in parts), 6) for index, name in enumerate(names)}
+    return {name: round(MS_PER_S * sum(part_s[index] for part_s in parts), 6) for index, name in enumerate(names)}
 
 
 class PackageOverflowError(ModelError):
@@ -285,7 +264,7 @@ def _check_packages(stages: Sequence[Stage], gangs: Sequence[range], budget: Bud
         held = [function for number in numbers for function in stages[number].functions]
         functions[f"the gang of stages {numbers.start} to {numbers[-1]}"] = held, stages[numbers.start]
     for what, (held, stage) in functions.items():
-        files = [file for each in held for file in (each.graphs if stage.fetches else each.files)]
+        files = [file for function in held for file in (function.graphs if stage.fetches else function.files)]
         room = room_in(ZIP if stage.fetches else stage.weights_in, budget)
         if (size := sum(file.bytes for file in files)) > room:
             raise PackageOverflowError(

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from serfer.core.geometry import Rect
 from splitter.network.graph import Graph, Node, Weights
 from splitter.network.onnx_models import model_of
-from splitter.plan_dir.onnx_builder import OnnxBuilder
 from splitter.plan_dir.weights import WeightsFile
+from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of
 from splitter.tiling.regions import Regions, input_region, whole_regions
 from splitter.tiling.rule import Rule, TileOperator
@@ -132,7 +132,6 @@ class _Views:
 
 
 def _write(views: _Views, node: Node) -> None:
-    """Append an operator as its region of the output needs it."""
     graph, region = views.graph, views.regions[node.output]
     reads = {name: input_region(graph, node, name, region) for name in graph.activations(node)}
     names = {"": ""}  # an input that is absent

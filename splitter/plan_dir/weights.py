@@ -7,7 +7,6 @@ fully connected layer holds just those.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from serfer.core.geometry import Span
-from splitter.network.graph import Weights
+from splitter.network.graph import INLINE_BYTES, Weights
+from splitter.tiling.onnx_builder import Slice
 
-INLINE_BYTES = 1024
-"""Smaller constants stay in the graph, where ONNX Runtime folds them."""
 _ALIGNMENT = 64
-_MARK = "|"
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Rows (axis 0) or columns (axis 1) of a constant."""
-
-    base: str
-    axis: int
-    span: Span
-
-    @property
-    def name(self) -> str:
-        """The name of the constant that holds just these."""
-        return _MARK.join((self.base, str(self.axis), str(self.span.start), str(self.span.stop)))
-
-    def of(self, value: NDArray[Any]) -> NDArray[Any]:
-        """Return this part of the whole constant, as a view."""
-        part = slice(self.span.start, self.span.stop)
-        return value[part] if self.axis == 0 else value[:, part]
-
-    @classmethod
-    def parse(cls, name: str) -> Slice | None:
-        """Return the slice that a constant's name stands for, or None for a whole constant's."""
-        parts = name.rsplit(_MARK, 3)
-        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):  # noqa: PLR2004 - as `name` writes it
-            return None
-        return cls(parts[0], int(parts[1]), Span(int(parts[2]), int(parts[3])))
 
 
 class WeightsFile:

@@ -14,9 +14,9 @@ from serfer.core.plan import CONTAINER, FETCHED, OBJECTS, ZIP, Alternative, Pack
 from serfer.core.units import MIB, MS_PER_S
 from splitter.network.graph import Graph, Node
 from splitter.planning.limits import FunctionLimits, WeightStorage, memory_needed, room_in
-from splitter.planning.options import Budget
 from splitter.planning.planner import MAX_GANG_STAGES, Choice, choices_of, prepare, steps_of
 from splitter.planning.search import COST, LATENCY, Chain, Goal, Search
+from splitter.planning.split_options import Budget
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import ONE, GridChoice
@@ -112,8 +112,10 @@ def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) 
     chains = {(chain.seconds, chain.usd): chain for chain in (*search.convex_hull, chosen)}
     mine = (chosen.seconds, chosen.usd)
     listed = [alternative(chain, chosen=key == mine) for key, chain in chains.items()]
-    known = {each.stages for each in listed}
-    return tuple(sorted([*listed, *(each for each in unsplit if each.stages not in known)], key=lambda each: each.ms))
+    known = {other.stages for other in listed}
+    return tuple(
+        sorted([*listed, *(other for other in unsplit if other.stages not in known)], key=lambda other: other.ms)
+    )
 
 
 def unsplit(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Alternative]:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from serfer.core.costs.cost_model import Platform
 from serfer.core.geometry import Grid
 from splitter.network.graph import Graph, Node
+from splitter.network.operator_kinds import WINDOWED
 from splitter.planning.gang_chains import GangStages
 from splitter.planning.stage_costs import StageEnumerator, StageWork
 from splitter.tiling import operators
@@ -100,7 +101,7 @@ def exchange_points(graph: Graph) -> list[Cut]:
 
 
 def _is_window(node: Node) -> bool:
-    return node.kind in operators.WINDOWED and max(node.attributes.get("kernel_shape", (1,))) > 1
+    return node.kind in WINDOWED and max(node.attributes.get("kernel_shape", (1,))) > 1
 
 
 def _narrowest(graph: Graph, made: Mapping[str, int], tensor: str) -> str:

@@ -34,8 +34,7 @@ from splitter.planning.stage_prices import (
     values_read,
 )
 from splitter.tiling import operators
-from splitter.tiling.grids import ONE
-from splitter.tiling.parts import tile_rects
+from splitter.tiling.grids import ONE, tile_rects
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP
 from serfer.core.units import FLOAT_BYTES, MIB
 from splitter.network.graph import Graph, Node
-from splitter.planning.options import Budget
+from splitter.planning.split_options import Budget
 from splitter.planning.stage_costs import StageWork
 from splitter.tiling.cuts import weight_bytes
-from splitter.tiling.parts import tile_rects
+from splitter.tiling.grids import tile_rects
 from splitter.tiling.regions import infer_regions
 
 _COPIES = 2  # of weights: the file's pages, and the session's own layout
@@ -171,10 +171,11 @@ def column_bytes(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Containe
 
 def memory_needed(graph: Graph, start: int, stop: int, weights: int, weights_in: str = ZIP) -> int:
     """Estimate the MB that running nodes [start, stop) in one piece takes, with so many bytes of fp32 weights."""
-    key = ("largest map", str(start))
-    if key not in graph.memo:
-        sizes = (graph.shape(node.output).elements for node in graph.nodes[start:])
-        graph.memo[key] = list(accumulate(sizes, max))
-    largest: int = graph.memo[key][stop - start - 1]
+    largest = graph.once(_largest_maps, start)[stop - start - 1]
     copies = _FETCHED_COPIES if weights_in == FETCHED else _COPIES
     return WORKER_MB + (copies * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // MIB
+
+
+def _largest_maps(graph: Graph, start: int) -> list[int]:
+    """Return the values of the largest map from node `start` up to each node."""
+    return list(accumulate((graph.shape(node.output).elements for node in graph.nodes[start:]), max))

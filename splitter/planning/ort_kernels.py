@@ -21,6 +21,7 @@ from math import prod
 from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
 from splitter.network.graph import MAP_RANK, NCHW, Graph, Node
+from splitter.network.operator_kinds import POOLS
 from splitter.tiling import operators
 from splitter.tiling.regions import Regions, input_region
 
@@ -62,7 +63,7 @@ def operator_work(graph: Graph, node: Node, region: Rect) -> Work | None:
 
     Converting its result for readers is not included (see `conversion_work`).
     """
-    layout = _layout(graph)
+    layout = graph.once(_layout)
     if node.output in layout.fused or node.kind in _FREE:
         return None
     return _with_reorder(graph, layout, node, region)
@@ -70,7 +71,7 @@ def operator_work(graph: Graph, node: Node, region: Rect) -> Work | None:
 
 def cost_signature(graph: Graph, node: Node) -> Hashable:
     """Return a key that two operators share whose work is the same on any region that starts at the map's corner."""
-    layout = _layout(graph)
+    layout = graph.once(_layout)
     after = sum(reader.output in layout.fused for reader in layout.readers.get(node.output, ()))
     return (
         *(node.kind, repr(sorted(node.attributes.items())), layout_signature(graph, node.output), after),
@@ -82,7 +83,7 @@ def cost_signature(graph: Graph, node: Node) -> Hashable:
 
 def layout_signature(graph: Graph, tensor: str) -> Hashable:
     """Return a key that two tensors share whose conversion for readers of equal cost signatures costs the same."""
-    layout = _layout(graph)
+    layout = graph.once(_layout)
     return graph.shapes[tensor], graph.axes(tensor), tensor in layout.nchwc, tensor in layout.converted
 
 
@@ -95,7 +96,7 @@ def conversion_work(graph: Graph, tensor: str, have: Rect, needs: Needs, *, is_i
 
     With `is_input` the tensor is an input of the task: it comes in NCHW.
     """
-    layout, channels = _layout(graph), graph.shape(tensor).channels
+    layout, channels = graph.once(_layout), graph.shape(tensor).channels
     works = []
     if is_input and any(need == have and _reads_nchwc(graph, layout.nchwc, reader) for reader, need in needs):
         works.append(_copy_work(Kind.REORDER_TASK_INPUT, graph, tensor, have))
@@ -141,7 +142,7 @@ def tile_moves(
     graph: Graph, nodes: Sequence[Node], regions: Regions, inputs: Sequence[str], outputs: Mapping[str, Rect]
 ) -> list[Work]:
     """Return what a tile does besides its operators: convert maps between NCHW and NCHWc, and crop them."""
-    layout, computed, works = _layout(graph), {node.output for node in nodes}, list[Work]()
+    layout, computed, works = graph.once(_layout), {node.output for node in nodes}, list[Work]()
     for name in (*inputs, *(node.output for node in nodes)):
         needs = [
             (reader, input_region(graph, reader, name, regions[reader.output]).clipped)
@@ -168,7 +169,7 @@ def _with_reorder(graph: Graph, layout: _LayoutPlan, node: Node, region: Rect) -
 
 def output_work(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
     """Return the work of a task to output `part` of a tensor of which it computes `have`."""
-    layout, works = _layout(graph), []
+    layout, works = graph.once(_layout), []
     if tensor in layout.nchwc and tensor not in layout.converted and have.area > 1:
         works.append(_copy_work(Kind.REORDER_OUTPUT, graph, tensor, have))
     if part != have:
@@ -204,7 +205,7 @@ def _count(graph: Graph, node: Node, region: Rect) -> Work:
     )
     if node.kind in ("Conv", "ConvTranspose"):
         return _convolution(graph, node, region, counted)
-    if node.kind in operators.POOLS:
+    if node.kind in POOLS:
         return replace(counted, taps=prod(node.attributes["kernel_shape"]), channels_out=shape.channels)
     weights = sum(int(graph.weights[name].size) for name in graph.constants(node)) if node.kind in _PRODUCTS else 0
     return replace(counted, weights=weights, channels_out=shape.channels)
@@ -259,7 +260,7 @@ def kind_of(operator: str) -> Kind:
     """Return the kind of an ONNX operator that is neither a convolution nor a fully connected layer."""
     if operator in _PRODUCTS:
         return Kind.PRODUCT
-    if operator in operators.POOLS:
+    if operator in POOLS:
         return Kind.POOL
     if operator in (operators.TILE_POOL, operators.TILE_SUM) or operator.startswith(("Reduce", "Global")):
         return Kind.REDUCE
@@ -297,19 +298,9 @@ def _conv_kind(graph: Graph, node: Node) -> Kind:
 
 
 def _reads_nchwc(graph: Graph, nchwc: Container[str], node: Node) -> bool:
-    """Return whether an operator reads maps in NCHWc."""
     if node.kind == "Conv":
         return _conv_kind(graph, node) not in (Kind.OTHER_CONVOLUTION, Kind.IMAGE_CONVOLUTION)
     return node.output in nchwc
-
-
-def _layout(graph: Graph) -> _LayoutPlan:
-    """Return the layout of the whole network in one task."""
-    key = ("layout", "")
-    if key not in graph.memo:
-        graph.memo[key] = _LayoutPlanner(graph).plan()
-    layout: _LayoutPlan = graph.memo[key]
-    return layout
 
 
 class _LayoutPlanner:
@@ -353,7 +344,7 @@ class _LayoutPlanner:
             return False
         if node.kind == "Conv":
             return _conv_kind(graph, node) != Kind.OTHER_CONVOLUTION
-        if node.kind in operators.POOLS or node.kind == operators.TILE_POOL:
+        if node.kind in POOLS or node.kind == operators.TILE_POOL:
             return graph.shapes[node.output][1] % BLOCK == 0
         sources = graph.activations(node)
         if any(name not in self._nchwc for name in sources):
@@ -400,3 +391,7 @@ class _LayoutPlanner:
         readers = self._readers.get(tensor, ())
         wanted = any(_reads_nchwc(graph, self._nchwc, node) != nchwc for node in readers)
         return wanted or (nchwc and tensor in graph.outputs)
+
+
+def _layout(graph: Graph) -> _LayoutPlan:
+    return _LayoutPlanner(graph).plan()

@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid
-from serfer.core.plan import CACHE, INLINE, PATHS, ZIP
+from serfer.core.plan import CACHE, INLINE, PATHS, ZIP, Alternative, DeploymentOption, ModelChange
 from splitter.network.graph import Graph
 from splitter.planning.gang_prices import CandidateGang
-from splitter.planning.limits import WeightStorage
-from splitter.planning.options import Budget
+from splitter.planning.limits import WeightStorage, memory_needed, room_in
 from splitter.planning.search import LATENCY, Chain, Goal, Search
+from splitter.planning.split_options import Budget
 from splitter.planning.stage_graph import StageGraph
 from splitter.planning.stage_prices import CandidateStage
-from splitter.tiling.cuts import Cut
+from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import GridChoice
 
 MAX_STAGES = 16
@@ -51,6 +51,24 @@ class Choice:
     def inline(self) -> bool:
         """Whether its outputs travel inline, with the driver."""
         return self.path == INLINE
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The planner's result: the network as it will be computed, its stages, and the changes made for them.
+
+    `gangs` are the numbers of stages that become gangs, `notes` what `split` warns of.
+    """
+
+    graph: Graph
+    cuts: Sequence[Cut]
+    choices: Sequence[Choice]
+    changes: tuple[ModelChange, ...] = ()
+    ways: tuple[DeploymentOption, ...] = ()
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+    gangs: tuple[range, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def choose(
@@ -106,6 +124,49 @@ def gangs_of(chain: Chain) -> tuple[range, ...]:
     """Return the numbers of the stages that are gangs in a chain."""
     counts = [len(choices) for choices in steps_of(chain)]
     return tuple(range(stop - count, stop) for count, stop in zip(counts, accumulate(counts), strict=True) if count > 1)
+
+
+def gangs_of_runs(
+    graph: Graph,
+    choices: Sequence[Choice],
+    budget: Budget,
+    half: Container[str] = (),
+    places: Sequence[str] = (ZIP,),
+) -> tuple[list[Choice], tuple[range, ...]]:
+    """Return every maximal run of stages that can be a gang, from the first stage on, and the stages with its memory.
+
+    Its weights are in the first of the `places` that holds them, and it has the most memory that one of its stages was
+    given, or the least that holds them.
+    """
+    kept, gangs, start = [*choices], list[range](), 0
+    while start < len(choices):
+        stop, held = start + 1, (choices[start].memory_mb, choices[start].weights_in)
+        while stop < len(choices) and (longer := _held(graph, choices[start : stop + 1], budget, half, places)):
+            stop, held = stop + 1, longer
+        if stop - start > 1:
+            gangs.append(range(start, stop))
+            memory, place = held
+            kept[start:stop] = [replace(choice, memory_mb=memory, weights_in=place) for choice in choices[start:stop]]
+        start = stop
+    return kept, tuple(gangs)
+
+
+def _held(
+    graph: Graph, run: Sequence[Choice], budget: Budget, half: Container[str], places: Sequence[str]
+) -> tuple[int, str] | None:
+    """Return the MB of a gang of some stages, and the place of its weights, or None where they cannot be one."""
+    first, sizes = (
+        run[0].grid,
+        [weight_bytes(graph, choice.start, choice.stop, half if choice.half else ()) for choice in run],
+    )
+    place = next((place for place in places if sum(sizes) <= room_in(place, budget)), None)
+    if first.tiles == 1 or any(choice.grid.columns for choice in run) or not place:
+        return None
+    if any(choice.grid != first and choice.grid.tiles >= first.tiles for choice in run):
+        return None
+    whole = weight_bytes(graph, run[0].start, run[-1].stop)
+    least = max(memory_needed(graph, run[0].start, run[-1].stop, whole, place), *(choice.memory_mb for choice in run))
+    return next(((size, place) for size in budget.memory_mb if size >= least), None)
 
 
 def steps_of(chain: Chain) -> Iterator[list[Choice]]:

@@ -336,7 +336,6 @@ def _value(goal: Goal, chain: Chain) -> float:
 
 
 def _frontier(chains: Iterable[Chain]) -> list[Chain]:
-    """Keep the chains that no other beats in both, the fastest first."""
     kept: list[Chain] = []
     for chain in sorted(chains, key=lambda chain: (chain.seconds, chain.usd)):
         if not kept or chain.usd < kept[-1].usd:

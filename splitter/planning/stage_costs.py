@@ -29,9 +29,8 @@ from splitter.planning.ort_kernels import (
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
-from splitter.tiling.grids import ONE
-from splitter.tiling.known_spans import KnownSpans
-from splitter.tiling.parts import can_part
+from splitter.tiling.grids import ONE, can_part
+from splitter.tiling.interned_spans import InternedSpans
 from splitter.tiling.receptive_field import Spans, spans_of
 from splitter.tiling.regions import AxisNode, AxisWalk, axis_node, input_region
 from splitter.tiling.rule import extent
@@ -132,7 +131,7 @@ class StageEnumerator:
         self._axis_nodes: dict[object, list[AxisNode]] = {}
         self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
         self._tiles: dict[tuple[int, int, int], tuple[Floats, int]] = {}
-        self._known_spans = KnownSpans()
+        self._known_spans = InternedSpans()
         self._known_layout_costs: dict[object, Floats] = {}
         self._known_signatures: dict[object, int] = {}
         self._signature_numbers: dict[Hashable, int] = {}
@@ -397,7 +396,7 @@ def _views(rows: _StageAxis, cols: _StageAxis, tensor: str, cut: int | None = No
 class _StageAxis:
     """The backward walk from a cut along one axis, as far as it was needed, and how tiles read what it passed."""
 
-    def __init__(self, walk: AxisWalk, cuts: Mapping[int, Cut], known: KnownSpans) -> None:
+    def __init__(self, walk: AxisWalk, cuts: Mapping[int, Cut], known: InternedSpans) -> None:
         self._walk, self._cuts, self._known = walk, cuts, known
         self._sizes: dict[int, _Sizes] = {}
         self._at_cut: dict[int, dict[str, Spans]] = {}

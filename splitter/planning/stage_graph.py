@@ -18,8 +18,8 @@ from splitter.network.graph import Graph
 from splitter.planning.gang_candidates import GangCandidates, gang_grids
 from splitter.planning.gang_prices import CandidateGang, GangPrices, unbeaten, with_one_gang
 from splitter.planning.limits import FunctionLimits, WeightStorage
-from splitter.planning.options import Budget
 from splitter.planning.search import Edge, Search, Vertex
+from splitter.planning.split_options import Budget
 from splitter.planning.stage_costs import StageEnumerator, StageWork
 from splitter.planning.stage_prices import CandidateStage, StagePrices
 from splitter.tiling.cuts import Cut
@@ -148,7 +148,6 @@ class StageGraph:
                     break
 
     def _candidate(self, work: StageWork) -> CandidateStage | None:
-        """Return a stage as its functions hold it, or None where they cannot."""
         fit = self._limits.of_stage(work)
         macs = work.macs if self.least_work else 0
         return CandidateStage(work, fit, (fit.lost, work.untiled_macs, macs)) if fit else None

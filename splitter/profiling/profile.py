@@ -36,7 +36,6 @@ from serfer.core.costs.sessions import set_threads, share_arena
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
 from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
-from splitter.network.ingest import from_onnx
 from splitter.network.onnx_models import model_of, session_of
 from splitter.network.source import Progress, load
 from splitter.plan_dir.emit import tile_graph
@@ -51,9 +50,9 @@ from splitter.planning.ort_kernels import (
 from splitter.profiling.synthetic_models import synthetic_models
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, cut_points
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
-from splitter.tiling.grids import ONE
-from splitter.tiling.parts import tile_rects
+from splitter.tiling.grids import ONE, tile_rects
 from splitter.tiling.regions import Regions, infer_regions, whole_regions
 
 NETWORKS = (
@@ -203,7 +202,10 @@ def timed(session: ort.InferenceSession, given: Mapping[str, NDArray[Any]]) -> f
 def given_to(session: ort.InferenceSession, batch: int = 1) -> dict[str, NDArray[np.float32]]:
     """Return noise for a session's inputs."""
     rng = np.random.default_rng(0)
-    return {one.name: rng.standard_normal((batch, *one.shape[1:]), dtype=np.float32) for one in session.get_inputs()}
+    return {
+        tensor.name: rng.standard_normal((batch, *tensor.shape[1:]), dtype=np.float32)
+        for tensor in session.get_inputs()
+    }
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,7 @@ def _with_inputs(
 
 
 def _shapes(tensors: Iterable[Mapping[str, Sequence[int]]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(next(iter(one.values()))) for one in tensors)
+    return tuple(tuple(next(iter(tensor.values()))) for tensor in tensors)
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,7 @@ def _windows(model: onnx.ModelProto) -> dict[str, _Window]:
     """Return the windows of a model's operators, by their names and by those of what may run inside them."""
     windows: dict[str, _Window] = {}
     for node in model.graph.node:
-        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
         if "kernel_shape" in attributes:
             stride = (attributes.get("strides") or [1, 1])[-1]
             pads = attributes.get("pads") or [0] * MAP_RANK
@@ -319,7 +321,7 @@ def _work_of(step: _Step, windows: Mapping[str, _Window]) -> Work | None:
         return replace(moved, kind=kind, macs=macs, weights=weights, channels_in=summed)
     kind = Kind.CROP if operator == "Slice" else kind_of(operator)
     if kind in (Kind.ELEMENTWISE, Kind.COPY):
-        moved = replace(moved, read=sum(prod(one) for one in read if len(one) == len(written)))
+        moved = replace(moved, read=sum(prod(shape) for shape in read if len(shape) == len(written)))
     return replace(moved, kind=kind, taps=window.taps if kind == Kind.POOL else 1)
 
 
@@ -408,10 +410,10 @@ def _parallel_shares(meter: Meter, drawn_rounds: int) -> dict[Kind, float]:
         alone, together = (observe(model, used, threads) for threads, used in meters.items())
         if len(alone) != len(together):  # the machine was never quiet for one of them
             continue
-        for one, two in zip(alone, together, strict=True):
-            if one.seconds > _WORTH_THREADS:
-                one_s[one.work.kind] += one.seconds
-                two_s[one.work.kind] += two.seconds
+        for by_one, by_two in zip(alone, together, strict=True):
+            if by_one.seconds > _WORTH_THREADS:
+                one_s[by_one.work.kind] += by_one.seconds
+                two_s[by_one.work.kind] += by_two.seconds
     shares = {kind: min(1.0, max(0.0, _THREADS * (1 - two_s[kind] / one_s[kind]))) for kind in one_s}
     least = min((shares[kind] for kind in _CONVOLUTIONS if kind in shares), default=0.0)
     return dict.fromkeys(_CONVOLUTIONS, least) | shares

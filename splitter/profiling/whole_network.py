@@ -6,9 +6,9 @@ from pathlib import Path
 
 from serfer.core.costs.operator_costs import Work
 from splitter.network.graph import Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.planning.ort_kernels import conversion_work, operator_work, output_work
+from splitter.tiling.from_onnx import from_onnx
 
 
 def whole_works(graph: Graph) -> list[Work]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from serfer.core.errors import UsageError
 from splitter.network.graph import Graph
+from splitter.network.operator_kinds import POINTWISE
 from splitter.tiling import operators
 
 MOST_TENSORS = 4
@@ -68,7 +69,7 @@ def cut_points(graph: Graph, room: int | None = None) -> list[Cut]:
 
 def _is_plain(graph: Graph, cut: Cut) -> bool:
     at_an_end = cut.position in (0, len(graph.nodes))
-    return at_an_end or (len(cut.tensors) == 1 and graph.nodes[cut.position].kind not in operators.POINTWISE)
+    return at_an_end or (len(cut.tensors) == 1 and graph.nodes[cut.position].kind not in POINTWISE)
 
 
 def _elements(graph: Graph, cut: Cut) -> int:

@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
-from splitter.tiling.rule import Rule, TileOperator, integers
+from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node, integers
+from splitter.tiling.onnx_builder import OnnxBuilder
+from splitter.tiling.rule import Rule, TileOperator
 
 Along = Callable[[Graph, Node], Collection[int] | None]
 
@@ -39,7 +39,6 @@ class Elementwise(Rule):
         return axes if all(_broadcasts(shape, size, axes) for shape in shapes) else None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it with the tile's part of each constant."""
         node = tile.node
         operands = [
             builder.broadcast(name, node.output, tile.region) if name in tile.graph.weights else given
@@ -68,7 +67,6 @@ class Expand(Elementwise):
         return axes if _broadcasts(graph.shapes[source], size, axes) else None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append the operator with the size of the tile."""
         output = tile.node.output
         rows, cols = tile.graph.axes(output) or NCHW
         size = [1, *tile.graph.shapes[output][1:]]
@@ -83,7 +81,6 @@ class Channelwise(Rule):
         self._along = along
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return where the inputs have theirs, if the operator acts along other axes."""
         axes = _common(graph, node)
         acted = self._along(graph, node)
         if axes is None or acted is None or {0, *axes} & set(acted):
@@ -106,13 +103,12 @@ class Reduce(Rule):
         self._along = along
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return where the input has its rows and columns, counted without the axes that vanish."""
         axes, gone = _common(graph, node), self._along(graph, node)
         if axes is None or not gone or {0, *axes} & set(gone):
             return None
         if node.attributes.get("keepdims", 1):
             return axes
-        return _shifted(axes, lambda axis: -sum(one < axis for one in gone))
+        return _shifted(axes, lambda axis: -sum(other < axis for other in gone))
 
 
 def _shifted(axes: Axes, by: Callable[[int], int]) -> Axes:
@@ -123,7 +119,6 @@ class Transpose(Rule):
     """Another order of the axes."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return where the rows and columns go."""
         axes, order = _common(graph, node), list(node.attributes.get("perm") or [])
         return (order.index(axes[0]), order.index(axes[1])) if axes and order and order[0] == 0 else None
 
@@ -137,7 +132,6 @@ class Reshape(Rule):
         return _kept(graph.shapes[node.inputs[0]], axes, graph.shapes[node.output]) if axes else None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it with the tile's rows and columns in the shape."""
         output = tile.node.output
         rows, cols = tile.graph.axes(output) or NCHW
         shape = [0, *tile.graph.shapes[output][1:]]  # 0 keeps the batch
@@ -149,13 +143,13 @@ def _kept(before: Sequence[int], axes: Axes, after: Sequence[int]) -> Axes | Non
     """Return where a reshape puts rows and columns: as many values must lie before, between and behind them."""
     first, second = sorted(axes)
     pairs = list(combinations(range(1, len(after)), VECTOR_RANK))
-    for one, other in sorted(pairs, key=lambda pair: len(after) != MAP_RANK or pair != NCHW):
+    for row, col in sorted(pairs, key=lambda pair: len(after) != MAP_RANK or pair != NCHW):
         if (
-            (after[one], after[other]) == (before[first], before[second])
-            and prod(after[1:one]) == prod(before[1:first])
-            and prod(after[one + 1 : other]) == prod(before[first + 1 : second])
+            (after[row], after[col]) == (before[first], before[second])
+            and prod(after[1:row]) == prod(before[1:first])
+            and prod(after[row + 1 : col]) == prod(before[first + 1 : second])
         ):
-            return (one, other) if axes[0] < axes[1] else (other, one)
+            return (row, col) if axes[0] < axes[1] else (col, row)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Grids as users write them: "auto", one for all stages, or one for each."""
+"""Grids as users write them ("auto", one for all stages, or one for each), and the parts of tensors on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serfer.core.errors import UsageError
-from serfer.core.geometry import Grid
+from serfer.core.geometry import Grid, Rect, grid_rects
+from splitter.network.graph import Graph
 
 ONE = Grid(1, 1)
 COLUMNS = tuple(Grid(1, count, columns=True) for count in (2, 4, 8, 16))
@@ -64,3 +65,24 @@ def parse_grids(grids: GridLike | Sequence[GridLike]) -> GridChoice:
     if isinstance(grids, list) or (isinstance(grids, tuple) and not all(isinstance(part, int) for part in grids)):
         return GridChoice(per_stage=tuple(parse_grid(grid) for grid in grids))
     return GridChoice(options=(parse_grid(grids),))  # type: ignore[arg-type]  # lists were handled above
+
+
+def can_part(graph: Graph, tensor: str, grid: Grid, least: int = 1) -> bool:
+    """Return whether a tensor can be cut like that: maps into rows and columns (`least` each), vectors into columns.
+
+    What tiles pool of a map is one value each.
+    """
+    shape = graph.shape(tensor)
+    pooled = (shape.height, shape.width) == (grid.rows, grid.cols)
+    side = 1 if grid.columns or pooled else least
+    return shape.flat == grid.columns and shape.height >= side * grid.rows and shape.width >= side * grid.cols
+
+
+def tile_rects(graph: Graph, tensor: str, grid: Grid) -> list[Rect]:
+    """Return each tile's part of a tensor on a grid; none where it cannot be cut like that."""
+    shape = graph.shape(tensor)
+    if grid == ONE:
+        return [shape.whole]
+    if not can_part(graph, tensor, grid):
+        return []
+    return grid_rects(shape.height, shape.width, grid)

@@ -10,12 +10,10 @@ is as small as a vector is computed whole by every tile that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import numpy as np
 
 from splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
+from splitter.network.operator_kinds import BROADCAST, PER_VALUE, POOLS
 from splitter.tiling.elementwise import (
     Channelwise,
     Elementwise,
@@ -40,17 +38,13 @@ from splitter.tiling.resampling import (
     TransposedConvolution,
     matrix_of,
 )
-from splitter.tiling.resizing.rule import Resize
+from splitter.tiling.resizing import Resize
 from splitter.tiling.rule import Rule, extent
-from splitter.tiling.windowed import POOLS, WINDOWED, AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
+from splitter.tiling.windowed import AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
 
 __all__ = [
-    "BROADCAST",
-    "POINTWISE",
-    "POOLS",
     "TILE_POOL",
     "TILE_SUM",
-    "WINDOWED",
     "axes_of_output",
     "column_splittable",
     "is_fully_connected",
@@ -63,27 +57,10 @@ __all__ = [
     "tileable",
     "tiled_kinds",
 ]
-_Answer = TypeVar("_Answer")
-_PER_CHANNEL = frozenset({"BatchNormalization", "LRN", "PRelu"})
-_PER_VALUE = frozenset(
-    {
-        *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
-        *("Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN"),
-        *("LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid"),
-        *("Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
-    }
-)
-POINTWISE = _PER_CHANNEL | _PER_VALUE
-BROADCAST = frozenset(
-    {
-        *("Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min"),
-        *("Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor"),
-    }
-)
 _ELEMENTWISE = Elementwise()
 _FULLY_CONNECTED = FullyConnected()
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(_PER_VALUE | BROADCAST, _ELEMENTWISE),
+    **dict.fromkeys(PER_VALUE | BROADCAST, _ELEMENTWISE),
     **dict.fromkeys(("BatchNormalization", "LRN"), Channelwise(parameters(lambda _graph, _node: [1]))),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"), Channelwise(attribute_axis(-1))),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), Channelwise(parameters(axes_from))),
@@ -118,7 +95,7 @@ def tiled_kinds() -> dict[str, tuple[str, ...]]:
     """Return the kinds of operators that have rules, sorted, by family of rules."""
     about = {
         "tiled as windows (halos where they overlap)": ("Conv", "ConvTranspose", *POOLS, "Pad"),
-        "tiled value by value": _PER_VALUE | BROADCAST,
+        "tiled value by value": PER_VALUE | BROADCAST,
         "tiled as global pooling, by partial results": ("GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization"),
         "spread by output columns behind a vector": ("Gemm",),
     }
@@ -129,21 +106,12 @@ def tiled_kinds() -> dict[str, tuple[str, ...]]:
 
 def rule_of(graph: Graph, node: Node) -> Rule | None:
     """Return the rule by which rectangles (or columns) of the operator's output are computed, None for no such rule."""
-    return _once(graph, node, _find_rule)
+    return graph.once(_find_rule, node)
 
 
 def has_rule(kind: str) -> bool:
     """Return whether there is a rule for operators of this kind, which need not cover every form of it."""
     return kind in _RULES
-
-
-def _once(graph: Graph, node: Node, question: Callable[[Graph, Node], _Answer]) -> _Answer:
-    """Return a property of an operator, computed once for a graph: the search for stages reads it again and again."""
-    key = question.__name__, node.output
-    if key not in graph.memo:
-        graph.memo[key] = question(graph, node)
-    answer: _Answer = graph.memo[key]
-    return answer
 
 
 def _find_rule(graph: Graph, node: Node) -> Rule | None:
@@ -194,7 +162,7 @@ def _is_column_by_column(graph: Graph, node: Node) -> bool:
 
 def is_replicated(graph: Graph, node: Node) -> bool:
     """Return whether every tile of a spread stage computes all of the operator's output, from all of its inputs."""
-    return _once(graph, node, _find_replicated)
+    return graph.once(_find_replicated, node)
 
 
 def _find_replicated(graph: Graph, node: Node) -> bool:

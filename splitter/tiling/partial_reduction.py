@@ -8,7 +8,7 @@ import numpy as np
 
 from serfer.core.geometry import even_parts
 from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import ReceptiveField, all_rows, spans_of, tabulated
 from splitter.tiling.rule import Rule, TileOperator, extent
 
@@ -26,12 +26,10 @@ class TilePool(Rule):
         return graph.axes(node.inputs[0])
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the rows of the tiles."""
         parts = spans_of(even_parts(extent(graph, source, axis), node.attributes["grid"][axis - ROW_AXIS]))
         return tabulated(*parts)
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append the pooling, and the tile's weight."""
         node, mode = tile.node, tile.node.attributes["mode"]
         share, whole = tile.read.clipped.area, tile.graph.shape(node.inputs[0]).whole.area
         if mode != "mean" or share == whole:
@@ -52,15 +50,12 @@ class TileSum(Rule):
     """The sum of the shares, computed by every tile that reads the result."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW."""
         return NCHW
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return all shares."""
         return all_rows(extent(graph, source, axis))
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append the sum (or the largest) of the shares."""
         node = tile.node
         if tile.graph.shape(node.inputs[0]).whole.area == 1:
             builder.append("Identity", tile.inputs, node.output)
@@ -74,15 +69,12 @@ class FullyConnected(Rule):
     """Some columns of a vector times a constant matrix; they read the whole vector."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return None: a vector has neither rows nor columns."""
         return None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the whole vector."""
         return all_rows(extent(graph, source, axis))
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append the columns that the tile computes."""
         node, (source, _, *bias), region = tile.node, tile.inputs, tile.region
         axis = 0 if node.attributes.get("transB", 0) else 1
         operands = [source, builder.sliced(node.inputs[1], axis, region.cols), *bias]

@@ -13,7 +13,7 @@ from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
 from splitter.tiling import operators
-from splitter.tiling.known_spans import KnownSpans
+from splitter.tiling.interned_spans import InternedSpans
 from splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, spans_of
 from splitter.tiling.rule import InputRegion, extent
 
@@ -31,7 +31,7 @@ class AxisInput:
         """Return the rows that one span of the output reads, with the padding and clipped to the map."""
         if span not in self._known:
             rows = self.field(spans_of([span]))
-            full, inside = (Span(*each[:, 0].tolist()) for each in (rows, clipped(rows, self.size)))
+            full, inside = (Span(*spans[:, 0].tolist()) for spans in (rows, clipped(rows, self.size)))
             self._known[span] = full, inside
         return self._known[span]
 
@@ -52,19 +52,19 @@ class AxisNode:
 
 def axis_node(graph: Graph, node: Node, axis: int) -> AxisNode:
     """Return an operator's data for the walk along ROW_AXIS or COL_AXIS."""
-    key = f"along axis {axis}", node.output
-    if key not in graph.memo:
-        graph.memo[key] = AxisNode(
-            node.output,
-            extent(graph, node.output, axis),
-            operators.is_replicated(graph, node),
-            {
-                source: AxisInput(extent(graph, source, axis), operators.receptive_field(graph, node, source, axis))
-                for source in graph.activations(node)
-            },
-        )
-    cached: AxisNode = graph.memo[key]
-    return cached
+    return graph.once(_axis_node, node, axis)
+
+
+def _axis_node(graph: Graph, node: Node, axis: int) -> AxisNode:
+    return AxisNode(
+        node.output,
+        extent(graph, node.output, axis),
+        operators.is_replicated(graph, node),
+        {
+            source: AxisInput(extent(graph, source, axis), operators.receptive_field(graph, node, source, axis))
+            for source in graph.activations(node)
+        },
+    )
 
 
 class AxisWalk:
@@ -82,9 +82,9 @@ class AxisWalk:
         targets: Mapping[str, Spans],
         *,
         clip: bool = True,
-        known: KnownSpans | None = None,
+        known: InternedSpans | None = None,
     ) -> None:
-        self._nodes, self._clip, self._known = nodes, clip, known or KnownSpans()
+        self._nodes, self._clip, self._known = nodes, clip, known or InternedSpans()
         self.targets = {name: self._known.one(rows) for name, rows in targets.items()}
         self.position = len(nodes)
         self.spans: dict[str, Spans] = {}

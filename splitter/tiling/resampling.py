@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect, Span
-from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node, integers
+from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import ReceptiveField, Spans, tabulated
-from splitter.tiling.rule import Rule, TileOperator, extent, integers, join_spans
+from splitter.tiling.rule import Rule, TileOperator, extent, join_spans
 from splitter.tiling.windowed import works_on_maps
 
 _Picks = dict[int, NDArray[Any]]
@@ -28,7 +28,6 @@ class _Selection(Rule):
         raise NotImplementedError
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the rows from the first to the last that is selected."""
         places, picks = graph.axes(source), self.picks(graph, node) or {}
         chosen = picks.get(places[axis - ROW_AXIS]) if places else None
         if chosen is None:
@@ -50,7 +49,6 @@ class Slice(_Selection):
     """A part of the channels, or of the rows and columns; steps may be any."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return where the input has its rows and columns: no axis vanishes."""
         picks = self.picks(graph, node)
         return graph.axes(node.inputs[0]) if picks is not None and 0 not in picks else None
 
@@ -68,7 +66,6 @@ class Slice(_Selection):
         }
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it in the tile's coordinates."""
         picks, output = self.local(tile), tile.node.output
         steps = [int(chosen[1] - chosen[0]) if len(chosen) > 1 else 1 for chosen in picks.values()]
         starts = [int(chosen[0]) for chosen in picks.values()]
@@ -91,7 +88,6 @@ class Gather(_Selection):
     """Constant indices along an axis: a permutation of the channels, one channel, or chosen rows."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return where the rows and columns are among the axes of the result."""
         places = graph.axes(node.inputs[0]) if node.inputs[0] not in graph.weights else None
         axis = self._axis(graph, node) if places else 0
         indices = graph.weights.get(node.inputs[1])
@@ -144,7 +140,6 @@ class MatMul(Rule):
     """
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return where the map has its rows and columns."""
         product = matrix_of(graph, node)
         return graph.axes(graph.activations(node)[0]) if product and product[0] > 0 else None
 
@@ -161,7 +156,6 @@ class MatMul(Rule):
         )
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it with the part of the matrix that the tile needs."""
         graph, node, region = tile.graph, tile.node, tile.region
         mixed, operands = self._mixed(graph, node), list(tile.inputs)
         if mixed is not None:
@@ -192,16 +186,13 @@ class DepthToSpace(Rule):
     """Channels become blocks of pixels; a tile computes whole blocks and crops them."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW for maps."""
         return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the input rows of the blocks that hold the rows."""
         block = node.attributes["blocksize"]
         return lambda out: np.array([out[0] // block, -(-out[1] // block)])
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append the operator, and a Slice where blocks are cut."""
         node, region, need = tile.node, tile.region, tile.read.clipped
         block = node.attributes["blocksize"]
         have = Rect(*(Span(span.start * block, span.stop * block) for span in (need.rows, need.cols)))
@@ -215,11 +206,9 @@ class SpaceToDepth(Rule):
     """Blocks of pixels become channels."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW for maps."""
         return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the rows of the blocks."""
         block = node.attributes["blocksize"]
         return lambda out: out * block
 
@@ -228,12 +217,10 @@ class TransposedConvolution(Rule):
     """Every input row is spread over as many output rows as the kernel has; their pads cut the result."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW for maps with explicit pads."""
         explicit = not {"auto_pad", "output_shape"} & node.attributes.keys()
         return NCHW if explicit and works_on_maps(graph, node) else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the input rows that are spread over the rows."""
         stride, reach, before = _spread(node, axis)
 
         def rows(out: Spans) -> Spans:

@@ -10,7 +10,7 @@ import numpy as np
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
 from splitter.network.graph import ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import ReceptiveField, all_rows, same_rows
 
 
@@ -79,14 +79,6 @@ def extent(graph: Graph, tensor: str, axis: int) -> int:
     """Return how many rows (or columns) an activation has."""
     shape = graph.shape(tensor)
     return shape.height if axis == ROW_AXIS else shape.width
-
-
-def integers(graph: Graph, node: Node, index: int) -> list[int] | None:
-    """Return the constant integers that input `index` holds; none for an absent one, None for a computed one."""
-    name = node.inputs[index] if index < len(node.inputs) else ""
-    if not name:
-        return []
-    return [int(value) for value in graph.weights[name].reshape(-1)] if name in graph.weights else None
 
 
 def append_slice(builder: OnnxBuilder, source: str, output: str, axis: int, span: Span) -> str:

@@ -8,12 +8,11 @@ import numpy as np
 
 from serfer.core.plan import Padding
 from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, average_scale, window
+from splitter.network.operator_kinds import POOLS
+from splitter.network.sliding_window import average_scale, window
+from splitter.tiling.onnx_builder import OnnxBuilder
+from splitter.tiling.receptive_field import ReceptiveField, under
 from splitter.tiling.rule import Rule, TileOperator
-
-POOLS = frozenset({"MaxPool", "AveragePool"})
-WINDOWED = POOLS | {"Conv"}
 
 
 def works_on_maps(graph: Graph, node: Node) -> bool:
@@ -26,19 +25,16 @@ def works_on_maps(graph: Graph, node: Node) -> bool:
 
 class _Sliding(Rule):
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW for maps."""
         return NCHW if works_on_maps(graph, node) else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the rows under the windows."""
-        return window(node, axis).input_spans
+        return under(window(node, axis))
 
 
 class Convolution(_Sliding):
     """Grouped, strided, dilated, padded: all but the padding stays as it is."""
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it with the padding that this tile has."""
         node, (source, *weights), padding = tile.node, tile.inputs, tile.read.padding
         pads = _pads(padding)
         if min(pads) < 0:
@@ -50,7 +46,6 @@ class MaxPool(_Sliding):
     """Maxima; what lies outside the map is minus infinity."""
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it with the padding that this tile has."""
         _pool(builder, tile, tile.node.output, -np.inf)
 
 
@@ -58,7 +53,6 @@ class AveragePool(_Sliding):
     """Means over whole windows, rescaled where a window counts fewer positions than it has taps."""
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append the mean, and a product with the scale where it is not 1."""
         output, region = tile.node.output, tile.region
         rows = average_scale(tile.graph, tile.node, ROW_AXIS, region.rows)
         cols = average_scale(tile.graph, tile.node, COL_AXIS, region.cols)
@@ -75,7 +69,6 @@ class ConstantPad(Rule):
     """Padding with a constant; any other mode is written as a selection of rows and columns (see canonicalize.py)."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW where a constant is put around a map."""
         constant = node.attributes.get("mode", b"constant") == b"constant"
         if not constant or not works_on_maps(graph, node):
             return None
@@ -84,12 +77,10 @@ class ConstantPad(Rule):
         return NCHW if plain else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the same rows without the padding before them."""
         before = pad_amounts(graph, node)[axis]
         return lambda out: out - before
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it with the padding that this tile has."""
         graph, node, inputs = tile.graph, tile.node, tile.inputs
         value = inputs[2] if len(inputs) > 2 else ""  # noqa: PLR2004 - the third input is the value
         pooled = any(node.output in other.inputs for other in graph.nodes if other.kind in POOLS)

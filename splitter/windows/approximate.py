@@ -20,14 +20,14 @@ from serfer.core.plan import FETCHED, ZIP, AxisWindow, AxisWindows, Windows
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from splitter.network.unsupported import refuse
 from splitter.planning.limits import room_in
-from splitter.planning.options import Budget
+from splitter.planning.split_options import Budget
 from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.regions import infer_regions
 from splitter.tiling.rule import extent
-from splitter.windows.alike import weights_by_size
 from splitter.windows.map_plan import STEPS, Network, WindowChoice, WindowTile, WindowTiles, window_usd
 from splitter.windows.memory import window_mb
 from splitter.windows.position import Place, place_of, placed
+from splitter.windows.same_windows import weights_by_size
 
 _LONGER = 4_032
 """Pixels by which an image is larger along one axis, to measure strides: 2^6 x 3^2 x 7, patches of 14 included."""

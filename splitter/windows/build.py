@@ -18,15 +18,14 @@ from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
 from splitter.network.description import Description
 from splitter.network.graph import Graph
-from splitter.network.ingest import from_onnx
 from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.size_guards import CHECKED_STEP
 from splitter.network.source import Array, ImageNotTakenError, Progress, Source, load
 from splitter.plan_dir.check import whole_runner
 from splitter.plan_dir.output_directory import appearing_whole
-from splitter.planning.options import Budget
+from splitter.planning.split_options import Budget
+from splitter.tiling.from_onnx import from_onnx
 from splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
-from splitter.windows.kinds import rounded_step
 from splitter.windows.map_plan import (
     Network,
     WindowChoice,
@@ -37,6 +36,7 @@ from splitter.windows.map_plan import (
     write_map_plan,
 )
 from splitter.windows.sample import measured, sample_of
+from splitter.windows.window_kinds import rounded_step
 from splitter.windows.window_sessions import WindowSessions
 
 _SMALL = 192

@@ -46,13 +46,16 @@ from splitter.network.source import Source
 from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
 from splitter.plan_dir.functions import artefact, write_functions
 from splitter.planning.limits import room_in
-from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import tile_works
+from splitter.planning.split_options import Budget
 from splitter.tiling import operators
 from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.regions import Regions, tile_macs
-from splitter.windows.alike import GraphNumbers, check_alike, inlined, weights_by_size
-from splitter.windows.kinds import (
+from splitter.windows.memory import window_mb
+from splitter.windows.position import place_of, placed
+from splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
+from splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
+from splitter.windows.window_kinds import (
     AxisKinds,
     AxisSpans,
     axis_kinds,
@@ -63,9 +66,6 @@ from splitter.windows.kinds import (
     regions_of,
     rounded_step,
 )
-from splitter.windows.memory import window_mb
-from splitter.windows.position import place_of, placed
-from splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
 
 STEPS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Sides of windows, in pixels of the result, among which the planner chooses."""

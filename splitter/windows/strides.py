@@ -12,6 +12,7 @@ from math import lcm
 
 from serfer.core.geometry import Span
 from splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
+from splitter.network.operator_kinds import BROADCAST
 from splitter.network.unsupported import refuse
 from splitter.tiling import operators
 from splitter.tiling.receptive_field import spans_of
@@ -109,7 +110,7 @@ def check_shifts(graph: Graph, axis: int, known: Strides) -> None:
 def _check_constants(graph: Graph, node: Node, axis: int) -> None:
     """Refuse constants that have a value for each row or column of the image, such as an encoding of positions."""
     axes = graph.axes(node.output)
-    if axes is None or node.kind not in operators.BROADCAST:
+    if axes is None or node.kind not in BROADCAST:
         return
     place = axes[0] if axis == ROW_AXIS else axes[1]
     rank = len(graph.shapes[node.output])

@@ -10,10 +10,10 @@ from bench.baselines.gillis import Gillis, Options, layers
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import PackageLimit
-from splitter.network.ingest import from_onnx
-from splitter.planning.options import Budget, memory_sizes
 from splitter.planning.ort_kernels import operator_work
+from splitter.planning.split_options import Budget, memory_sizes
 from splitter.tiling.cuts import weight_bytes
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import ONE
 from tests.bench.slow import slow_profiles

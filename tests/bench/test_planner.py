@@ -15,8 +15,8 @@ from bench.planner.planner import FASTEST, Comparisons, Network, Point, Versus
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import PackageLimit
-from splitter.network.ingest import from_onnx
-from splitter.planning.options import Budget
+from splitter.planning.split_options import Budget
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
 from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net

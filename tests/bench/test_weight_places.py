@@ -7,7 +7,7 @@ import pytest
 from bench.planner.planner import Network
 from bench.planner.weight_places import cold_ways, ways
 from serfer.core.plan import PackageLimit
-from splitter.network.ingest import from_onnx
+from splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import BUDGET, Net
 
 

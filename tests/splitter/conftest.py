@@ -5,8 +5,8 @@ import pytest
 
 from splitter import build
 from splitter.network import source as loading
-from splitter.network.ingest import from_onnx
 from splitter.split import split
+from splitter.tiling.from_onnx import from_onnx
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Small networks written as ONNX directly: no torch, so a test can afford many."""
 
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -11,19 +12,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.errors import PlanWarning
 from serfer.core.exactness import relative_error
 from serfer.core.plan import PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from splitter.network.ingest import from_onnx
 from splitter.network.onnx_models import session_of
 from splitter.network.source import Source
+from splitter.package_fit import fit
 from splitter.plan_dir.assemble import assemble
 from splitter.plan_dir.check import run_tiles
-from splitter.planning.options import Budget, SplitOptions
-from splitter.planning.package_fit import fit
+from splitter.planning.split_options import Budget, SplitOptions
 from splitter.split import split
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.grids import parse_grids
 
 FACTS = shipped_aws()
@@ -100,6 +102,8 @@ def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **opt
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
     budget = replace(BUDGET, limit=limit)
     decision = fit(graph, SplitOptions(parse_grids(grids), stages, **options), budget, None, lambda _: None)
+    for note in decision.notes:
+        warnings.warn(note, PlanWarning, stacklevel=2)
     directory.mkdir(exist_ok=True)
     return assemble(decision, source, graph, budget, directory, lambda _: None)
 

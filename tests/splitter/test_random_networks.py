@@ -19,15 +19,14 @@ from serfer.core.geometry import Rect, Span, even_parts
 from serfer.core.keys import output_key
 from serfer.core.wire import Crop, Membership, Task
 from serfer.plan_directory import load_plan
-from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
-from splitter.plan_dir.assemble import Decision, assemble
-from splitter.planning.planner import Choice
+from splitter.plan_dir.assemble import assemble
+from splitter.planning.planner import Choice, Decision
 from splitter.planning.stage_costs import StageEnumerator
 from splitter.tiling.cuts import all_cuts
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import ONE, parse_grid
-from splitter.tiling.parts import tile_rects
+from splitter.tiling.grids import ONE, parse_grid, tile_rects
 from storage.memory import MemoryStore
 from tests.splitter.models import BUDGET, Net, unsplit, worst_error
 from tests.splitter.random_networks import CLASSES, wanted, wanted_dense

@@ -27,12 +27,12 @@ from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import UnavailableError
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
 from splitter.plan_dir.emit import in_one_piece
 from splitter.profiling.profile import NETWORKS, given_to, timed, worker_session
 from splitter.profiling.whole_network import whole_works
+from splitter.tiling.from_onnx import from_onnx
 
 WHOLE: Final = ("alexnet", "efficientnet-lite0", "mobilenet-v2", "resnet18", "squeezenet")
 BATCHES: Final = (1, 2, 4, 8)

@@ -28,8 +28,8 @@ from splitter.head.batched_inference import answers
 from splitter.head.calibration import Calibration
 from splitter.head.fine_tune import threads
 from splitter.head.gap import HeadFit, replace_head
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
+from splitter.tiling.from_onnx import from_onnx
 
 SIZE = 28
 ALLOWED_POINTS = 1.3

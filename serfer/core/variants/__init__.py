@@ -27,9 +27,18 @@ from serfer.core.variants.application import (
     Release,
     Validation,
 )
-from serfer.core.variants.selection import Selection, SelectionReason, VariantState
 from serfer.core.variants.soundness import check_application, check_variant
-from serfer.core.variants.variant import PRECISIONS, Accuracy, Figure, Place, Source, Variant
+from serfer.core.variants.variant import (
+    PRECISIONS,
+    Accuracy,
+    Figure,
+    Place,
+    Selection,
+    SelectionReason,
+    Source,
+    Variant,
+    VariantState,
+)
 
 __all__ = [
     "FORMAT",

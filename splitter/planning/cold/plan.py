@@ -19,12 +19,11 @@ from serfer.core.geometry import Grid
 from serfer.core.plan import ZIP
 from splitter.network.graph import Graph
 from splitter.network.source import Progress
-from splitter.plan_dir.assemble import Decision
 from splitter.planning.cold.search import ColdChain, ColdSearch
 from splitter.planning.explanation import alternative, describe
 from splitter.planning.limits import WeightStorage, column_bytes
-from splitter.planning.options import Budget, SplitOptions
-from splitter.planning.planner import Choice, choices_of, prepare
+from splitter.planning.planner import Choice, Decision, choices_of, prepare
+from splitter.planning.split_options import Budget, SplitOptions
 from splitter.tiling.cuts import cut_points, cuts_at, weight_bytes
 from splitter.tiling.grids import AUTO, GridChoice
 
@@ -120,6 +119,7 @@ def _decision(decision: Decision, found: ColdChain, most: int) -> Decision:
         why=why,
         alternatives=(alternative(found.chain, chosen=True),),
         gangs=(),
+        notes=(),
     )
 
 
@@ -159,7 +159,6 @@ def _price(usd: float) -> str:
 
 
 def _whole(decision: Decision, budget: Budget) -> _Whole:
-    """Predict a query on the plan itself where nothing is warm."""
     facts = budget.facts.functions
     steps, usd, warming = [], 0.0, 0.0
     for number, step in enumerate(_steps(decision)):
@@ -179,7 +178,6 @@ def _least_seconds(decision: Decision, budget: Budget) -> float:
 
 
 def _steps(decision: Decision) -> Iterator[Sequence[Choice]]:
-    """Yield a plan's stages, those of a gang together."""
     number = 0
     while number < len(decision.choices):
         stop = next((gang.stop for gang in decision.gangs if gang.start == number), number + 1)

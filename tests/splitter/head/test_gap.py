@@ -14,8 +14,8 @@ from splitter.head.calibration import Calibration
 from splitter.head.find import Linear, find_head, with_linear_head
 from splitter.head.gap import divide, replace_head, replace_head_blind
 from splitter.head.torch_interpreter import Trainable, unknown_kinds
-from splitter.network.ingest import from_onnx
 from splitter.network.source import mean_matrix
+from splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, unsplit
 
 BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"]

@@ -11,8 +11,8 @@ from onnxscript import ir
 
 from splitter.network import ingest
 from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.ingest import from_onnx
 from splitter.network.source import load
+from splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, unsplit, worst_error
 
 SIZE = (16, 16)

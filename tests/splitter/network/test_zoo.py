@@ -14,9 +14,9 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.pipeline.reference import normalised, original, unsplit
 from serfer.plan_directory import check_artefacts, load_plan
 from splitter import build
-from splitter.plan_dir.assemble import Decision, _stage_parts
+from splitter.plan_dir.assemble import _stage_parts
 from splitter.plan_dir.weights import WeightsFile
-from splitter.planning.planner import choose
+from splitter.planning.planner import Decision, choose
 from splitter.split import split
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools

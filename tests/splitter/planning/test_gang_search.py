@@ -13,18 +13,17 @@ from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.geometry import Grid
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
 from serfer.core.units import FLOAT_BYTES
-from splitter.network.ingest import from_onnx
 from splitter.planning.gang_candidates import exchange_points
 from splitter.planning.gang_chains import frontier
-from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import operator_work, tile_moves
 from splitter.planning.planner import gangs_of, prepare
 from splitter.planning.search import Search
+from splitter.planning.split_options import Budget
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
-from splitter.tiling.grids import ONE, GridChoice
-from splitter.tiling.parts import tile_rects
+from splitter.tiling.grids import ONE, GridChoice, tile_rects
 from tests.splitter.models import Net
 from tests.splitter.planning import test_search
 from tests.splitter.planning.test_search import DEAR_BYTES, FACTS, INLINE_MOST, PROFILES, Enumerated, at_origin, goals

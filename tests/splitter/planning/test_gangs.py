@@ -10,7 +10,7 @@ from serfer.core.errors import PlanWarning, UsageError
 from serfer.core.plan import PackageLimit
 from serfer.pictures import draw_plan
 from splitter.plan_dir.check import run_tiles
-from splitter.planning.options import check_gang
+from splitter.planning.split_options import check_gang
 from splitter.split import split
 from tests.splitter.models import LIMIT, Net, cut, relative_error, unsplit, worst_error
 

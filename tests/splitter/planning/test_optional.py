@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import ModelError
-from splitter import build
+from splitter import build, package_fit
 from splitter.plan_dir.check import run_tiles
-from splitter.planning import gang_chains, package_fit
+from splitter.planning import gang_chains
 from splitter.split import split
 from tests.splitter.models import Net, relative_error, unsplit
 

@@ -5,16 +5,15 @@ import pytest
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
-from splitter.network.ingest import from_onnx
+from splitter.package_fit import fit
 from splitter.planning.limits import WeightStorage, memory_needed
-from splitter.planning.options import Budget, SplitOptions
-from splitter.planning.package_fit import fit
 from splitter.planning.planner import choose, prepare
 from splitter.planning.search import BALANCED, COST, LATENCY
+from splitter.planning.split_options import Budget, SplitOptions
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes
-from splitter.tiling.grids import parse_grids
-from splitter.tiling.parts import tile_rects
+from splitter.tiling.from_onnx import from_onnx
+from splitter.tiling.grids import parse_grids, tile_rects
 from splitter.tiling.regions import infer_regions, tile_macs, whole_regions
 from tests.splitter.models import BUDGET, FACTS, LIMIT, Net
 

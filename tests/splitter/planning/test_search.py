@@ -13,17 +13,16 @@ from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
 from serfer.core.units import FLOAT_BYTES
-from splitter.network.ingest import from_onnx
-from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import operator_work, tile_moves
 from splitter.planning.planner import choices_of, prepare
 from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Search
+from splitter.planning.split_options import Budget
 from splitter.planning.stage_graph import LEAST_SIDE
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
-from splitter.tiling.grids import COLUMNS, ONE, GridChoice
-from splitter.tiling.parts import can_part, tile_rects
+from splitter.tiling.grids import COLUMNS, ONE, GridChoice, can_part, tile_rects
 from splitter.tiling.regions import infer_regions
 from tests.splitter.models import Net
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import UsageError
-from splitter.network.ingest import from_onnx
 from splitter.tiling.cuts import MOST_TENSORS, all_cuts, cut_points, cuts_after, weight_bytes
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
 from tests.splitter.models import Net
 

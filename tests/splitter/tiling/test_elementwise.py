@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from splitter.network.ingest import from_onnx
 from splitter.tiling import operators
+from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
 from tests.once import one_each
 from tests.splitter.models import Net, unsplit, worst_error

@@ -5,11 +5,11 @@ import pytest
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
-from splitter.network.ingest import from_onnx
 from splitter.network.onnx_models import OPSET
 from splitter.network.source import mean_matrix
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points
+from splitter.tiling.from_onnx import from_onnx
 from tests.once import one_each
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
 

@@ -6,7 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serfer.core.geometry import Span
-from splitter.tiling.receptive_field import Window, clipped, explicit_pads, hull, spans_of, tabulated
+from splitter.network.sliding_window import Window, explicit_pads
+from splitter.tiling.receptive_field import clipped, hull, spans_of, tabulated, under
 
 WINDOWS = st.builds(
     Window,
@@ -47,7 +48,7 @@ def test_a_window_reads_exactly_the_rows_that_affect_its_output(window, size, ce
         changed = np.flatnonzero(slide(np.eye(size)[row], window, outputs) != base)
         if any(start <= index < stop for index in changed):
             seen.append(row)
-    read = window.input_spans(np.array([[start], [stop]]))
+    read = under(window)(np.array([[start], [stop]]))
     ((first,), (after,)) = read
     assert after - first == (stop - start - 1) * window.stride + window.reach
     ((first,), (after,)) = clipped(read, size)

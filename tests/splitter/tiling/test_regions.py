@@ -7,8 +7,9 @@ from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.plan import Padding
 from splitter.network.graph import COL_AXIS, ROW_AXIS
-from splitter.network.ingest import from_onnx
-from splitter.tiling.receptive_field import spans_of, window
+from splitter.network.sliding_window import window
+from splitter.tiling.from_onnx import from_onnx
+from splitter.tiling.receptive_field import spans_of
 from splitter.tiling.regions import AxisWalk, axis_node, infer_regions, input_paddings
 from tests.splitter.models import Net
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from splitter.network.graph import Graph, Node
-from splitter.plan_dir.weights import INLINE_BYTES
+from splitter.network.graph import INLINE_BYTES, Graph, Node
 
 _BLOCK = 1 << 16
 _WORST_ROUNDING = 1e-3  # relative L2; values inside fp16's normal range lose about 2.8e-4 together

@@ -83,12 +83,12 @@ def is_separable(graph: Graph, node: Node) -> bool:
 
 def interpolation(graph: Graph, node: Node, axis: int) -> Interpolation:
     """Return what a Resize (see `is_separable`) does to ROW_AXIS or COL_AXIS."""
-    key = f"interpolation of axis {axis}", node.output
-    if key not in graph.memo:
-        sizes = graph.shapes[node.inputs[0]][axis], graph.shapes[node.output][axis]
-        graph.memo[key] = interpolation_of(node.attributes, *sizes, _scale(graph, node, axis), graph.opset)
-    known: Interpolation = graph.memo[key]
-    return known
+    return graph.once(_interpolation, node, axis)
+
+
+def _interpolation(graph: Graph, node: Node, axis: int) -> Interpolation:
+    sizes = graph.shapes[node.inputs[0]][axis], graph.shapes[node.output][axis]
+    return interpolation_of(node.attributes, *sizes, _scale(graph, node, axis), graph.opset)
 
 
 def is_runtimes(graph: Graph, node: Node) -> bool:

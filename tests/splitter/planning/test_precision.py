@@ -11,9 +11,9 @@ from serfer.core.exactness import relative_error
 from serfer.pipeline.reference import original
 from serfer.pipeline.reference import unsplit as in_one_piece
 from splitter.network.graph import Node
-from splitter.network.ingest import from_onnx
-from splitter.plan_dir.precision import rounding, storable, with_half
+from splitter.planning.precision import rounding, storable, with_half
 from splitter.split import split
+from splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, check_every_answer, cut, room_for, unsplit
 
 SIZE = (12, 12)

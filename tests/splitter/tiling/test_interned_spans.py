@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from splitter.tiling.known_spans import KnownSpans
-from splitter.tiling.receptive_field import Window, clipped, hull
+from splitter.network.sliding_window import Window
+from splitter.tiling.interned_spans import InternedSpans
+from splitter.tiling.receptive_field import clipped, hull, under
 
 
 def test_equal_spans_are_one_array_and_equal_their_rules():
-    known, field = KnownSpans(), Window(3, 2, 1, 1, 1).input_spans
+    known, field = InternedSpans(), under(Window(3, 2, 1, 1, 1))
     one, again = (known.one(np.array([[0, 4], [4, 9]])) for _ in range(2))
     assert one is again
     read = known.read(field, 17, one)
@@ -19,7 +20,7 @@ def test_equal_spans_are_one_array_and_equal_their_rules():
 
 
 def test_views_of_shifted_spans_are_one_array():
-    known = KnownSpans()
+    known = InternedSpans()
     near, far = (known.one(np.array([[0, 4], [4, 9]]) + shift) for shift in (0, 3))
     wide = [known.one(np.add(spans, [[0], [2]])) for spans in (near, far)]
     views = known.views([near, wide[0]])

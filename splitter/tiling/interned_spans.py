@@ -16,7 +16,7 @@ from splitter.tiling.receptive_field import ReceptiveField, Spans, clipped, hull
 Integers = NDArray[np.int64]
 
 
-class KnownSpans:
+class InternedSpans:
     """Returns the same array for equal spans, sizes and views; arguments are arrays that it has returned."""
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,35 @@ from onnx import helper
 
 from serfer.core.geometry import Rect, Span
 from splitter.network.graph import VECTOR_RANK, Axes, Graph, Weights
-from splitter.plan_dir.weights import Slice
+
+_MARK = "|"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows (axis 0) or columns (axis 1) of a constant."""
+
+    base: str
+    axis: int
+    span: Span
+
+    @property
+    def name(self) -> str:
+        """The name of the constant that holds just these."""
+        return _MARK.join((self.base, str(self.axis), str(self.span.start), str(self.span.stop)))
+
+    def of(self, value: NDArray[Any]) -> NDArray[Any]:
+        """Return this part of the whole constant, as a view."""
+        part = slice(self.span.start, self.span.stop)
+        return value[part] if self.axis == 0 else value[:, part]
+
+    @classmethod
+    def parse(cls, name: str) -> Slice | None:
+        """Return the slice that a constant's name stands for, or None for a whole constant's."""
+        parts = name.rsplit(_MARK, 3)
+        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):  # noqa: PLR2004 - as `name` writes it
+            return None
+        return cls(parts[0], int(parts[1]), Span(int(parts[2]), int(parts[3])))
 
 
 class OnnxBuilder:

@@ -19,7 +19,7 @@ from splitter.network.graph import Graph, Node
 from splitter.network.unsupported import refuse
 from splitter.plan_dir.emit import TileGraph, tile_graph
 from splitter.tiling.regions import Regions
-from splitter.windows.kinds import AxisSpans, regions_of
+from splitter.windows.window_kinds import AxisSpans, regions_of
 
 _ROUNDING = 1e-3
 """By how much constants may differ: ONNX Runtime rounds coordinates, those of row 10,000 to a thousandth."""

@@ -14,15 +14,15 @@ import numpy as np
 
 from serfer.core.geometry import Rect, Span, even_parts
 from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, Axes, Graph, Node
-from splitter.plan_dir.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, tabulated
-from splitter.tiling.resizing.interpolation import (
+from splitter.network.interpolation import (
     Interpolation,
     interpolation,
     interpolation_of,
     is_runtimes,
     is_separable,
 )
+from splitter.tiling.onnx_builder import OnnxBuilder
+from splitter.tiling.receptive_field import ReceptiveField, tabulated
 from splitter.tiling.rule import Rule, TileOperator, append_slice
 
 _ROWS = 32
@@ -35,16 +35,13 @@ class Resize(Rule):
     """Nearest, linear and cubic, up and down, wherever the centres of pixels lie."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW for maps of which only rows and columns are resized."""
         return NCHW if is_separable(graph, node) else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the rows from the first to the last that the rows are made of."""
         taps = interpolation(graph, node, axis)
         return tabulated(taps.first, taps.stop)
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append it in the fastest form."""
         graph, node = tile.graph, tile.node
         is_cubic = node.attributes.get("mode") == b"cubic"
         whole = tile.region == graph.shape(node.output).whole and tile.read.clipped == graph.shape(node.inputs[0]).whole

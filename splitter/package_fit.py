@@ -8,7 +8,6 @@ the head's columns go to several functions, which is exact.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.errors import ModelError, PlanWarning
+from serfer.core.errors import ModelError
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP, Alternative, DeploymentOption, ModelChange
@@ -26,9 +25,8 @@ from splitter.head.find import find_head
 from splitter.head.gap import HeadFit, replace_head, replace_head_blind
 from splitter.network.graph import Graph
 from splitter.network.source import Progress
-from splitter.plan_dir import precision
-from splitter.plan_dir.assemble import Decision
 from splitter.plan_dir.check import whole_runner
+from splitter.planning import precision
 from splitter.planning.explanation import (
     IN_PLACE,
     Constraints,
@@ -41,19 +39,26 @@ from splitter.planning.explanation import (
     why_nothing_fits,
 )
 from splitter.planning.gang_candidates import exchange_points, gang_grids
-from splitter.planning.gangs import gangs_of_runs
 from splitter.planning.limits import WeightStorage, memory_needed, room_in
 from splitter.planning.optional import optional
-from splitter.planning.options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
-from splitter.planning.planner import MAX_GANG_STAGES, MAX_STAGES, Choice, choices_of, gangs_of, prepare
+from splitter.planning.planner import (
+    MAX_GANG_STAGES,
+    MAX_STAGES,
+    Choice,
+    Decision,
+    choices_of,
+    gangs_of,
+    gangs_of_runs,
+    prepare,
+)
 from splitter.planning.search import Chain, Search
+from splitter.planning.split_options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
 from splitter.tiling.cuts import MOST_TENSORS, Cut, cut_points, cuts_after, cuts_at, weight_bytes
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import COLUMNS, ONE
 
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
-_CALLER_OF_SPLIT = 7  # frames up from fit: choose, _write_plan, build_plan, split, its decorator, its caller
 _Run = Callable[[NDArray[np.float32]], Answer]
 
 
@@ -62,45 +67,40 @@ def fit(
 ) -> Decision:
     """Choose stages for a network so that each fits its functions, changing the network only where it must be.
 
-    Warns (PlanWarning) where one grid was requested and no stage can have it, or gangs and there can be none, or where
-    fp16 storage loses more than was allowed, so that weights stay in fp32.
+    The decision has a note where one grid was requested and no stage can have it, or gangs and there can be none, or
+    where fp16 storage loses more than was allowed, so that weights stay in fp32.
 
     Raises ModelError where nothing fits (the message names the bound), fp16 was requested and loses more than was
     allowed, or a GAP head was requested and there is no head to replace; UsageError for options that contradict each
     other.
     """
 
-    def decided(allowed: SplitOptions) -> tuple[Decision, tuple[str, ...]]:
+    def decided(allowed: SplitOptions) -> Decision:
         return _decide(original, allowed, budget, calibration, progress)
 
     if _searches_gangs(options, budget) or options.gang == "always":
         without = replace(options, gang="never")
-        decision, notes = optional("the search for gangs", lambda: decided(options), lambda: decided(without))
-    else:
-        decision, notes = decided(options)
-    for note in notes:
-        warnings.warn(note, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
-    return decision
+        return optional("the search for gangs", lambda: decided(options), lambda: decided(without))
+    return decided(options)
 
 
 def _decide(
     original: Graph, options: SplitOptions, budget: Budget, calibration: Calibration | None, progress: Progress
-) -> tuple[Decision, tuple[str, ...]]:
-    """Return the stages of `fit`, and what to warn of."""
+) -> Decision:
     progress("choosing cuts and grids")
     changes: tuple[ModelChange, ...] = ()
-    given = original
+    network = original
     if options.gap == "always":
-        given, changes = _with_gap(original, calibration, progress)
-    fitted = _first_that_fits(given, options, budget, _storages(given, options, spread=options.asks_for_columns))
+        network, changes = _with_gap(original, calibration, progress)
+    fitted = _first_that_fits(network, options, budget, _storages(network, options, spread=options.asks_for_columns))
     if fitted is None and options.gap == "auto" and calibration is not None and find_head(original):
-        given, changes = _with_gap(original, calibration, progress)
-        fitted = _first_that_fits(given, options, budget, _storages(given, options, spread=False))
+        network, changes = _with_gap(original, calibration, progress)
+        fitted = _first_that_fits(network, options, budget, _storages(network, options, spread=False))
     if fitted is None:
-        given, changes = (original, ()) if options.gap != "always" else (given, changes)
-        fitted = _first_that_fits(given, _with_columns(options), budget, _storages(given, options, spread=True))
+        network, changes = (original, ()) if options.gap != "always" else (network, changes)
+        fitted = _first_that_fits(network, _with_columns(options), budget, _storages(network, options, spread=True))
     if fitted is None:
-        raise _nothing_fits(given, options, budget)
+        raise _nothing_fits(network, options, budget)
     graph, cuts, search, storage = fitted
     chain = search.best(options.goal)
     if chain is None:
@@ -117,19 +117,20 @@ def _decide(
     if half:
         rounded = precision.with_half(graph, half)
         progress("measuring what fp16 storage loses")
-        changes = (*changes, _measure_half(given, rounded, half, calibration))
+        changes = (*changes, _measure_half(network, rounded, half, calibration))
         if excess := _excess_loss(changes[-1], options):
-            decision, notes = _decide(original, _in_fp32(options), budget, calibration, progress)
-            return decision, (excess, *notes)
+            in_fp32 = replace(options, precision="fp32", max_loss=None)
+            decision = _decide(original, in_fp32, budget, calibration, progress)
+            return replace(decision, notes=(excess, *decision.notes))
     unmet = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
     unmet = unmet or ("" if gangs else _why_no_gang(graph, options, budget, choices))
 
     def explained() -> str:
-        given = _constraints(options, budget)
-        paragraph = why(options.objective, options.goal, chain, others, budget.profiles, given)
+        constraints = _constraints(options, budget)
+        paragraph = why(options.objective, options.goal, chain, others, budget.profiles, constraints)
         return paragraph + ("" if half else _in_half_instead(graph, cuts, chain, options, budget, storage))
 
-    decision = Decision(
+    return Decision(
         rounded if half else graph,
         cuts_at(graph, [choice.stop for choice in choices]),
         choices,
@@ -142,8 +143,8 @@ def _decide(
         unmet[:1].upper() + unmet[1:] + optional("the explanation", explained, str),
         others,
         gangs,
+        (unmet,) if unmet else (),
     )
-    return decision, (unmet,) if unmet else ()
 
 
 def _excess_loss(change: ModelChange, options: SplitOptions) -> str:
@@ -162,10 +163,6 @@ def _excess_loss(change: ModelChange, options: SplitOptions) -> str:
     return f"{text}: weights stay in fp32"
 
 
-def _in_fp32(options: SplitOptions) -> SplitOptions:
-    return replace(options, precision="fp32", max_loss=None)
-
-
 def _in_half_instead(
     graph: Graph, cuts: Sequence[Cut], chain: Chain, options: SplitOptions, budget: Budget, storage: WeightStorage
 ) -> str:
@@ -176,8 +173,8 @@ def _in_half_instead(
     """
     nodes = len(graph.nodes)
     full = weight_bytes(graph, 0, nodes)
-    asked = options.precision == "fp32" or options.max_loss is not None
-    names = frozenset() if asked or full <= budget.limit.room else precision.storable(graph, graph.nodes)
+    chosen = options.precision == "fp32" or options.max_loss is not None
+    names = frozenset() if chosen or full <= budget.limit.room else precision.storable(graph, graph.nodes)
     if not names:
         return ""
     with_half = replace(storage, half=names, allowed=True)
@@ -193,7 +190,6 @@ def _in_half_instead(
 def _why_untiled(
     graph: Graph, cuts: Sequence[Cut], wanted: Grid | None, choices: Sequence[Choice], max_tiles: int | None
 ) -> str:
-    """Explain why no stage has the requested grid; empty where one has it."""
     if wanted in (None, ONE) or any(choice.grid == wanted for choice in choices):
         return ""
     if max_tiles is not None and wanted.tiles > max_tiles:
@@ -208,7 +204,6 @@ def _why_untiled(
 
 
 def _why_no_gang(graph: Graph, options: SplitOptions, budget: Budget, choices: Sequence[Choice]) -> str:
-    """Explain why a plan has no gang; empty where none was requested."""
     if options.gang != "always":
         return ""
     wanted, most = options.grids.requested, budget.max_tiles
@@ -236,7 +231,6 @@ def _count(stages: int) -> str:
 
 
 def _constraints(options: SplitOptions, budget: Budget) -> Constraints:
-    """Return what the user fixed of a plan, and what was chosen."""
     grids, memory = options.grids, budget.memory_mb
     place = IN_PLACE.get(options.weights, "in zips or fetched")
     any_memory = set(memory) == set(memory_sizes(budget.facts.functions))
@@ -283,9 +277,9 @@ _Fitted = tuple[Graph, Sequence[Cut], Search, WeightStorage]
 
 
 def _first_that_fits(
-    given: Graph, options: SplitOptions, budget: Budget, storages: Iterator[WeightStorage]
+    network: Graph, options: SplitOptions, budget: Budget, storages: Iterator[WeightStorage]
 ) -> _Fitted | None:
-    graph = with_tile_pools(given)
+    graph = with_tile_pools(network)
     cuts = _cuts(graph, options, budget)
     for storage in storages:
         for gang in _gang_modes(options, budget):
@@ -329,8 +323,8 @@ def _cuts(graph: Graph, options: SplitOptions, budget: Budget) -> list[Cut]:
     return cuts_after(graph, options.cuts, most_tensors) if options.cuts else cut_points(graph, budget.limit.room)
 
 
-def _nothing_fits(given: Graph, options: SplitOptions, budget: Budget) -> ModelError:
-    graph = with_tile_pools(given)
+def _nothing_fits(network: Graph, options: SplitOptions, budget: Budget) -> ModelError:
+    graph = with_tile_pools(network)
     cuts = _cuts(graph, options, budget)
     stages = len(cuts) - 1 if options.cuts else options.stages
     *_, smallest = _storages(graph, options, spread=False)

@@ -1,0 +1,44 @@
+"""The graph of an ONNX model: plain operators, of whose tensors it is known where they have rows and columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+
+from splitter.network.description import Reduction
+from splitter.network.external_weights import ExternalWeightsModel
+from splitter.network.graph import MAP_RANK, NCHW, Axes, Graph
+from splitter.network.ingest import plain_network
+from splitter.network.outputs import with_described_outputs
+from splitter.tiling.operators import axes_of_output
+
+
+def from_onnx(
+    model: onnx.ModelProto | ExternalWeightsModel,
+    height: int,
+    width: int,
+    names: tuple[str, ...] = (),
+    reduction: Reduction | None = None,
+    *,
+    any_size: bool = False,
+) -> Graph:
+    """Make the graph of an ONNX model at an input of height x width; `names` are the outputs', if not the model's own.
+
+    A `reduction` is appended to it. With `any_size`, no operator has a form that it has on small maps alone, so that
+    graphs of all sizes are alike.
+    Raises ModelError for a model that is not one image in, and tensors with images on their first axis out.
+    """
+    plain = plain_network(model, height, width, names, reduction, any_size=any_size)
+    return _with_axes(with_described_outputs(_with_axes(plain.graph), plain.outputs, plain.types))
+
+
+def _with_axes(graph: Graph) -> Graph:
+    """Follow rows and columns through transposes, reshapes and the like."""
+    axes: dict[str, Axes] = {}
+    for node in graph.nodes:
+        own = axes_of_output(replace(graph, places=axes), node)
+        default = NCHW if len(graph.shapes[node.output]) == MAP_RANK else None
+        if own is not None and own != default:
+            axes[node.output] = own
+    return replace(graph, places=axes)

@@ -60,7 +60,7 @@ class VariantPipelines:
         with self.running(name):
             await self.open(name, variant, place)
             try:
-                warmths = await asyncio.to_thread(self._served[name].warm, 1)
+                warmths = await self._served[name].warm_up()
             except UsageError:  # workers in process are always warm
                 return True
         return not any(warmth.problem for warmth in warmths)

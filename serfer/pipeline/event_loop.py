@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _SLICE_S = 0.2  # an interrupt waits no longer for its handler
-
-
 _STORE_CALLS = 64  # at once: as many as stores have connections (storage/redis/url.py, storage/s3/http.py)
+_COMPUTING = 4  # threads
 
 
 class LoopThread:
@@ -25,6 +24,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(_STORE_CALLS, "serfer-store"))
+        self._computing = ThreadPoolExecutor(_COMPUTING, "serfer-compute")
         self._thread = threading.Thread(target=self._loop.run_forever, name="serfer-loop", daemon=True)
         self._thread.start()
 
@@ -36,12 +36,25 @@ class LoopThread:
         """Start a coroutine on the loop; cancelling its future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop for one on any loop, and return its result; a cancelled caller cancels it."""
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    async def compute(self, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - the call's
+        """Call what takes more than a millisecond of processor in a thread, for a coroutine on any loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._computing, call, *arguments)
+
+    async def aclose(self) -> None:
+        """Do the same as `close`, for a coroutine on another loop."""
+        await asyncio.to_thread(self.close)
+
     def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
         """Cancel what still runs, let it end, run `last`, and stop the loop and its thread."""
         self.wait(_end_everything(last))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._computing.shutdown()
 
 
 def result_of(future: Future[T]) -> T:

@@ -44,7 +44,7 @@ class Opened:
         self.name = name
         self.closed = False
 
-    def warm(self, _):
+    async def warm_up(self):
         raise UsageError("in process")
 
     def close(self):

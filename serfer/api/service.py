@@ -227,13 +227,8 @@ class Service:
 
     async def keep(self, query: ServiceQuery, batch: Any, owner: str) -> tuple[ServiceResult, ResultManifest]:  # noqa: ANN401 - same
         """Have the outputs of an array kept for an owner, and return what describes them; raises as `run` does."""
-        pipeline = self.pipelines[query.model]
-        context = replace(query.context, result=pipeline.new_result(owner))
-
-        def run(left_s: float) -> Awaitable[Result]:
-            return pipeline.answer(batch, deadline_s=left_s, context=context)
-
-        answered = await self._observed(query, self._in_turn(query, run))
+        context = replace(query.context, result=self.pipelines[query.model].new_result(owner))
+        answered = await self.run(replace(query, context=context), batch)
         if answered.result.kept is None:
             raise UsageError("the outputs of this model are not kept")
         return answered, answered.result.kept
@@ -355,13 +350,17 @@ class Service:
             await self.jobs.close()
         if self.applications is not None:
             await self.applications.close()
-        for pipeline in [*self.pipelines.values()]:
-            await pipeline.aclose()
+        await self.close_pipelines()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
         if self.results is not None:
             await asyncio.to_thread(self.results.close)
         await self.decoders.close()
+
+    async def close_pipelines(self) -> None:
+        """Close those of models, and those of variants that are open."""
+        for pipeline in [*self.pipelines.values()]:
+            await pipeline.aclose()
 
 
 def _known(state: Health | BaseException) -> Health:

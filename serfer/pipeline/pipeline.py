@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +26,7 @@ from serfer.core.plan import ImageLimits, Plan
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.plan.window_plan import query_plan
 from serfer.core.report import ImageAnswer, QueryReport
-from serfer.core.wire import MAX_TTL, Crop
+from serfer.core.wire import MAX_TTL
 from serfer.images import Recipe, decode_image, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
@@ -42,7 +42,6 @@ from storage.store import Store
 
 Image = bytes | str | Path
 _MS_PER_S = 1000
-_QUICK_BYTES = 1 << 20  # of an array, which are cut or checked within a millisecond
 _ELEMENT_BYTES = 4  # float32
 DEADLINE_S = 120.0
 MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
@@ -185,11 +184,14 @@ class Pipeline:
         the future cancels the query: stages that have not begun never do.
         """
         self._asked.report = None
-        array = np.asarray(batch)
-        query = self._query(array, deadline_s, context)
-        if isinstance(query, Query) and query.crops is None and array.flags.writeable:
-            query = replace(query, array=array.copy())  # the caller's, who may write to it while the query waits
-        return self._begun(query)
+        query = self._query(np.asarray(batch), deadline_s, context)
+        return _ready(query) if isinstance(query, Result) else self._loop.submit(self._answer(self._owned(query)))
+
+    def _owned(self, query: Query) -> Query:
+        """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
+        if self._target is None and not isinstance(self._plans, TwoPlans):
+            return replace(query, crops=cut_crops(query_plan(self.plan, query.context.window), query.array))
+        return replace(query, array=query.array.copy()) if query.array.flags.writeable else query
 
     async def answer(
         self,
@@ -203,14 +205,14 @@ class Pipeline:
         Raises what `submit` does; a cancelled caller cancels the query.
         """
         array = np.asarray(batch)
-        prepare = partial(self._query, array, deadline_s, context)
-        return await self._answered(prepare, quick=array.nbytes <= _QUICK_BYTES and self._cache is None)
+        size = inf if self.caches else array.nbytes  # a look into the store blocks
+        query = await self._loop.compute(size, self._query, array, deadline_s, context)
+        return query if isinstance(query, Result) else await self._loop.run(self._answer(query))
 
     def _query(self, array: NDArray[Any], deadline_s: float, context: RequestContext) -> Query | Result:
-        """Check a query of an array and cut it; where its answer is kept, return that. Blocks for the cache."""
+        """Check a query of an array, and return it, or its result where the answer is kept."""
         started, plan = _now(), query_plan(self.plan, context.window)
         check_batch(plan, array)
-        crops = self._cut_now(array, plan)
         self._check(deadline_s)
         self._check_result(context, len(array))
         key = None
@@ -218,35 +220,20 @@ class Pipeline:
             what = f"{array.dtype} {array.shape} {context.window}"
             key = self._cache.key([what.encode(), np.ascontiguousarray(array).data])
         cached = self._cached(key, len(array), (), 0, started, plan)
-        return cached or Query(array, crops, (), 0, (started, _now()), deadline_s, key, context)
-
-    def _begun(self, query: Query | Result) -> Future[Result]:
-        """Start a query, unless its answer is there."""
-        if isinstance(query, Query):
-            return self._loop.submit(self._answer(query))
-        future: Future[Result] = Future()
-        future.set_result(query)
-        return future
-
-    async def _answered(self, prepare: Callable[[], Query | Result], *, quick: bool) -> Result:
-        query = prepare() if quick else await self._loop.compute(prepare)
-        return await self._loop.run(self._answer(query)) if isinstance(query, Query) else query
+        return cached or Query(array, (), 0, (started, _now()), deadline_s, key, context)
 
     def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
         """Get every function ready for so many queries at once; raises UsageError where workers are in process.
 
         Each request keeps its environment for `hold_s` seconds, so that the others find another one.
         """
-        return self._loop.wait(self._warmed(queries, hold_s))
+        return self._loop.wait(self.warm_up(queries, hold_s))
 
     async def warm_up(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
         """Do the same for a coroutine."""
-        return await self._loop.run(self._warmed(queries, hold_s))
-
-    async def _warmed(self, queries: int, hold_s: float) -> list[Warmth]:
         if self._warmer is None:
             raise UsageError("workers in process are always warm: warm local or deployed ones")
-        return await warm(self.plan, self._warmer, queries, hold_s)
+        return await self._loop.run(warm(self.plan, self._warmer, queries, hold_s))
 
     @property
     def recipe(self) -> Recipe:
@@ -303,7 +290,7 @@ class Pipeline:
             images = self._encoded(images)
         key, cached = self._look_up(images, names, top_k)
         if cached is not None:
-            return self._begun(cached)
+            return _ready(cached)
         pixels = self.pixels(images, names)
         decoded_s = _now() - started
         if decoded_s >= deadline_s:
@@ -312,7 +299,11 @@ class Pipeline:
                 f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more"
             )
         left_s = deadline_s - decoded_s
-        return self._begun(self._query_of_pixels(pixels, names, top_k, left_s, decoded_s, context, key))
+        return self._loop.submit(
+            self.answer_pixels(
+                pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, context=context, key=key
+            )
+        )
 
     @property
     def caches(self) -> bool:
@@ -323,7 +314,7 @@ class Pipeline:
         self, images: Sequence[Image], names: Sequence[str], top_k: int
     ) -> tuple[str | None, Result | None]:
         """Return what a query of images is kept under, and its result if its answer is kept."""
-        return await self._loop.compute(self._look_up, images, names, top_k)
+        return await self._loop.compute(inf, self._look_up, images, names, top_k)
 
     def _look_up(self, images: Sequence[Image], names: Sequence[str], top_k: int) -> tuple[str | None, Result | None]:
         key = self.cache_key(images)
@@ -348,25 +339,12 @@ class Pipeline:
 
         `decoded_s` is how long that took, for the report; `key` is what `look_up` returned.
         """
-        prepare = partial(self._query_of_pixels, pixels, names, top_k, deadline_s, decoded_s, context, key)
-        return await self._answered(prepare, quick=pixels.nbytes <= _QUICK_BYTES)
-
-    def _query_of_pixels(
-        self,
-        pixels: NDArray[np.uint8],
-        names: Sequence[str],
-        top_k: int,
-        deadline_s: float,
-        decoded_s: float,
-        context: RequestContext,
-        key: str | None,
-    ) -> Query:
         self._check(deadline_s)
         if context.result:
             raise UsageError("scores are not kept as results: use submit, which answers with the network's outputs")
-        started = _now() - decoded_s
-        crops = self._cut_now(pixels, self.plan)
-        return Query(pixels, crops, names, top_k, (started, _now()), deadline_s, key, context)
+        now = _now()
+        query = Query(pixels, names, top_k, (now - decoded_s, now), deadline_s, key, context)
+        return await self._loop.run(self._answer(query))
 
     def function_load(self) -> FunctionLoad | None:
         """Return how much its functions have to do; None for a pipeline without functions, or with a state machine."""
@@ -374,7 +352,7 @@ class Pipeline:
 
     def health(self, *, start: bool = False) -> Future[Health]:
         """Check the store and the functions; with `start`, every function has to start an environment."""
-        return self._loop.submit(self._probe.look(start=start))
+        return self._loop.submit(self.look(start=start))
 
     async def look(self, *, start: bool = False) -> Health:
         """Do the same for a coroutine."""
@@ -395,11 +373,6 @@ class Pipeline:
         self._last = from_cache(plan, outputs, names, top_k, started, _now())
         return self._last
 
-    def _cut_now(self, array: NDArray[Any], plan: Plan) -> list[Crop] | None:
-        """Cut a query that goes to the one plan's functions at once; others are cut when it is known for which plan."""
-        late = self._target is not None or isinstance(self._plans, TwoPlans)
-        return None if late else cut_crops(plan, array)
-
     def _check(self, deadline_s: float) -> None:
         if self._closed:
             raise UsageError("the pipeline is closed")
@@ -414,7 +387,7 @@ class Pipeline:
             result = await self._by_functions(query, started + query.deadline_s)
         else:
             make = partial(from_instance, self.plan, query, served, started)
-            result = await self._made(make, query.batch, self.plan)
+            result = await self._loop.compute(_output_bytes(self.plan, query.batch), make, _now())
         self._last = result
         if self._cache and query.key:
             await asyncio.to_thread(self._cache.keep, query.key, result.outputs)
@@ -425,26 +398,19 @@ class Pipeline:
         if self._plans is None:
             raise UnavailableError("no instance took the query, and this pipeline has no functions")
         with self._plans.choose() as chosen:
-            crops, left_s = query.crops, query.deadline_s
+            plan, crops = query_plan(chosen.plan, query.context.window), query.crops
             if crops is None:
-                cut = partial(cut_crops, chosen.plan, query.array)
-                crops = cut() if query.array.nbytes <= _QUICK_BYTES else await self._loop.compute(cut)
-                left_s = deadline - _now()
-                if left_s <= 0:
-                    raise DeadlineError("no answer by the deadline: it passed before the query could begin")
+                crops = await self._loop.compute(query.array.nbytes, cut_crops, plan, query.array)
+                query = replace(query, cut=(query.cut[0], _now()))
+            left_s = deadline - _now()
+            if left_s <= 0:
+                raise DeadlineError("no answer by the deadline: it passed before the query could begin")
             kept = self._planned(chosen.plan, query)
             answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, query.context))
         if kept and self._keeper:
             answer = with_counts(answer, await self._keeper.finish(kept, deadline))
-        plan = query_plan(chosen.plan, query.context.window)
         make = partial(from_functions, plan, query, answer, self.facts, plan_reason=chosen.reason, kept=kept)
-        return await self._made(make, 0 if kept else query.batch, plan)
-
-    async def _made(self, make: Callable[[float], Result], batch: int, plan: Plan) -> Result:
-        """Return a result that `make` puts together now, of a plan's outputs for so many images."""
-        elements = sum(prod(tensor.dims) for tensor in plan.output_tensors)
-        quick = batch * elements * _ELEMENT_BYTES <= _QUICK_BYTES
-        return make(_now()) if quick else await self._loop.compute(make, _now())
+        return await self._loop.compute(0 if kept else _output_bytes(plan, query.batch), make, _now())
 
     def _planned(self, plan: Plan, query: Query) -> ResultManifest | None:
         """Return the manifest of a query's result, if it is to have one: its lifetime begins now."""
@@ -502,6 +468,17 @@ class Pipeline:
 
 def _now() -> float:
     return time.monotonic()  # as the event loop's, and so the driver's, clock
+
+
+def _output_bytes(plan: Plan, batch: int) -> int:
+    """Return the bytes of a plan's outputs for so many images, as float32."""
+    return batch * _ELEMENT_BYTES * sum(prod(tensor.dims) for tensor in plan.output_tensors)
+
+
+def _ready(result: Result) -> Future[Result]:
+    future: Future[Result] = Future()
+    future.set_result(result)
+    return future
 
 
 def _names(images: Sequence[Image]) -> list[str]:

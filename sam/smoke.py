@@ -263,7 +263,7 @@ def _probe(run: Smoke, session: Any, budget: Budget) -> Samples:  # noqa: ANN401
         budget.spend(invocation_usd(memory_mb, sample.report.billed_ms, facts) + requests)
 
     async def measured(store_url: str) -> Samples:
-        invoker = deployed_functions(run.plan, deployment.settings(run.settings))
+        invoker = await deployed_functions(run.plan, deployment.settings(run.settings))
         try:
             with open_store(store_url) as store:
                 return await probe(run.plan, invoker, store, endpoint, spend)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -41,7 +40,7 @@ from serfer.results import ResultManifest
 from storage.store import Store
 
 _PROBE_EVERY_S = 2.0
-_THREADS = 4  # that cut queries into crops, and look up answers that are kept
+_LEAST_S = 0.001  # of time left: no pipeline takes a query without any
 _MS_PER_S = 1000
 _KNOWN_S = 20.0  # how long the last health is reported while it is being looked at again
 _UNSOUND = (TaskFailedError, LambdaUnavailableError, StoreUnavailableError)  # these say something of more than a query
@@ -165,7 +164,6 @@ class Service:
         self.results = results
         self.repository = repository
         self._store = store
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="serfer-query")
         self._health = Health()
         self._looked = float("-inf")
         self._looking: asyncio.Task[Health] | None = None
@@ -214,28 +212,23 @@ class Service:
         """Answer what a query's images show.
 
         Raises Problem 429 where there is no room, DeadlineError, ImageError that names the image, else as
-        `Pipeline.ask`.
+        `Pipeline.answer`.
         """
         return await self._observed(query, self._classify(query, images, names, top_k))
 
     async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as Pipeline.run's
-        """Return what the network makes of an array, as `Pipeline.submit` takes it; raises as `classify` does."""
+        """Return what the network makes of an array, as `Pipeline.answer` takes it; raises as `classify` does."""
         pipeline = self.pipelines[query.model]
 
-        def begin(left_s: float) -> Future[Result]:
-            return pipeline.submit(batch, deadline_s=left_s, context=query.context)
+        def run(left_s: float) -> Awaitable[Result]:
+            return pipeline.answer(batch, deadline_s=left_s, context=query.context)
 
-        return await self._observed(query, self._in_turn(query, begin))
+        return await self._observed(query, self._in_turn(query, run))
 
     async def keep(self, query: ServiceQuery, batch: Any, owner: str) -> tuple[ServiceResult, ResultManifest]:  # noqa: ANN401 - same
         """Have the outputs of an array kept for an owner, and return what describes them; raises as `run` does."""
-        pipeline = self.pipelines[query.model]
-        context = replace(query.context, result=pipeline.new_result(owner))
-
-        def begin(left_s: float) -> Future[Result]:
-            return pipeline.submit(batch, deadline_s=left_s, context=context)
-
-        answered = await self._observed(query, self._in_turn(query, begin))
+        context = replace(query.context, result=self.pipelines[query.model].new_result(owner))
+        answered = await self.run(replace(query, context=context), batch)
         if answered.result.kept is None:
             raise UsageError("the outputs of this model are not kept")
         return answered, answered.result.kept
@@ -263,13 +256,16 @@ class Service:
     ) -> ServiceResult:
         pipeline = self.pipelines[query.model]
         check_images(pipeline.plan, images, names, top_k)
-        key, kept = await self._kept(query, images, names, top_k)
+        key, kept = None, None
+        if pipeline.caches:
+            async with query.in_time("it was looked up"):
+                key, kept = await pipeline.look_up(images, names, top_k)
         if kept is not None:
             return ServiceResult(kept, kept.split[0], 0.0)
         self.check(query)
 
-        def begin(left_s: float) -> Future[Result]:
-            return pipeline.submit_pixels(
+        def run(left_s: float) -> Awaitable[Result]:
+            return pipeline.answer_pixels(
                 decoded.pixels,
                 names,
                 top_k=top_k,
@@ -286,27 +282,12 @@ class Service:
 
             async with query.in_time("its images were not decoded"):
                 decoded = await self.decoders.decode(images, names, pipeline.recipe, query.client, admit)
-            return await self._in_turn(query, begin, decoded)
-
-    async def _kept(
-        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
-    ) -> tuple[str | None, Result | None]:
-        """Return what the answer is kept under, if answers are, and the one that is kept."""
-        pipeline = self.pipelines[query.model]
-        if not pipeline.caches:
-            return None, None
-
-        def find() -> tuple[str | None, Result | None]:
-            key = pipeline.cache_key(images)
-            return key, pipeline.cached(key, names, top_k)
-
-        async with query.in_time("it was looked up"):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, find)
+            return await self._in_turn(query, run, decoded)
 
     async def _in_turn(
-        self, query: ServiceQuery, begin: Callable[[float], Future[Result]], decoded: Decoded | None = None
+        self, query: ServiceQuery, run: Callable[[float], Awaitable[Result]], decoded: Decoded | None = None
     ) -> ServiceResult:
-        """Wait for a turn, begin a query in a thread, and wait for it; a cancelled caller cancels it."""
+        """Wait for a turn, and run a query in the time that is left; a cancelled caller cancels it."""
         waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)
         async with AsyncExitStack() as turn:
             async with query.in_time("it waited for its turn"):
@@ -317,23 +298,8 @@ class Service:
             admitted = time.monotonic() - busy_s
             with self.load.running():
                 async with query.in_time("it was running"):
-                    result = await self._begun(query, begin)
+                    result = await run(max(query.left_s, _LEAST_S))
         return ServiceResult(result, admitted, queued_s + waited_s)
-
-    async def _begun(self, query: ServiceQuery, begin: Callable[[float], Future[Result]]) -> Result:
-        def in_time() -> Future[Result]:
-            left_s = query.left_s
-            if left_s <= 0:
-                raise query.late("it waited for its turn")
-            return begin(left_s)
-
-        started = self._threads.submit(in_time)
-        try:
-            running = await asyncio.wrap_future(started)
-        except asyncio.CancelledError:
-            started.add_done_callback(_cancel)  # a started query must not continue
-            raise
-        return await asyncio.wrap_future(running)
 
     def drain(self) -> None:
         """Report from now on that the service takes no new queries; those that come all the same are answered."""
@@ -362,8 +328,8 @@ class Service:
         """
         try:
             doubtful = self._doubtful
-            looks = {name: pipeline.health(start=doubtful) for name, pipeline in self.pipelines.items()}
-            found = await asyncio.gather(*map(asyncio.wrap_future, looks.values()), return_exceptions=True)
+            looks = {name: pipeline.look(start=doubtful) for name, pipeline in self.pipelines.items()}
+            found = await asyncio.gather(*looks.values(), return_exceptions=True)
             states = dict(zip(looks, found, strict=True))
             models = [_known(states[name]) for name in self.models]
             variants = [each for name, each in states.items() if name not in self.models and isinstance(each, Health)]
@@ -384,14 +350,17 @@ class Service:
             await self.jobs.close()
         if self.applications is not None:
             await self.applications.close()
-        for pipeline in [*self.pipelines.values()]:
-            await asyncio.to_thread(pipeline.close)
+        await self.close_pipelines()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
         if self.results is not None:
             await asyncio.to_thread(self.results.close)
         await self.decoders.close()
-        self._threads.shutdown()
+
+    async def close_pipelines(self) -> None:
+        """Close those of models, and those of variants that are open."""
+        for pipeline in [*self.pipelines.values()]:
+            await pipeline.aclose()
 
 
 def _known(state: Health | BaseException) -> Health:
@@ -399,8 +368,3 @@ def _known(state: Health | BaseException) -> Health:
     if isinstance(state, BaseException):
         raise state
     return state
-
-
-def _cancel(started: Future[Future[Result]]) -> None:
-    if not started.cancelled() and started.exception() is None:
-        started.result().cancel()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,7 @@ class ApplicationOptions:
 def open_applications(  # noqa: PLR0913 - what a driver has, by name
     options: ApplicationOptions,
     served: MutableMapping[str, Pipeline],
-    open_functions: Callable[[Path], Pipeline],
+    open_functions: Callable[[Path], Awaitable[Pipeline]],
     settings: Settings,
     store: Store,
     store_url: str,
@@ -67,12 +68,14 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     runs_there: Callable[[Variant], bool] = lambda _: True,
     *,
     alone: bool = False,
+    make_loop: Callable[[], LoopThread] = LoopThread,
 ) -> Applications:
     """Return the applications of a driver, whose variants' pipelines come and go in `served`; nothing is read yet.
 
     `open_functions` opens a plan directory for queries; `runs_there` says of a variant for functions whether they have
     it. Drivers of one application tell one another of it in `store`, which is at `store_url`; one that is `alone`, as a
-    driver function is, does not, and has no part in canaries. Raises UsageError for options that cannot be, or where
+    driver function is, does not, and has no part in canaries. `make_loop` returns the event loop of a pipeline that
+    sends its queries to an instance. Raises UsageError for options that cannot be, or where
     there is nothing to serve.
     """
     selector = make_selector(options.selector)
@@ -85,16 +88,17 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     def runs_here(variant: Variant) -> bool:
         return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(options.instances)
 
-    def opened(name: str, variant: Variant, place: str) -> Pipeline:
+    async def opened(name: str, variant: Variant, place: str) -> Pipeline:
         if variant.place is Place.FUNCTIONS and options.plans is not None:
-            return open_functions(options.plans[variant.plan[:12]])
-        return _from_cache(registry, variant, settings.cache_dir / VARIANTS, partial(opened_in, name, variant, place))
+            return await open_functions(options.plans[variant.plan[:12]])
+        open_in = partial(opened_in, name, variant, place)
+        return await _from_cache(registry, variant, settings.cache_dir / VARIANTS, open_in)
 
-    def opened_in(name: str, variant: Variant, place: str, directory: Path) -> Pipeline:
+    async def opened_in(name: str, variant: Variant, place: str, directory: Path) -> Pipeline:
         if variant.place is Place.FUNCTIONS:
-            return open_functions(directory)
-        plan = load_plan(directory)
-        return _on_instance(instances.target(place, name.partition(AT)[0], plan), plan, settings)
+            return await open_functions(directory)
+        plan = await asyncio.to_thread(load_plan, directory)
+        return _on_instance(instances.target(place, name.partition(AT)[0], plan), plan, settings, make_loop())
 
     def exchange(name: str) -> Exchange:
         return Exchange(coordination, name, driver)
@@ -128,16 +132,18 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     return applications
 
 
-def _from_cache(registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Pipeline]) -> Pipeline:
+async def _from_cache(
+    registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Awaitable[Pipeline]]
+) -> Pipeline:
     """Open a variant in its directory in the cache, which is fetched anew where it was altered there."""
-    directory = registry.directory(variant.artefact, cache)
+    directory = await asyncio.to_thread(registry.directory, variant.artefact, cache)
     try:
-        return open_in(directory)
+        return await open_in(directory)
     except PlanError:
         try:
-            check_artefacts(load_plan(directory), directory)
+            await asyncio.to_thread(lambda: check_artefacts(load_plan(directory), directory))
         except PlanError:
-            return open_in(registry.directory(variant.artefact, cache, anew=True))
+            return await open_in(await asyncio.to_thread(registry.directory, variant.artefact, cache, anew=True))
         raise
 
 
@@ -193,7 +199,7 @@ def variants_for_instances(
     return fetched
 
 
-def _on_instance(target: Target, plan: Plan, settings: Settings) -> Pipeline:
+def _on_instance(target: Target, plan: Plan, settings: Settings, loop: LoopThread) -> Pipeline:
     """Return a pipeline whose queries all go to an instance."""
     store = open_store("memory://")  # nothing is in it: instances take no pieces
 
@@ -201,4 +207,4 @@ def _on_instance(target: Target, plan: Plan, settings: Settings) -> Pipeline:
         store.close()
 
     facts, limits = settings.facts().functions, settings.image_limits()
-    return Pipeline(plan, None, LoopThread(), close, facts, limits, Probe(plan, store, None), target=target)
+    return Pipeline(plan, None, loop, close, facts, limits, Probe(plan, store, None), target=target)

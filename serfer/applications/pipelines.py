@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -21,17 +21,17 @@ AT: Final = "@"
 class VariantPipelines:
     """Pipelines by served name, which `served` holds beside others while they are open; on one event loop.
 
-    `open_variant` fetches a variant, whose name it is given, and opens it at a place, in a thread.
+    `open_variant` fetches a variant, whose name it is given, and opens it at a place; cancelled, it leaves nothing.
     """
 
     def __init__(
-        self, open_variant: Callable[[str, Variant, str], Pipeline], served: MutableMapping[str, Pipeline]
+        self, open_variant: Callable[[str, Variant, str], Awaitable[Pipeline]], served: MutableMapping[str, Pipeline]
     ) -> None:
         self._open = open_variant
         self._served = served
         self._own: set[str] = set()
         self._opening: dict[str, asyncio.Task[None]] = {}
-        self._closing: set[asyncio.Future[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._in_flight: Counter[str] = Counter()
         self._kept: frozenset[str] = frozenset()
         self._places: frozenset[str] | None = None
@@ -60,7 +60,7 @@ class VariantPipelines:
         with self.running(name):
             await self.open(name, variant, place)
             try:
-                warmths = await asyncio.to_thread(self._served[name].warm, 1)
+                warmths = await self._served[name].warm_up()
             except UsageError:  # workers in process are always warm
                 return True
         return not any(warmth.problem for warmth in warmths)
@@ -101,12 +101,8 @@ class VariantPipelines:
 
     async def _opened(self, name: str, variant: Variant, place: str) -> None:
         begun = asyncio.get_running_loop().time()
-        opening = asyncio.get_running_loop().run_in_executor(None, self._open, name, variant, place)
         try:
-            pipeline = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_opened)
-            raise
+            pipeline = await self._open(name, variant, place)
         finally:
             del self._opening[name]
         self._served[name] = pipeline
@@ -128,13 +124,6 @@ class VariantPipelines:
         del self._in_flight[name]
         pipeline = self._served.pop(name)
         log_event(logging.INFO, "variant closed", variant=name)
-        # a task would be cancelled by the end of the loop
-        closing = asyncio.get_running_loop().run_in_executor(None, pipeline.close)
+        closing = asyncio.create_task(pipeline.aclose())  # `close` waits for it
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-
-
-def _close_opened(opening: asyncio.Future[Pipeline]) -> None:
-    """Close what was opened after nobody waited for it any more."""
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

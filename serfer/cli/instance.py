@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +35,7 @@ from serfer.core.errors import UsageError
 from serfer.core.units import MIB
 from serfer.files import check_place, write_whole
 from serfer.instance.network import Hardware
-from serfer.instance.opening import Instance, InstanceChoices
+from serfer.instance.opening import Instance, InstanceChoices, measure_networks
 from serfer.instance.tuned import Machine, Tuned, measure
 from serfer.settings import Settings, load_settings
 
@@ -135,8 +136,8 @@ def instance(
         _print_instance(url, ready, window_ms, as_json=as_json)
 
     with status_line() as progress:
-        address = Address(host, port)
-        serve_instance(models, choices, address, settings, idle=idle, on_started=started, progress=progress)
+        measured = measure_networks(models, choices, progress)
+        asyncio.run(serve_instance(measured, Address(host, port), settings, idle=idle, on_started=started))
 
 
 def _variants(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Annotated
 
@@ -149,4 +150,5 @@ def serve(
             err.print(f"{', '.join(served)} at {plain(url)} (docs: {plain(url)}/docs)", soft_wrap=True)
 
     with status_line() as progress:
-        serve_models(models, opening, Address(host, port), settings, on_started=started, progress=progress)
+        address = Address(host, port)
+        asyncio.run(serve_models(models, opening, address, settings, on_started=started, progress=progress))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -69,14 +69,10 @@ class InstanceChoices:
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance that is ready: a pipeline for each network, the first one the default, and the networks.
-
-    They run on `loop`, which ends with the last pipeline.
-    """
+    """An instance that is ready: a pipeline for each network, the first one the default, and the networks."""
 
     pipelines: Mapping[str, Pipeline]
     residents: Residents
-    loop: LoopThread
 
     @property
     def default(self) -> Resident:
@@ -84,31 +80,25 @@ class Instance:
         return self.residents[next(iter(self.pipelines))]
 
 
-class SharedLoop(LoopThread):
-    """The loop of several pipelines, each of which closes it: the last one does."""
+@dataclass(frozen=True)
+class MeasuredNetworks:
+    """Whole networks that were compared and measured, by their models: those that are to be in memory, and the others.
 
-    def __init__(self, users: int) -> None:
-        super().__init__()
-        self._users = users
+    They may take `bound` bytes, None: any number.
+    """
 
-    def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Close it for one user."""
-        self._users -= 1
-        if not self._users:
-            super().close(last)
+    networks: Mapping[str, tuple[Network | None, Measured]]
+    bound: int | None
+    choices: InstanceChoices
 
 
-def open_instance(
-    models: Mapping[str, Path],
-    choices: InstanceChoices,
-    settings: Settings,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Instance:
-    """Measure the whole networks of plan directories, and make those answer queries that are in memory first.
+def measure_networks(
+    models: Mapping[str, Path], choices: InstanceChoices, progress: Callable[[str], None] = lambda _: None
+) -> MeasuredNetworks:
+    """Measure the whole networks of plan directories, each of which is loaded once to compare its answers.
 
-    Each network is loaded once to compare its answers and to measure it. Raises PlanError for a directory that is not
-    whole, UnavailableError where the device is not there or the memory does not suffice, WrongAnswerError where a
-    network computes something else.
+    Raises PlanError for a directory that is not whole, UnavailableError where the device is not there or the memory
+    does not suffice, WrongAnswerError where a network computes something else.
     """
     plans = {name: load_whole(directory) for name, directory in models.items()}
     if len(plans) > 1:  # networks that take turns: see serfer/instance/device.py
@@ -124,10 +114,18 @@ def open_instance(
         del network
         give_back()
         _check_fits(name, measured, bound, [opened[each][1] for each in kept if each in opened and each != name])
-    loop = SharedLoop(len(plans))
-    residents = loop.wait(_residents({name: opened[name] for name in plans}, bound, choices))
-    pipelines = {name: _pipeline(plan, residents[name], settings, loop) for name, plan in plans.items()}
-    return Instance(pipelines, residents, loop)
+    return MeasuredNetworks({name: opened[name] for name in plans}, bound, choices)
+
+
+def open_instance(measured: MeasuredNetworks, settings: Settings, loop: LoopThread) -> Instance:
+    """Make networks answer queries, as pipelines on `loop`; call it there."""
+    choices = measured.choices
+    residents = Residents(measured.bound, lambda known: load_again(known, choices.hardware))
+    pipelines = {}
+    for name, (network, known) in measured.networks.items():
+        resident = residents.add(name, known, network, choices.window_ms / MS_PER_S)
+        pipelines[name] = _pipeline(known.plan, resident, settings, loop)
+    return Instance(pipelines, residents)
 
 
 def _bound(choices: InstanceChoices, plans: Mapping[str, Plan]) -> int | None:
@@ -167,15 +165,6 @@ def _too_large(name: str, size: int, bound: int) -> UnavailableError:
 
 def _mb(size: int) -> str:
     return f"{size / MIB:,.0f} MB"
-
-
-async def _residents(
-    opened: Mapping[str, tuple[Network | None, Measured]], bound: int | None, choices: InstanceChoices
-) -> Residents:
-    residents = Residents(bound, lambda known: load_again(known, choices.hardware))
-    for name, (network, measured) in opened.items():
-        residents.add(name, measured, network, choices.window_ms / MS_PER_S)
-    return residents
 
 
 def _loaded(plan: Plan, directory: Path, choices: InstanceChoices) -> Network:

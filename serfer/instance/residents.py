@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -121,12 +122,14 @@ class Residents:
         """The bytes that networks take now."""
         return sum(one.held for one in self._all.values())
 
-    def states(self, now: float) -> Mapping[str, ModelState]:
-        """Return the state of every network, `now` on the loop's clock; another thread may ask."""
+    def states(self) -> Mapping[str, ModelState]:
+        """Return the state of every network; another thread may ask."""
+        now = time.monotonic()  # the event loop's clock
         return {name: one.state(now) for name, one in self._all.items()}
 
-    def state(self, now: float) -> InstanceState:
+    def state(self) -> InstanceState:
         """Return the state of what they share; another thread may ask."""
+        now = time.monotonic()
         devices = ", ".join({one.measured.device: None for one in self._all.values()})
         return InstanceState(devices, self.bound, self.held, round(self.device.utilisation(now), 4))
 

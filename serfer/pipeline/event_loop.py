@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that are not asynchronous."""
+"""The event loops of pipelines: one in a thread of its own, for callers that are not asynchronous, or a service's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _SLICE_S = 0.2  # an interrupt waits no longer for its handler
-
-
 _STORE_CALLS = 64  # at once: as many as stores have connections (storage/redis/url.py, storage/s3/http.py)
+_COMPUTING = 4  # threads
+_QUICK_BYTES = 1 << 20  # copied or checked within a millisecond
 
 
 class LoopThread:
@@ -23,10 +23,14 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(_STORE_CALLS, "serfer-store"))
+        self._use(asyncio.new_event_loop())
         self._thread = threading.Thread(target=self._loop.run_forever, name="serfer-loop", daemon=True)
         self._thread.start()
+
+    def _use(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        loop.set_default_executor(ThreadPoolExecutor(_STORE_CALLS, "serfer-store"))
+        self._computing = ThreadPoolExecutor(_COMPUTING, "serfer-compute")
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return its result."""
@@ -36,12 +40,42 @@ class LoopThread:
         """Start a coroutine on the loop; cancelling its future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop for one on this or another loop; a cancelled caller cancels it."""
+        if asyncio.get_running_loop() is self._loop:
+            return await coroutine
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    async def compute(self, size: float, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - the call's
+        """Call what works on so many bytes, in a thread where that takes a loop more than a millisecond."""
+        if size <= _QUICK_BYTES:
+            return call(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._computing, call, *arguments)
+
+    async def aclose(self) -> None:
+        """Do the same as `close`, for a coroutine on another loop."""
+        await asyncio.to_thread(self.close)
+
     def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
         """Cancel what still runs, let it end, run `last`, and stop the loop and its thread."""
         self.wait(_end_everything(last))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._computing.shutdown()
+
+
+class RunningLoop(LoopThread):
+    """The loop that makes it, on which a service runs: it awaits its pipelines there, and ends the loop itself.
+
+    Its default executor, too, becomes that of calls of the store. On this loop the blocking methods wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._use(asyncio.get_running_loop())
+
+    def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Leave the loop running."""
 
 
 def result_of(future: Future[T]) -> T:

@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from math import inf, prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +26,7 @@ from serfer.core.plan import ImageLimits, Plan
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.plan.window_plan import query_plan
 from serfer.core.report import ImageAnswer, QueryReport
-from serfer.core.wire import MAX_TTL, Crop
+from serfer.core.wire import MAX_TTL
 from serfer.images import Recipe, decode_image, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
@@ -39,12 +42,16 @@ from storage.store import Store
 
 Image = bytes | str | Path
 _MS_PER_S = 1000
+_ELEMENT_BYTES = 4  # float32
 DEADLINE_S = 120.0
 MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
 
 
 class Pipeline:
     """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement.
+
+    Its coroutines (`answer`, `answer_pixels`, `look_up`, `warm_up`, `look`, `aclose`) may be awaited on any event loop.
+    Its other methods block a thread, or return what is to come.
 
     A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
     Without a driver the target takes all. With `plans`, which has the driver then, queries also run on a second plan.
@@ -176,13 +183,36 @@ class Pipeline:
         array, PlanError for a map plan without a window; a query that fails ends its future with the error. Cancelling
         the future cancels the query: stages that have not begun never do.
         """
-        started, self._asked.report = _now(), None
+        self._asked.report = None
+        query = self._query(np.asarray(batch), deadline_s, context)
+        return _ready(query) if isinstance(query, Result) else self._loop.submit(self._answer(self._owned(query)))
+
+    def _owned(self, query: Query) -> Query:
+        """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
+        if self._target is None and not isinstance(self._plans, TwoPlans):
+            return replace(query, crops=cut_crops(query_plan(self.plan, query.context.window), query.array))
+        return replace(query, array=query.array.copy()) if query.array.flags.writeable else query
+
+    async def answer(
+        self,
+        batch: Any,  # noqa: ANN401 - as run's
+        *,
+        deadline_s: float = DEADLINE_S,
+        context: RequestContext = NO_CONTEXT,
+    ) -> Result:
+        """Return the result of a query of what `submit` takes; the caller leaves the array as it is until then.
+
+        Raises what `submit` does; a cancelled caller cancels the query.
+        """
         array = np.asarray(batch)
-        plan = query_plan(self.plan, context.window)
+        size = inf if self.caches else array.nbytes  # a look into the store blocks
+        query = await self._loop.compute(size, self._query, array, deadline_s, context)
+        return query if isinstance(query, Result) else await self._loop.run(self._answer(query))
+
+    def _query(self, array: NDArray[Any], deadline_s: float, context: RequestContext) -> Query | Result:
+        """Check a query of an array, and return it, or its result where the answer is kept."""
+        started, plan = _now(), query_plan(self.plan, context.window)
         check_batch(plan, array)
-        crops = self._cut_now(array, plan)
-        if crops is None and array.flags.writeable:
-            array = array.copy()  # the caller's, who may write to it while the query waits
         self._check(deadline_s)
         self._check_result(context, len(array))
         key = None
@@ -190,19 +220,20 @@ class Pipeline:
             what = f"{array.dtype} {array.shape} {context.window}"
             key = self._cache.key([what.encode(), np.ascontiguousarray(array).data])
         cached = self._cached(key, len(array), (), 0, started, plan)
-        if cached is not None:
-            return _ready(cached)
-        query = Query(array, crops, (), 0, (started, _now()), deadline_s, key, context)
-        return self._loop.submit(self._answer(query))
+        return cached or Query(array, (), 0, (started, _now()), deadline_s, key, context)
 
     def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
         """Get every function ready for so many queries at once; raises UsageError where workers are in process.
 
         Each request keeps its environment for `hold_s` seconds, so that the others find another one.
         """
+        return self._loop.wait(self.warm_up(queries, hold_s))
+
+    async def warm_up(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
+        """Do the same for a coroutine."""
         if self._warmer is None:
             raise UsageError("workers in process are always warm: warm local or deployed ones")
-        return self._loop.wait(warm(self.plan, self._warmer, queries, hold_s))
+        return await self._loop.run(warm(self.plan, self._warmer, queries, hold_s))
 
     @property
     def recipe(self) -> Recipe:
@@ -257,8 +288,7 @@ class Pipeline:
         names = _names(images) if names is None else names
         if self._cache is not None:
             images = self._encoded(images)
-        key = self.cache_key(images)
-        cached = self.cached(key, names, top_k)
+        key, cached = self._look_up(images, names, top_k)
         if cached is not None:
             return _ready(cached)
         pixels = self.pixels(images, names)
@@ -269,8 +299,10 @@ class Pipeline:
                 f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more"
             )
         left_s = deadline_s - decoded_s
-        return self.submit_pixels(
-            pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, context=context, key=key
+        return self._loop.submit(
+            self.answer_pixels(
+                pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, context=context, key=key
+            )
         )
 
     @property
@@ -278,15 +310,21 @@ class Pipeline:
         """Whether answers are kept, and looked up."""
         return self._cache is not None
 
+    async def look_up(
+        self, images: Sequence[Image], names: Sequence[str], top_k: int
+    ) -> tuple[str | None, Result | None]:
+        """Return what a query of images is kept under, and its result if its answer is kept."""
+        return await self._loop.compute(inf, self._look_up, images, names, top_k)
+
+    def _look_up(self, images: Sequence[Image], names: Sequence[str], top_k: int) -> tuple[str | None, Result | None]:
+        key = self.cache_key(images)
+        return key, self._cached(key, len(names), names, top_k, _now(), self.plan)
+
     def cache_key(self, images: Sequence[Image]) -> str | None:
         """Return what a query of images is kept under, None where answers are not kept; paths are read."""
         return None if self._cache is None else self._cache.key(self._encoded(images))
 
-    def cached(self, key: str | None, names: Sequence[str], top_k: int) -> Result | None:
-        """Return the result of a query that was answered before, if its answer is kept."""
-        return self._cached(key, len(names), names, top_k, _now(), self.plan)
-
-    def submit_pixels(
+    async def answer_pixels(
         self,
         pixels: NDArray[np.uint8],
         names: Sequence[str],
@@ -296,19 +334,17 @@ class Pipeline:
         decoded_s: float,
         context: RequestContext = NO_CONTEXT,
         key: str | None = None,
-    ) -> Future[Result]:
-        """Classify images that are decoded, as `pixels` returns them, and return the result to come.
+    ) -> Result:
+        """Classify images that are decoded, as `pixels` returns them, and return the result.
 
-        `decoded_s` is how long that took, for the report; `key` is what `cache_key` returned.
+        `decoded_s` is how long that took, for the report; `key` is what `look_up` returned.
         """
-        self._asked.report = None
         self._check(deadline_s)
         if context.result:
             raise UsageError("scores are not kept as results: use submit, which answers with the network's outputs")
-        started = _now() - decoded_s
-        crops = self._cut_now(pixels, self.plan)
-        query = Query(pixels, crops, names, top_k, (started, _now()), deadline_s, key, context)
-        return self._loop.submit(self._answer(query))
+        now = _now()
+        query = Query(pixels, names, top_k, (now - decoded_s, now), deadline_s, key, context)
+        return await self._loop.run(self._answer(query))
 
     def function_load(self) -> FunctionLoad | None:
         """Return how much its functions have to do; None for a pipeline without functions, or with a state machine."""
@@ -316,7 +352,11 @@ class Pipeline:
 
     def health(self, *, start: bool = False) -> Future[Health]:
         """Check the store and the functions; with `start`, every function has to start an environment."""
-        return self._loop.submit(self._probe.look(start=start))
+        return self._loop.submit(self.look(start=start))
+
+    async def look(self, *, start: bool = False) -> Health:
+        """Do the same for a coroutine."""
+        return await self._loop.run(self._probe.look(start=start))
 
     def _waited(self, future: Future[Result]) -> Result:
         """Wait for a result of this thread's."""
@@ -333,11 +373,6 @@ class Pipeline:
         self._last = from_cache(plan, outputs, names, top_k, started, _now())
         return self._last
 
-    def _cut_now(self, array: NDArray[Any], plan: Plan) -> list[Crop] | None:
-        """Cut a query that goes to the one plan's functions at once; others are cut when it is known for which plan."""
-        late = self._target is not None or isinstance(self._plans, TwoPlans)
-        return None if late else cut_crops(plan, array)
-
     def _check(self, deadline_s: float) -> None:
         if self._closed:
             raise UsageError("the pipeline is closed")
@@ -351,7 +386,8 @@ class Pipeline:
         if served is None:
             result = await self._by_functions(query, started + query.deadline_s)
         else:
-            result = from_instance(self.plan, query, served, started, _now())
+            make = partial(from_instance, self.plan, query, served, started)
+            result = await self._loop.compute(_output_bytes(self.plan, query.batch), make, _now())
         self._last = result
         if self._cache and query.key:
             await asyncio.to_thread(self._cache.keep, query.key, result.outputs)
@@ -362,18 +398,19 @@ class Pipeline:
         if self._plans is None:
             raise UnavailableError("no instance took the query, and this pipeline has no functions")
         with self._plans.choose() as chosen:
-            crops, left_s = query.crops, query.deadline_s
+            plan, crops = query_plan(chosen.plan, query.context.window), query.crops
             if crops is None:
-                crops = await asyncio.to_thread(cut_crops, chosen.plan, query.array)
-                left_s = deadline - _now()
-                if left_s <= 0:
-                    raise DeadlineError("no answer by the deadline: it passed before the query could begin")
+                crops = await self._loop.compute(query.array.nbytes, cut_crops, plan, query.array)
+                query = replace(query, cut=(query.cut[0], _now()))
+            left_s = deadline - _now()
+            if left_s <= 0:
+                raise DeadlineError("no answer by the deadline: it passed before the query could begin")
             kept = self._planned(chosen.plan, query)
             answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, query.context))
         if kept and self._keeper:
             answer = with_counts(answer, await self._keeper.finish(kept, deadline))
-        plan = query_plan(chosen.plan, query.context.window)
-        return from_functions(plan, query, answer, self.facts, _now(), chosen.reason, kept)
+        make = partial(from_functions, plan, query, answer, self.facts, plan_reason=chosen.reason, kept=kept)
+        return await self._loop.compute(0 if kept else _output_bytes(plan, query.batch), make, _now())
 
     def _planned(self, plan: Plan, query: Query) -> ResultManifest | None:
         """Return the manifest of a query's result, if it is to have one: its lifetime begins now."""
@@ -402,6 +439,15 @@ class Pipeline:
             finally:
                 self._loop.close()
 
+    async def aclose(self) -> None:
+        """Do the same for a coroutine."""
+        if not self._closed:
+            self._closed = True
+            try:
+                await self._loop.run(self._let_go())
+            finally:
+                await self._loop.aclose()
+
     async def _let_go(self) -> None:
         try:
             if self._keeper is not None:
@@ -422,6 +468,11 @@ class Pipeline:
 
 def _now() -> float:
     return time.monotonic()  # as the event loop's, and so the driver's, clock
+
+
+def _output_bytes(plan: Plan, batch: int) -> int:
+    """Return the bytes of a plan's outputs for so many images, as float32."""
+    return batch * _ELEMENT_BYTES * sum(prod(tensor.dims) for tensor in plan.output_tensors)
 
 
 def _ready(result: Result) -> Future[Result]:

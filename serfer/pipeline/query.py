@@ -20,18 +20,18 @@ class Query:
     """A batch as `Pipeline.run` takes it, and what its answer should have.
 
     `names` are the images', `top_k` the classes of each. `cut` are the times, on the event loop's clock, at which
-    decoding and cutting began and ended. `crops` are one for each tile of the first stage, None where they are to be
-    cut when the plan's functions take the query. `key` is what the answer is kept under, if it is.
+    decoding and cutting began and ended. `key` is what the answer is kept under, if it is. `crops` are one for each
+    tile of the first stage, None where they are yet to be cut.
     """
 
     array: NDArray[Any]
-    crops: list[Crop] | None
     names: Sequence[str]
     top_k: int
     cut: tuple[float, float]
     deadline_s: float
     key: str | None
     context: RequestContext
+    crops: Sequence[Crop] | None = None
 
     @property
     def batch(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -161,12 +162,12 @@ def deployed_names(plan: Plan, settings: Settings, cold: Plan | None = None) -> 
     }
 
 
-def deployed_functions(plan: Plan, settings: Settings, cold: Plan | None = None) -> LambdaInvoker:
-    """Return an invoker of a plan's deployed functions, and of its cold plan's; call it on the event loop that uses it.
+async def deployed_functions(plan: Plan, settings: Settings, cold: Plan | None = None) -> LambdaInvoker:
+    """Return an invoker of a plan's deployed functions, and of its cold plan's, for the running event loop.
 
     Raises UnavailableError where boto3 finds no region or credentials.
     """
-    client, credentials = _connect("lambda", "--workers aws")
+    client, credentials = await asyncio.to_thread(_connect, "lambda", "--workers aws")
     meta = client.meta
     client.close()
     return LambdaInvoker(meta.endpoint_url, meta.region_name, credentials, deployed_names(plan, settings, cold))

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -222,7 +223,8 @@ async def local_workers(
         for plan, directory in plans:
             await asyncio.to_thread(ensure_functions, running.url, running.access, plan, directory)
         return None, running
-    service = local_service(plans, store, settings, objects=choices.objects, results=choices.results, faults=faults)
+    make = partial(local_service, objects=choices.objects, results=choices.results, faults=faults)
+    service = await asyncio.to_thread(make, plans, store, settings)
     await start_service(service)
     parts.push_async_callback(service.stop)  # also where what follows fails
     return service, LocalLambda(service.url, service.access)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -39,10 +40,9 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import Warmer, keep_warm
-from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_plan
+from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan
 from serfer.results import Results
 from serfer.settings import Settings, load_settings
-from serfer.wiring.cold_plan import concurrency_of, deployed_cold_plan, find_cold_plan
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
 from serfer.wiring.in_process import files_of, in_process_invoker
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
@@ -111,10 +111,9 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     UnavailableError where something does not start; then nothing is left running.
     """
     named = stack.stack if isinstance(stack, Deployment) else stack
-    workers = workers_of(workers, named)
     choices = Choices(
         store,
-        workers,
+        workers_of(workers, named),
         driver,
         object_store,
         inline,
@@ -128,42 +127,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
         results=results,
         keep_warm=keep_warm,
     )
-    choices.check()
-    path = Path(directory)
-    plan = load_plan(path)
-    settings = settings or load_settings()
-    windows = keep_warm or (settings.keep_warm if workers != "inprocess" else None)
-    choices = replace(choices, results=results or settings.results, keep_warm=windows)
-    choices.check()
-    cold, reason = find_cold_plan(path, plan, choices, settings)
-    if choices.workers == "inprocess":
-        path = files_of(plan, path, settings)
-    elif choices.workers == "local":
-        check_artefacts(plan, path)
-    opening = _Opening(plan, path, choices, settings, routing, faults, cold, reason)
-    if stack is None:
-        return _opened(opening)
-    return _opened_in(stack if isinstance(stack, Deployment) else find_deployment(stack), opening)
-
-
-def _opened_in(deployment: Deployment, opening: _Opening) -> Pipeline:
-    """Open a plan in a deployment, which says what the choices and settings leave open."""
-    choices = opening.choices
-    deployment.check(opening.plan, choices.driver)
-    if opening.cold:
-        cold, reason = deployed_cold_plan(opening.cold, deployment)
-        opening = replace(opening, cold=cold, plan_reason=reason)
-    complete = replace(choices, store=choices.store or deployment.store)
-    complete.check()
-    try:
-        return _opened(replace(opening, choices=complete, settings=deployment.settings(opening.settings)))
-    except StoreUnavailableError as error:
-        if choices.store is not None:
-            raise
-        raise StoreUnavailableError(f"{error}; {deployment.advice}") from error
-
-
-def _opened(opening: _Opening) -> Pipeline:
+    opening = _read(directory, choices, stack, settings, routing, faults)
     loop, parts = LoopThread(), AsyncExitStack()
     try:
         return loop.wait(_assemble(opening, parts, loop))
@@ -172,9 +136,112 @@ def _opened(opening: _Opening) -> Pipeline:
         raise
 
 
+async def open_on(
+    loop: LoopThread,
+    directory: Path,
+    choices: Choices,
+    settings: Settings,
+    *,
+    stack: str | Deployment | None = None,
+    routing: Routing | None = None,
+) -> Pipeline:
+    """Do the same as `open_pipeline` for a coroutine; what blocks is done in threads.
+
+    The pipeline is on `loop`, which is closed with it, and where it cannot be opened.
+    """
+    try:
+        opening = await asyncio.to_thread(_read, directory, choices, stack, settings, routing)
+        return await loop.run(_assemble(opening, AsyncExitStack(), loop))
+    except BaseException:
+        await loop.aclose()
+        raise
+
+
+def _read(
+    directory: Path | str,
+    choices: Choices,
+    stack: str | Deployment | None,
+    settings: Settings | None,
+    routing: Routing | None,
+    faults: Faults | None = None,
+) -> _Opening:
+    """Check what was chosen, and read the plan and, where there is one, the stack."""
+    choices.check()
+    path = Path(directory)
+    plan = load_plan(path)
+    settings = settings or load_settings()
+    windows = choices.keep_warm or (settings.keep_warm if choices.workers != "inprocess" else None)
+    choices = replace(choices, results=choices.results or settings.results, keep_warm=windows)
+    choices.check()
+    cold, reason = find_cold_plan(path, plan, choices, settings)
+    if choices.workers == "inprocess":
+        path = files_of(plan, path, settings)
+    elif choices.workers == "local":
+        check_artefacts(plan, path)
+    opening = _Opening(plan, path, choices, settings, routing, faults, cold, reason)
+    if stack is None:
+        return opening
+    return _in_stack(stack if isinstance(stack, Deployment) else find_deployment(stack), opening)
+
+
+def _in_stack(deployment: Deployment, opening: _Opening) -> _Opening:
+    """Return the parts of a pipeline in a deployment, which says what the choices and settings leave open."""
+    choices = opening.choices
+    deployment.check(opening.plan, choices.driver)
+    if opening.cold:
+        cold, reason = deployed_cold_plan(opening.cold, deployment)
+        opening = replace(opening, cold=cold, plan_reason=reason)
+    complete = replace(choices, store=choices.store or deployment.store)
+    complete.check()
+    advice = "" if choices.store else f"; {deployment.advice}"
+    return replace(opening, choices=complete, settings=deployment.settings(opening.settings), store_advice=advice)
+
+
+def find_cold_plan(path: Path, plan: Plan, choices: Choices, settings: Settings) -> tuple[Plan | None, str]:
+    """Return the cold plan of a plan directory, if queries can use it, and else why they cannot, empty without one.
+
+    Raises PlanError for one that is not whole, or not of the same network.
+    """
+    if (choices.cold_plan or settings.cold_plan) == "never":
+        return None, _unused("it was turned off") if (path / COLD_DIRECTORY).exists() else ""
+    cold = load_cold_plan(path, plan)
+    if cold is None:
+        return None, ""
+    if choices.workers == "inprocess":
+        return None, _unused("workers in process have no cold starts")
+    if choices.driver != "push":
+        return None, _unused(f"only the push driver chooses between plans, not {choices.driver}")
+    facts = settings.facts().functions
+    concurrency, least = concurrency_of(choices, settings, facts), terms(plan, cold, 0, facts).least
+    if concurrency < least:
+        return None, _unused(f"it needs {least} invocations at once, the concurrency is {concurrency}")
+    if choices.workers == "local":
+        check_artefacts(cold, path / COLD_DIRECTORY)
+    return cold, ""
+
+
+def deployed_cold_plan(cold: Plan, deployment: Deployment) -> tuple[Plan | None, str]:
+    """Return the cold plan, if the deployment has its functions, and else that it has not."""
+    if cold.digest[:12] in deployment.plans:
+        return cold, ""
+    return None, _unused(f"the stack {deployment.stack} has not the functions of {cold.digest[:12]}")
+
+
+def concurrency_of(choices: Choices, settings: Settings, facts: LambdaFacts) -> int:
+    """Return how many invocations a driver may have in flight."""
+    return facts.concurrency if choices.workers == "aws" else settings.local_concurrency
+
+
+def _unused(why: str) -> str:
+    return f"The cold plan is not used: {why}."
+
+
 @dataclass(frozen=True)
 class _Opening:
-    """The parts of a pipeline; `plan_reason` says why a cold plan that there is is not used."""
+    """The parts of a pipeline; `plan_reason` says why a cold plan that there is is not used.
+
+    `store_advice` ends the error of a store that does not answer.
+    """
 
     plan: Plan
     directory: Path
@@ -184,6 +251,7 @@ class _Opening:
     faults: Faults | None
     cold: Plan | None
     plan_reason: str
+    store_advice: str = ""
 
     @property
     def facts(self) -> LambdaFacts:
@@ -193,8 +261,10 @@ class _Opening:
 async def _assemble(opening: _Opening, parts: AsyncExitStack, loop: LoopThread) -> Pipeline:
     try:
         return await _Assembly(opening, parts).pipeline(loop)
-    except BaseException:
+    except BaseException as error:
         await parts.aclose()
+        if isinstance(error, StoreUnavailableError) and opening.store_advice:
+            raise StoreUnavailableError(f"{error}{opening.store_advice}") from error
         raise
 
 
@@ -293,7 +363,8 @@ class _Assembly:
 
     async def _store(self, plan: Plan, url: str) -> Store:
         """Open the store of a plan's queries; fails now where it is unusable, not with every query."""
-        store = self.parts.enter_context(open_routed(plan, url, self.opening.choices.objects))
+        opened = await asyncio.to_thread(open_routed, plan, url, self.opening.choices.objects)
+        store = self.parts.enter_context(opened)
         await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
         return store
 
@@ -302,7 +373,7 @@ class _Assembly:
         url = self.opening.choices.results
         if not url:
             return None
-        store = self.parts.enter_context(open_store(url))
+        store = self.parts.enter_context(await asyncio.to_thread(open_store, url))
         await retry_store(lambda: store.exists([NO_RESULT.manifest_key]), _OPENING, math.inf)
         return store
 
@@ -310,9 +381,10 @@ class _Assembly:
         """Start the functions of the plan, and of the cold plan, where they are not deployed."""
         opening = self.opening
         if opening.choices.workers == "inprocess":
-            return _Workers(in_process_invoker(opening.plan, opening.directory, store, opening.settings, results))
+            own = partial(in_process_invoker, opening.plan, opening.directory, store, opening.settings, results)
+            return _Workers(await asyncio.to_thread(own))
         if opening.choices.workers == "aws":
-            return _Workers(deployed_functions(opening.plan, opening.settings, opening.cold))
+            return _Workers(await deployed_functions(opening.plan, opening.settings, opening.cold))
         from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
 
         given = [(opening.plan, opening.directory)]

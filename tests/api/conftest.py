@@ -1,5 +1,6 @@
 import asyncio
 import io
+import queue
 import threading
 from contextlib import contextmanager
 
@@ -59,9 +60,27 @@ def png(width=48, height=40, seed=0):
 @contextmanager
 def running(app):
     """Serve an application on a port of its own, in a thread; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, http="h11", log_config=None, access_log=False))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+
+    async def made():
+        return app
+
+    with running_made(made) as url:
+        yield url
+
+
+@contextmanager
+def running_made(make):
+    """Serve the application that `make` returns on the event loop that serves it; yields its URL."""
+    started = queue.SimpleQueue()
+
+    async def serve():
+        server = uvicorn.Server(uvicorn.Config(await make(), port=0, http="h11", log_config=None, access_log=False))
+        started.put(server)
+        await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
+    server = started.get(timeout=PATIENCE)
     try:
         while not server.started:
             thread.join(0.01)

@@ -1,3 +1,4 @@
+import asyncio
 import base64
 import io
 import json
@@ -44,6 +45,18 @@ def middleware(app, kind):
     while not isinstance(layer, kind):
         layer = getattr(layer, "app", None) or layer._app
     return layer
+
+
+def held(monkeypatch, pipeline):
+    """Have a pipeline's queries wait for the event that is returned."""
+    may_run, run = threading.Event(), pipeline.answer_pixels
+
+    async def later(*given, **more):
+        await asyncio.to_thread(may_run.wait, 60)
+        return await run(*given, **more)
+
+    monkeypatch.setattr(pipeline, "answer_pixels", later)
+    return may_run
 
 
 class TestAnswers:
@@ -249,10 +262,7 @@ class TestResults:
 
     def test_pending_results_count_towards_the_memory_limit(self, app, http, service, monkeypatch):
         """As long as its query waits; whoever sends more is told so, and room comes back when it ends."""
-        may_end = threading.Event()
-        pipeline = service.pipelines["small"]
-        submit = pipeline.submit_pixels
-        monkeypatch.setattr(pipeline, "submit_pixels", lambda *args, **kw: may_end.wait(60) and submit(*args, **kw))
+        may_end = held(monkeypatch, service.pipelines["small"])
         http.get("/healthz")
         budget = middleware(app, BodyBudget)
         before = budget.reserved
@@ -266,9 +276,7 @@ class TestResults:
             pass
 
     def test_accepted_jobs_are_answered_and_further_ones_refused(self, http, service, monkeypatch):
-        may_begin, pipeline = threading.Event(), service.pipelines["small"]
-        submit = pipeline.submit_pixels
-        monkeypatch.setattr(pipeline, "submit_pixels", lambda *args, **kw: may_begin.wait(60) and submit(*args, **kw))
+        may_begin = held(monkeypatch, service.pipelines["small"])
         headers = {"Prefer": "respond-async"}
         with ThreadPoolExecutor(20) as threads:
             sent = [

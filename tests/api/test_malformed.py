@@ -23,13 +23,13 @@ MOST_GROWTH = 320 * 1024 * 1024  # bytes: a body of 20 MiB, several times over, 
 CASES = all_cases()
 SLOW = slow_cases()
 SCRIPT = """
-import sys
+import asyncio, sys
 from pathlib import Path
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.settings import Settings
 opening = Opening(store="memory://", workers="inprocess")
-serve_models({"small": Path(sys.argv[1])}, opening, Address("127.0.0.1", 0), Settings(),
-             on_started=lambda url: print(url, flush=True), progress=lambda _: None)
+asyncio.run(serve_models({"small": Path(sys.argv[1])}, opening, Address("127.0.0.1", 0), Settings(),
+                         on_started=lambda url: print(url, flush=True), progress=lambda _: None))
 """
 
 

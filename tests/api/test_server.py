@@ -1,3 +1,4 @@
+import asyncio
 import http.client
 import os
 import re
@@ -55,7 +56,7 @@ def terminated(*_):
     print("raised again", flush=True)
 
 signal.signal(signal.SIGTERM, terminated)
-serve(
+asyncio.run(serve(
     app,
     host="127.0.0.1",
     port=0,
@@ -63,7 +64,7 @@ serve(
     drain_s=float(sys.argv[1]),
     on_drain=lambda: state.update(ready=False),
     on_started=lambda url: print(url, flush=True),
-)
+))
 print("returned", signal.getsignal(signal.SIGTERM) is terminated, flush=True)
 """
 
@@ -172,7 +173,7 @@ def test_address_that_cannot_be_had_is_named():
 
     def start(host, port):
         nothing = {"header_timeout_s": 1.0, "drain_s": 0.0, "on_drain": lambda: None, "on_started": print}
-        serve(app, host=host, port=port, **nothing)
+        asyncio.run(serve(app, host=host, port=port, **nothing))
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -1,9 +1,7 @@
 """The service with a pipeline whose stages stop where a test wants them to."""
 
 import asyncio
-import threading
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -24,26 +22,21 @@ class Pipeline:
 
     def __init__(self):
         self.begun, self.started, self.health_looks = [], [], []
-        self.may_begin = threading.Event()
-        self.may_begin.set()
         self.next_health = Health()
 
     caches, recipe, target, plan = False, None, None, SimpleNamespace(classifies=True)
 
-    def submit_pixels(self, _pixels, _names, *, deadline_s, context, **_):
-        assert self.may_begin.wait(60)
-        future = Future()
+    async def answer_pixels(self, _pixels, _names, *, deadline_s, context, **_):
+        future = asyncio.get_running_loop().create_future()
         self.begun.append((future, deadline_s, context))
-        return future
+        return await future
 
     def function_load(self):
         return None
 
-    def health(self, *, start=False):
+    async def look(self, *, start=False):
         self.health_looks.append(start)
-        future = Future()
-        future.set_result(self.next_health)
-        return future
+        return self.next_health
 
 
 class Served(str):
@@ -114,14 +107,12 @@ class TestQueries:
 
     def test_a_query_that_is_cancelled_while_it_is_decoded_never_runs(self, service, pipeline):
         async def check():
-            pipeline.may_begin.clear()
+            service.decoders.endless = True
             task = classify(service)
-            await until(lambda: service.admission.running == 1)
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait((task,))
-            pipeline.may_begin.set()
-            await until(lambda: not pipeline.begun or pipeline.begun[0][0].cancelled())
+            assert (service.decoders.cancelled, service.admission.running, pipeline.begun) == (1, 0, [])
 
         asyncio.run(check())
 
@@ -267,8 +258,8 @@ class TestHealth:
     def test_the_last_health_is_returned_while_a_check_runs(self, service, pipeline, monkeypatch):
         async def check():
             assert (await service.health()).ready
-            looking = Future()
-            monkeypatch.setattr(pipeline, "health", lambda **_: looking)
+            looking = asyncio.get_running_loop().create_future()
+            monkeypatch.setattr(pipeline, "look", lambda **_: looking)
             service._looked -= 3.0
             assert (await asyncio.wait_for(service.health(), 5)).ready
             looking.set_result(Health(store="gone"))
@@ -324,11 +315,9 @@ def test_variants_that_are_all_ill_make_the_driver_unready():
 
 def test_a_variant_that_is_closed_while_it_is_looked_at_is_left_out():
     closed = Pipeline()
-    closed.health = cancelled
+    closed.look = cancelled
     assert looked({"m": Pipeline(), "a:one": closed}, ["m"]).ready
 
 
-def cancelled(*, start):  # noqa: ARG001 - a pipeline's
-    future = Future()
-    future.cancel()
-    return future
+async def cancelled(*, start):  # noqa: ARG001 - a pipeline's
+    raise asyncio.CancelledError

@@ -3,14 +3,16 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-import serfer
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.service import Service
 from serfer.applications.opening import ApplicationOptions, open_applications
 from serfer.applications.served import FunctionsPlace
+from serfer.pipeline.event_loop import LoopThread
 from serfer.registry import open_registry
 from serfer.settings import Settings
+from serfer.wiring.open_pipeline import open_on
+from serfer.wiring.options import Choices
 from storage import open_store
 from tests.api.conftest import Observed
 from tests.applications.worlds import plan_variant, register, version
@@ -31,12 +33,15 @@ def open_service(url, cache, forks=None, models=None, observer=None, *, opened=T
     settings = Settings(cache_dir=cache)
     store = open_store("memory://")
     service = Service(models or {}, Admission(4, 8), observer or Observed(), Decoders(forks=forks), store=store)
+
+    async def open_functions(directory):
+        choices = Choices("memory://", "inprocess", "push", hedge=False)
+        return await open_on(LoopThread(), directory, choices, settings)
+
     service.applications = open_applications(
         ApplicationOptions(url),
         service.pipelines,
-        lambda directory: serfer.open(
-            directory, store="memory://", workers="inprocess", hedge=False, settings=settings
-        ),
+        open_functions,
         settings,
         store,
         "memory://",

@@ -44,10 +44,10 @@ class Opened:
         self.name = name
         self.closed = False
 
-    def warm(self, _):
+    async def warm_up(self):
         raise UsageError("in process")
 
-    def close(self):
+    async def aclose(self):
         self.closed = True
 
 
@@ -73,7 +73,7 @@ class Driver:
             **more,
         )
 
-    def _open(self, _, chosen, place):
+    async def _open(self, _, chosen, place):
         self.opened.append(chosen.name)
         self.placed.append(place)
         if chosen.name in self.broken:

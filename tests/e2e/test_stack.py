@@ -3,6 +3,7 @@
 The functions lie as AWS has them: plan.json in the package, code and dependencies in one layer, weights in another.
 """
 
+import asyncio
 import json
 import shutil
 from contextlib import ExitStack
@@ -226,13 +227,19 @@ def test_cloudformation_is_asked_once_by_a_service_of_a_stacks_variants(variable
 
     for module in (serving, open_pipeline):
         monkeypatch.setattr(module, "find_deployment", counted)
-    monkeypatch.setattr(serving, "serve", lambda app, **_: served.append(app))
+
+    async def serve(app, **_):
+        served.append(app)
+
+    monkeypatch.setattr(serving, "serve", serve)
     opening = serving.Opening(
         workers="aws", stack="demo", store=redis, applications=ApplicationOptions(str(registry), ("faces",))
     )
     address, settings = serving.Address("127.0.0.1", 0), load_settings()
-    serving.serve_models(
-        {"small": bare}, opening, address, settings, on_started=lambda _: None, progress=lambda _: None
+    asyncio.run(
+        serving.serve_models(
+            {"small": bare}, opening, address, settings, on_started=lambda _: None, progress=lambda _: None
+        )
     )
     assert (asked, len(served)) == (["demo"], 1)
 

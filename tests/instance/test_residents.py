@@ -100,7 +100,7 @@ async def end(residents, names):
 
 
 def status(residents):
-    return {name: one.status for name, one in residents.states(0.0).items()}
+    return {name: one.status for name, one in residents.states().items()}
 
 
 def test_two_queries_for_a_cold_network_load_it_once(residents_of, loader, whole):
@@ -112,7 +112,7 @@ def test_two_queries_for_a_cold_network_load_it_once(residents_of, loader, whole
         assert status(residents) == {"a": "loading", "b": "unloaded"}
         loader.gate.set()
         answers = await asyncio.gather(*asked)
-        state = residents.states(asyncio.get_running_loop().time())["a"]
+        state = residents.states()["a"]
         await end(residents, "ab")
         return answers, state
 
@@ -224,10 +224,10 @@ def test_a_failed_load_fails_the_queries_that_wait_with_the_reason_and_a_later_o
         for each in asked:
             with pytest.raises(NetworkLoadError, match=r"^a cannot be loaded: small/unsplit.onnx: no such file$"):
                 await each
-        state = residents.states(0.0)["a"]
+        state = residents.states()["a"]
         loader.error = None
         await ask(residents, "a")
-        after = residents.states(0.0)["a"]
+        after = residents.states()["a"]
         await end(residents, "a")
         return state, after
 

@@ -24,17 +24,17 @@ from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.telemetry import open_telemetry
-from serfer.api.repository import InstanceRepository
 from serfer.api.service import Service
 from serfer.core.errors import UnavailableError
 from serfer.core.exactness import difference
 from serfer.core.units import MIB
 from serfer.instance.network import Hardware
-from serfer.instance.opening import InstanceChoices, open_instance
+from serfer.instance.opening import InstanceChoices, measure_networks, open_instance
+from serfer.pipeline.event_loop import RunningLoop
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from tests.api.conftest import running
+from tests.api.conftest import running_made
 from tests.e2e.conftest import eventually
 from tests.e2e.small import CLASSES, batch, split_small
 from tests.fleet.test_open_pool import TEXT as SCENARIO
@@ -58,12 +58,16 @@ def heavy(tmp_path_factory):
 @contextmanager
 def serving(models, keys=None, **choices):
     """Serve plan directories by name in this process; yields the URL."""
-    instance = open_instance(models, InstanceChoices(CPU, 4, **choices), Settings())
-    repository = InstanceRepository(instance.residents, instance.loop)
-    telemetry = open_telemetry(instance.pipelines)
-    telemetry.metrics.registry.register(InstanceMetrics(repository))
-    service = Service(instance.pipelines, Admission(100, 0), telemetry, repository=repository)
-    with running(make_app(service, Settings(), keys, telemetry)) as url:
+    measured = measure_networks(models, InstanceChoices(CPU, 4, **choices))
+
+    async def make():
+        instance = open_instance(measured, Settings(), RunningLoop())
+        telemetry = open_telemetry(instance.pipelines)
+        telemetry.metrics.registry.register(InstanceMetrics(instance.residents))
+        service = Service(instance.pipelines, Admission(100, 0), telemetry, repository=instance.residents)
+        return make_app(service, Settings(), keys, telemetry)
+
+    with running_made(make) as url:
         yield url
 
 
@@ -279,7 +283,7 @@ def test_networks_are_loaded_and_unloaded_by_keys_that_may_operate(directory, ot
 )
 def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, words):
     with pytest.raises(UnavailableError, match=words):
-        open_instance({"heavy": heavy, "again": heavy}, InstanceChoices(CPU, 4, 0.0, memory_mb, preload), Settings())
+        measure_networks({"heavy": heavy, "again": heavy}, InstanceChoices(CPU, 4, 0.0, memory_mb, preload))
 
 
 def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, shared_url, directory, other, tmp_path):

@@ -8,8 +8,8 @@ from serfer.cli.shared.service_options import least_concurrency, plans_of
 from serfer.core.errors import PlanError
 from serfer.plan_directory import COLD_DIRECTORY, load_plan
 from serfer.settings import Settings
-from serfer.wiring.cold_plan import deployed_cold_plan, find_cold_plan
 from serfer.wiring.deployed import deployed_names
+from serfer.wiring.open_pipeline import deployed_cold_plan, find_cold_plan
 from serfer.wiring.options import Choices
 from tests.core.plans import write_plan
 from tests.core.test_plan import COLD, PLAN, with_cold_plan

@@ -6,6 +6,7 @@ every driver. It is `serfer serve` without what only the command line needs.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def _serve(address: Address) -> None:
         if not settings.keys_file:
             write(logging.WARNING, "open", {"message": "anyone who reaches this address may ask: set SERFER_KEYS_FILE"})
 
-    serve_models(models, opening, address, settings, on_started=started, progress=log_progress)
+    asyncio.run(serve_models(models, opening, address, settings, on_started=started, progress=log_progress))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from serfer.api.requests import wants_async
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.core.errors import UsageError
+from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.warm import Warmth, pinged
 from serfer.settings import DriverSettings, Settings, load_driver_settings, load_settings
@@ -56,7 +57,7 @@ class Function:
     """A handler for Lambda that passes API Gateway's events, of both formats, to an application.
 
     A schedule's event has it warm the functions of its models up (serfer/pipeline/warm.py). Its event loop stands still
-    between two calls; `close` ends it.
+    between two calls; those of its pipelines do not, so that the remains of a query are deleted. `close` ends it.
     """
 
     def __init__(self, app: FastAPI) -> None:
@@ -104,7 +105,7 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     }
     settings = settings.model_copy(update=alone)
     pipelines = {
-        name: opened.enter_context(open_model(directory, opening, settings))
+        name: opened.enter_context(asyncio.run(open_model(directory, opening, settings, LoopThread())))
         for name, directory in models_of(driver).items()
     }
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
@@ -114,7 +115,7 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     app.state.pipelines = [*pipelines.values()]
     app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside RequestMiddleware
     if (chosen := applications_of(driver, settings)) is not None:
-        service.applications = applications_for(service, opening, chosen, settings, alone=True)
+        service.applications = applications_for(service, opening, chosen, settings, LoopThread, alone=True)
         opened.callback(_close_all, service)  # with those of variants, which come and go
         asyncio.run(service.applications.open(warm=False))
         app.user_middleware.append(Middleware(_LookingAgain, service.applications))

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
@@ -21,10 +20,10 @@ from serfer.api.http.server import serve
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.logs import reason, write
 from serfer.api.observability.telemetry import open_telemetry
-from serfer.api.repository import InstanceRepository
 from serfer.api.service import Service
 from serfer.instance.network import processors
-from serfer.instance.opening import Instance, InstanceChoices, open_instance
+from serfer.instance.opening import Instance, MeasuredNetworks, open_instance
+from serfer.pipeline.event_loop import RunningLoop
 from serfer.settings import Settings
 
 _NO_BOUND = 10_000  # queries: the engine refuses by time, and memory for bodies is bounded beside that
@@ -41,34 +40,30 @@ class Idle:
     release: Callable[[], bool] = lambda: True
 
 
-def serve_instance(
-    models: Mapping[str, Path],
-    choices: InstanceChoices,
+async def serve_instance(
+    measured: MeasuredNetworks,
     address: Address,
     settings: Settings,
     *,
     idle: Idle | None,
     on_started: Callable[[str, Instance], None],
-    progress: Callable[[str], None],
 ) -> None:
-    """Serve plan directories' whole networks by name until SIGTERM, SIGINT or `idle`; the first one is the default.
+    """Serve networks on the running event loop until SIGTERM, SIGINT or `idle`; the first one is the default.
 
-    `on_started` is called with the URL. Raises what `open_instance` raises, and UnavailableError for an address that
-    cannot be listened at.
+    `on_started` is called with the URL. Raises UnavailableError for an address that cannot be listened at.
     """
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
-    instance = open_instance(models, choices, settings, progress)
-    with ExitStack() as ended:
+    instance = open_instance(measured, settings, RunningLoop())
+    async with AsyncExitStack() as ended:
         for pipeline in instance.pipelines.values():
-            ended.enter_context(pipeline)
-        repository = InstanceRepository(instance.residents, instance.loop)
+            ended.push_async_callback(pipeline.aclose)
         telemetry = open_telemetry(instance.pipelines)
-        telemetry.metrics.registry.register(InstanceMetrics(repository))
+        telemetry.metrics.registry.register(InstanceMetrics(instance.residents))
         bounds = decode_limits(settings, processes=max(settings.api_decoders, processors()), waiting=_NO_BOUND)
-        admission = Admission(_NO_BOUND, 0)
-        service = Service(instance.pipelines, admission, telemetry, Decoders(bounds), repository=repository)
-        service.decoders.launch()
-        ended.callback(service.decoders.end)
+        admission, decoders = Admission(_NO_BOUND, 0), Decoders(bounds)
+        service = Service(instance.pipelines, admission, telemetry, decoders, repository=instance.residents)
+        decoders.launch()
+        ended.callback(decoders.end)
         app = make_app(service, settings, keys, telemetry, address.answers_to(settings))
         watch = IdleWatch(app, idle.seconds if idle else float("inf"))
         ending: list[asyncio.Task[None]] = []
@@ -79,7 +74,7 @@ def serve_instance(
                 ending.append(asyncio.get_running_loop().create_task(_end_when_idle(watch, idle)))
             on_started(url, instance)
 
-        serve(
+        await serve(
             watch,
             host=address.host,
             port=address.port,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -29,11 +29,13 @@ from serfer.control.offline.throttle import OnlineLoad
 from serfer.core.variants import Variant
 from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool
+from serfer.pipeline.event_loop import LoopThread, RunningLoop
 from serfer.pipeline.pipeline import Pipeline
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.deployed import Deployment, find_deployment
-from serfer.wiring.open_pipeline import open_pipeline
+from serfer.wiring.open_pipeline import open_on
+from serfer.wiring.options import Choices, workers_of
 from storage import open_store
 from storage.store import Store
 
@@ -70,7 +72,7 @@ class Address:
         return None if settings.keys_file else (self.host, *settings.allow_hosts)
 
 
-def serve_models(
+async def serve_models(
     models: Mapping[str, Path],
     opening: Opening,
     address: Address,
@@ -81,33 +83,36 @@ def serve_models(
 ) -> None:
     """Serve plan directories by name until SIGTERM or SIGINT; `on_started` is called with the URL.
 
-    Raises what opening raises, and UnavailableError for an address that cannot be listened at; then nothing is left.
+    Everything is on the running event loop: what comes later, too, is opened, used and closed there. Raises what
+    opening raises, and UnavailableError for an address that cannot be listened at; then nothing is left.
     """
+    loop = RunningLoop()
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     if isinstance(opening.stack, str):  # asked once, not by each of its pipelines
-        opening = replace(opening, stack=find_deployment(opening.stack))
-    with ExitStack() as opened:
+        opening = replace(opening, stack=await asyncio.to_thread(find_deployment, opening.stack))
+    async with AsyncExitStack() as opened:
         pipelines: dict[str, Pipeline] = {}
         for name, directory in models.items():
             progress(f"starting workers and store of {name}")
-            pipelines[name] = opened.enter_context(
-                open_model(directory, _of(name, opening, first=not pipelines), settings)
-            )
+            this = _of(name, opening, first=not pipelines)
+            pipelines[name] = await open_model(directory, this, settings, loop)
+            opened.push_async_callback(pipelines[name].aclose)
         service, telemetry = make_service(pipelines, settings, _shared_store(opening, pipelines))
         opened.callback(service.decoders.end)
         if opening.applications is not None:
-            service.applications = applications_for(service, opening, opening.applications, settings)
-            opened.callback(_close_all, service.pipelines)
+            service.applications = applications_for(service, opening, opening.applications, settings, lambda: loop)
+            opened.push_async_callback(service.close_pipelines)
+            opened.push_async_callback(service.applications.pipelines.close)
             if isinstance(fleet := service.applications.fleet, VariantFleet):
                 telemetry.metrics.registry.register(VariantMetrics(fleet, service.applications.copies))
             progress("opening a variant of each application")
-            asyncio.run(service.applications.open())
+            await service.applications.open()
             if opening.applications.register:
                 registry, uploads = service.applications.registry, settings.cache_dir / UPLOADS
                 service.registrar = Registrar(registry, uploads, service.applications.find_new)
         if settings.api_jobs:
             service.jobs = make_jobs(service, settings)
-        serve(
+        await serve(
             make_app(service, settings, keys, telemetry, address.answers_to(settings)),
             host=address.host,
             port=address.port,
@@ -124,23 +129,22 @@ def _of(model: str, opening: Opening, *, first: bool) -> Opening:
     return replace(opening, routing=replace(routing, model=model) if routing and first else None)
 
 
-def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipeline:
-    """Open a plan directory with the limits that hold for images from outside; raises what `serfer.open` raises."""
+async def open_model(directory: Path, opening: Opening, settings: Settings, loop: LoopThread) -> Pipeline:
+    """Open a plan directory with the limits that hold for images from outside; raises what `serfer.open` raises.
+
+    The pipeline is on `loop` (open_on).
+    """
     bounded = {
         "max_image_bytes": min(settings.max_image_bytes, settings.api_max_body_bytes),
         "max_image_pixels": min(settings.max_image_pixels, settings.api_max_pixels),
     }
-    return open_pipeline(
-        directory,
-        store=opening.store,
-        workers=opening.workers,
-        driver=opening.driver,
-        object_store=opening.object_store,
-        cache_s=opening.cache_s,
-        stack=opening.stack,
-        routing=opening.routing,
-        settings=settings.model_copy(update=bounded),
+    named = opening.stack.stack if isinstance(opening.stack, Deployment) else opening.stack
+    workers = workers_of(opening.workers, named)
+    choices = Choices(
+        opening.store, workers, opening.driver, opening.object_store, cache_s=opening.cache_s, stack=named
     )
+    settings = settings.model_copy(update=bounded)
+    return await open_on(loop, directory, choices, settings, stack=opening.stack, routing=opening.routing)
 
 
 def _shared_store(opening: Opening, pipelines: Mapping[str, Pipeline]) -> Store | None:
@@ -158,23 +162,30 @@ def _store_url(opening: Opening) -> str:
 
 
 def applications_for(
-    service: Service, opening: Opening, options: ApplicationOptions, settings: Settings, *, alone: bool = False
+    service: Service,
+    opening: Opening,
+    options: ApplicationOptions,
+    settings: Settings,
+    make_loop: Callable[[], LoopThread],
+    *,
+    alone: bool = False,
 ) -> Applications:
     """Return the applications of a service; nothing is read of the registry but which there are.
 
-    `alone`: other drivers are told nothing (open_applications).
+    `make_loop` returns the loop of a variant's pipeline. `alone`: other drivers are told nothing (open_applications).
     """
     plain, facts = replace(opening, routing=None, applications=None), settings.facts().functions
     return open_applications(
         options,
         service.pipelines,
-        lambda directory: open_model(directory, plain, _of_a_variant(settings, directory)),
+        lambda directory: open_model(directory, plain, _of_a_variant(settings, directory), make_loop()),
         settings,
         service.store,
         _store_url(opening),
         FunctionsPlace(_concurrency(opening, settings), facts.kept_warm),
         _deployed(opening, options),
         alone=alone,
+        make_loop=make_loop,
     )
 
 
@@ -213,12 +224,6 @@ def _deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Varian
     if plans is None:
         return lambda _: True
     return lambda variant: variant.plan[:12] in plans
-
-
-def _close_all(pipelines: Mapping[str, Pipeline]) -> None:
-    """Close the pipelines of variants that are still open, where serving has not begun."""
-    for pipeline in [*pipelines.values()]:
-        pipeline.close()
 
 
 def make_service(

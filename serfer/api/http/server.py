@@ -33,7 +33,7 @@ _CUT = 2  # the signal that cuts off what runs; a third one waits for nothing
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def serve(
+async def serve(
     app: ASGIApp,
     *,
     host: str,
@@ -43,7 +43,7 @@ def serve(
     on_drain: Callable[[], None],
     on_started: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, drain, and return; call it in the main thread.
+    """Serve on the running loop until SIGTERM or Ctrl-C, drain, and return; await it in the main thread.
 
     `on_started` gets the URL once requests are taken (port 0: any free one). The first signal calls `on_drain`; for
     `drain_s` seconds more, requests are taken. Both are called on the loop. Raises UnavailableError where the address
@@ -53,7 +53,6 @@ def serve(
     with listen(host, port, _BACKLOG) as listener:
         config = uvicorn.Config(
             app,
-            loop="asyncio",
             http=limited_protocol(header_timeout_s),
             ws="none",
             lifespan="on",
@@ -65,7 +64,8 @@ def serve(
             timeout_graceful_shutdown=FINISH_S,
             h11_max_incomplete_event_size=_MOST_HEAD,
         )
-        _Server(config, drain_s, on_drain, lambda: on_started(local_url(*listener.getsockname()[:2]))).run([listener])
+        server = _Server(config, drain_s, on_drain, lambda: on_started(local_url(*listener.getsockname()[:2])))
+        await server.serve([listener])
 
 
 class _Server(uvicorn.Server):

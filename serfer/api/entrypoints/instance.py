@@ -11,11 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import Decoders
-from serfer.api.entrypoints.serving import Address, decode_limits
+from serfer.api.entrypoints.serving import Address, decode_limits, make_admission
 from serfer.api.http.idle import IdleWatch
 from serfer.api.http.server import serve
 from serfer.api.observability.instance_metrics import InstanceMetrics
@@ -64,8 +63,8 @@ def serve_instance(
         repository = InstanceRepository(instance.residents, instance.loop)
         telemetry = open_telemetry(instance.pipelines)
         telemetry.metrics.registry.register(InstanceMetrics(repository))
-        bounds = decode_limits(settings, processes=max(settings.api_decoders, processors()), waiting=_NO_BOUND)
-        admission = Admission(_NO_BOUND, 0)
+        bounds = decode_limits(settings, max(settings.api_decoders, processors()))
+        admission = make_admission(settings, _NO_BOUND, 0)
         service = Service(instance.pipelines, admission, telemetry, Decoders(bounds), repository=repository)
         service.decoders.launch()
         ended.callback(service.decoders.end)

@@ -139,8 +139,7 @@ def errors() -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """List every metric with its type and labels."""
-    admission = SimpleNamespace(waiting=0, running=0, rate=0.0, shed=0)
-    decoders = SimpleNamespace(slots=SimpleNamespace(refused=0))
+    admission = SimpleNamespace(turns=SimpleNamespace(waiting=0, running=0), rate=0.0)
     status = Status(types={Purchase(""): TypeStatus()})
     counts = Counter[Any]()
     pool = SimpleNamespace(serving=0, router=SimpleNamespace(counts=counts), faults=dict.fromkeys(FaultKind, 0))
@@ -148,7 +147,7 @@ def metrics() -> Iterator[str]:
     controller: Any = SimpleNamespace(
         status=status, changes=counts, troubles=counts, decider=SimpleNamespace(troubles=counts)
     )
-    service: Any = SimpleNamespace(admission=admission, draining=False, decoders=decoders)
+    service: Any = SimpleNamespace(admission=admission, draining=False)
     running: Any = SimpleNamespace(pool=pool, controller=controller)
     load = EngineSignals(0, 0, 0, 0, 0.0, 1.0, 1, 0.0, 0.0)
     state = ModelState("loaded", 0, 0, None, 0, 0, 0.0, "", load)

@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     with; without one, outputs are for who has the API key.
     """
     api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
-    """What the bodies of all requests in a driver may take together, unpacked and as arrays included."""
+    """What the bodies of all requests in a driver may take together, unpacked and as arrays and pixels included."""
     api_body_timeout_s: float = Field(default=10.0, gt=0, le=3600)
     """How long a body may take to arrive."""
     api_header_timeout_s: float = Field(default=10.0, gt=0, le=3600)
@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     api_in_flight: int = Field(default=16, gt=0, le=10_000)
     """Queries that a driver runs at once (`--in-flight`)."""
     api_queue: int = Field(default=64, ge=0, le=10_000)
-    """Queries that wait for their turn in a driver (`--queue`)."""
+    """Queries that wait in a driver, for a decoder or their turn (`--queue`)."""
     api_deadline_ms: int = Field(default=30_000, gt=0, le=86_340_000)
     """The deadline of a query that names none."""
     api_drain_s: float = Field(default=5.0, ge=0, le=900)

@@ -1,113 +1,366 @@
-"""Admission control: a bound on queries in flight, a bounded queue before it, and the time that each would take.
+"""Admission: who may use what a driver has to give, and when the others should come again.
 
-    arrives ──▶ a slot is free? ──▶ runs ──▶ departs
-                  │ no                          │ measured while queries wait: departures a second
-                  ▼                             ▼
-                queue ◀── room, and time enough before its deadline?   no ──▶ 429, Retry-After
+    head ──▶ room, in time? ──▶ body ──▶ parsed ──▶ a place ──▶ a decoder ──▶ a turn ──▶ answer
+               │ no              └─ bytes ─┘            └─ bytes    └─ clients take turns ─┘
+               ▼
+             429, Retry-After
 
-A refusal says when there should be room: after what waits, and after the clients refused before. So
-clients that respect it come back one after the other, and not all at once. Refusals of many that do not are held back
-(`RefusalPace`), so that those who ask again at once do not take the time of those who were let in.
+A driver has a budget of slots and a budget of bytes. The rule:
 
-This is a driver's; an instance refuses by predicted time, in serfer/instance/engine.py.
+- **Places.** As many queries are here as may run and wait together, from before their images are decoded until their
+  answer. A query that would be answered after its deadline, at the rate at which queries depart, is refused before its
+  body is read. Where all places are taken, the client that has most of them loses the newest of its queries that wait,
+  if the client that asks has at least two fewer. A query whose answer was promised (202) is never lost.
+- **Slots.** What waits for a slot stands in a line of its client's. Lines take turns, so that a client waits for one
+  request of each other client at most. In a line, requests that have had fewer slots come first: a request of one image
+  passes the second image of another. A slot that comes too late for an answer by the deadline goes to the next request.
+- **Bytes.** Bodies as they arrive, what they are unpacked to, and arrays that wait are counted before they are there,
+  and refused where they do not fit. Small bodies are parsed at once, large JSON and what is packed one at a time.
+- **Refusals** say when there should be room: after what waits, and after the clients refused before, so that clients
+  that respect it return one after the other. Beyond ten a second they are held back: reading and refusing a request
+  takes milliseconds of the processors that answers need.
+
+Downloads and uploads have places and no line. An instance refuses by predicted time, in serfer/instance/engine.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from statistics import median
+from typing import Final, Self
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serfer.api.http.problems import OVERLOADED, Problem
 from serfer.core.errors import DeadlineError
 
-_ROUNDS = 4  # of as many departures as run at once are what a rate is taken from: they come in clumps
-_GUESS_S = 0.25  # between departures, where nothing is known
-_MARGIN = 2.0  # a query may take so much longer than the mean says
-_STALE_S = 10.0  # what was measured longer ago says nothing of now
-_LONGEST_WAIT_S = 60.0
-_REFUSALS_PER_S = 10.0  # that go out at once
-_LONGEST_HOLD_S = 3.0
+_ROUNDS: Final = 4  # of as many departures as run at once are what a rate is taken from: they come in clumps
+_GUESS_S: Final = 0.25  # between departures, where nothing is known
+_MARGIN: Final = 2.0  # a query may take so much longer than the mean says
+_STALE_S: Final = 10.0  # what was measured longer ago says nothing of now
+_LONGEST_WAIT_S: Final = 60.0
+_REFUSALS_PER_S: Final = 10.0  # that go out at once
+_LONGEST_HOLD_S: Final = 3.0
+_BYTES_AGAIN_S: Final = 1.0
 
 
-class Reservation:
-    """A place among those that run or wait, for a query that is to ask for its turn later; `release` gives it up."""
+class Place:
+    """A place that a client's request has until `release`; as a context, until its end.
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission: Admission | None = admission
+    `waiting` is the slot that it waits for, or has waited for last.
+    """
+
+    def __init__(self, client: str, pool: Places | None = None, *, promised: bool = False) -> None:
+        self.client = client
+        self.promised = promised
+        self.waiting: asyncio.Future[bool] | None = None
+        self._pool = pool
+
+    @property
+    def can_be_lost(self) -> bool:
+        """Whether the request waits, and was not promised an answer."""
+        return self.waiting is not None and not self.waiting.done() and not self.promised
+
+    def lose(self, refusal: Problem) -> None:
+        """Refuse the request where it waits."""
+        self.release()
+        if self.waiting is not None:
+            self.waiting.set_exception(refusal)
 
     def release(self) -> None:
         """Give the place up; a second call does nothing."""
-        if self._admission is not None:
-            self._admission.reserved -= 1
-            self._admission = None
+        if self._pool is not None:
+            self._pool.remove(self)
+            self._pool = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
-_RESERVED: ContextVar[Reservation | None] = ContextVar("serfer_reservation", default=None)
+class Places:
+    """At most `most` places, of which one client has `share` at most, by default all; for one event loop.
 
-
-@contextmanager
-def using(reservation: Reservation) -> Iterator[None]:
-    """Give the reserved place to the query that asks for its turn in here."""
-    token = _RESERVED.set(reservation)
-    try:
-        yield
-    finally:
-        _RESERVED.reset(token)
-
-
-class RefusalPace:
-    """Holds refusals back for at most 3 s where there are more than 10 a second; `clock` is in seconds.
-
-    Reading and refusing a request takes milliseconds of the processors that answers need.
+    `full` is said where there is none. `at_once` requests that have a place are served at the same time, and one ends
+    every `between_s()` seconds: that tells when to come again. `clock` is in seconds.
     """
 
     def __init__(
         self,
+        most: int,
+        full: str,
+        *,
+        share: int | None = None,
+        at_once: int | None = None,
+        between_s: Callable[[], float] = lambda: 1.0,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self.most = most
+        self._full = full
+        self._share = most if share is None else share
+        self._at_once = most if at_once is None else at_once
+        self._between_s = between_s
         self._clock = clock
-        self._sleep = sleep
-        self._next = -math.inf
+        self._taken: dict[str, dict[Place, None]] = {}  # by client, the oldest first
+        self._next = -math.inf  # when the client that was refused last should come again
 
-    async def hold(self, left_s: float) -> None:
-        """Return when the next refusal may go out, at the latest when the `left_s` until its deadline have passed."""
-        now = self._clock()
-        due = min(max(self._next, now), now + min(_LONGEST_HOLD_S, max(left_s, 0.0)))
-        self._next = due + 1 / _REFUSALS_PER_S
-        if due > now:
-            await self._sleep(due - now)
+    def __len__(self) -> int:
+        return sum(map(len, self._taken.values()))
+
+    def ahead(self, client: str) -> int:
+        """Return how many requests end until a client's next one does: no more than its share of the turns allows."""
+        own, clients = len(self._taken.get(client, ())), len(self._taken) + (client not in self._taken)
+        return min(len(self) + 1, (own + 1) * clients)
+
+    def has_room(self, client: str) -> bool:
+        """Return whether a client's next request would get a place."""
+        if len(self._taken.get(client, ())) >= self._share:
+            return False
+        return len(self) < self.most or self._surplus(client) is not None
+
+    def take(self, client: str = "", *, promised: bool = False) -> Place:
+        """Return a place for a request, another client's where that has too many; raises Problem 429 for none."""
+        if not self.has_room(client):
+            raise self.refusal()
+        if len(self) >= self.most and (surplus := self._surplus(client)):
+            surplus.lose(self.refusal())
+        place = Place(client, self, promised=promised)
+        self._taken.setdefault(client, {})[place] = None
+        return place
+
+    def remove(self, place: Place) -> None:
+        """Count a place no more; see `Place.release`."""
+        taken = self._taken[place.client]
+        del taken[place]
+        if not taken:
+            del self._taken[place.client]
+
+    def refusal(self) -> Problem:
+        """Return the problem of the next client that is refused: behind all that wait, and all refused before."""
+        now, between_s = self._clock(), self._between_s()
+        waiting = max(0, len(self) - self._at_once)
+        self._next = min(max(self._next, now + waiting * between_s) + between_s, now + _LONGEST_WAIT_S)
+        return _overloaded(self._full, self._next - now)
+
+    def _surplus(self, client: str) -> Place | None:
+        """Return the newest place that can be lost of the client with most, if that has two more than this one."""
+        largest = max(self._taken.values(), key=len, default={})
+        if len(largest) < len(self._taken.get(client, ())) + 2:
+            return None
+        return next((place for place in reversed(largest) if place.can_be_lost), None)
 
 
-class Admission:
-    """At most `in_flight` queries run and `queue` wait, first come first served; `clock` is in seconds."""
+@dataclass(order=True)
+class _Waiter:
+    served: int
+    number: int
+    deadline: float = field(compare=False)
+    granted: asyncio.Future[bool] = field(compare=False)  # False where the slot came too late
 
-    def __init__(self, in_flight: int, queue: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.in_flight = in_flight
-        self._queue = queue
-        self._clock = clock
-        self._waiting: deque[tuple[asyncio.Future[bool], float]] = deque()  # each with its deadline on the clock
-        self._took: deque[float] = deque(maxlen=in_flight)  # seconds that the last queries ran which were answered
-        self._gaps: deque[float] = deque(maxlen=_ROUNDS * in_flight)  # between departures, while queries were kept out
-        self._pressed = False
-        self._departed: float | None = None  # the last departure, if queries have been kept out ever since
-        self._learnt = self._answered = -math.inf
-        self._promised = -math.inf
+
+class Slots:
+    """At most `count` slots are held, and clients take turns at them; for one event loop. `clock` is in seconds.
+
+    `took` are the seconds for which the last ones were held without an error, until `ended`.
+    """
+
+    def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = count
         self.running = 0
-        self.reserved = 0
-        self.shed = 0
+        self.took: deque[float] = deque(maxlen=count)
+        self.ended = -math.inf
+        self._clock = clock
+        self._lines: dict[str, list[_Waiter]] = {}  # heaps, the client whose turn is next first
+        self._arrivals = 0
 
     @property
     def waiting(self) -> int:
-        """The number of queries that wait for their turn."""
-        return len(self._waiting)
+        """The number of requests that wait for a slot."""
+        return sum(map(len, self._lines.values()))
+
+    @asynccontextmanager
+    async def hold(self, place: Place, left_s: float = math.inf, served: int = 0) -> AsyncIterator[float]:
+        """Wait for a slot and hold it; yields the seconds waited. `served` is how often this request has held one.
+
+        Raises Problem 429 where the place is lost, and DeadlineError after `left_s` seconds, or when a slot comes with
+        less time left than the last ones were held for: it would only take others' time.
+        """
+        waited_s = await self._take(place, left_s, served)
+        since = self._clock()
+        try:
+            yield waited_s
+            self.ended = self._clock()
+            self.took.append(self.ended - since)
+        finally:
+            self._hand_on()
+
+    async def _take(self, place: Place, left_s: float, served: int) -> float:
+        if self.running < self.count:
+            self.running += 1
+            return 0.0
+        since, granted = self._clock(), asyncio.get_running_loop().create_future()
+        self._arrivals += 1
+        waiter = _Waiter(served, self._arrivals, since + left_s, granted)
+        heapq.heappush(self._lines.setdefault(place.client, []), waiter)
+        place.waiting = granted
+        try:
+            async with asyncio.timeout(None if left_s == math.inf else left_s):
+                in_time = await granted
+        except BaseException as end:
+            if granted.done() and not granted.cancelled() and granted.exception() is None and granted.result():
+                self._hand_on()  # the slot came when it was no longer wanted
+            self._remove(place.client, waiter)
+            if isinstance(end, TimeoutError):
+                raise _late(left_s) from None
+            raise
+        if not in_time:
+            raise _late(left_s)
+        return self._clock() - since
+
+    def _remove(self, client: str, waiter: _Waiter) -> None:
+        line = self._lines.get(client, [])
+        if waiter in line:
+            line.remove(waiter)
+            heapq.heapify(line)
+            if not line:
+                del self._lines[client]
+
+    def _hand_on(self) -> None:
+        """Give the slot to the next client's next request that can still be answered; the client goes to the end."""
+        latest = self._clock() + (median(self.took) if self.took and self._lines else 0.0)
+        while self._lines:
+            client = next(iter(self._lines))
+            line = self._lines.pop(client)
+            waiter = heapq.heappop(line)
+            if line:
+                self._lines[client] = line
+            if not waiter.granted.done():
+                waiter.granted.set_result(waiter.deadline > latest)
+                if waiter.deadline > latest:
+                    return
+        self.running -= 1
+
+
+class Bytes:
+    """The bytes that all requests hold together, at most `most`; for one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    def hold(self, size: int = 0) -> Held:
+        """Return what a request holds, `size` bytes at first; raises Problem 429 where that is too much."""
+        held = Held(self)
+        held.add(size)
+        return held
+
+
+class Held:
+    """The bytes that one request holds until `release`; as a context, until its end unless they are kept."""
+
+    def __init__(self, budget: Bytes) -> None:
+        self._budget = budget
+        self._bytes = 0
+        self._kept = False
+
+    def add(self, size: int) -> None:
+        """Hold `size` bytes more; raises Problem 429 where all requests would hold too many."""
+        if self._budget.held + size > self._budget.most:
+            raise _overloaded("the requests that are here hold all the memory that there is for them", _BYTES_AGAIN_S)
+        self._bytes += size
+        self._budget.held += size
+
+    def give_back(self, size: int) -> None:
+        """Hold `size` bytes less."""
+        self._bytes -= size
+        self._budget.held -= size
+
+    def keep(self) -> None:
+        """Hold the bytes beyond the end of the request, until `release`."""
+        self._kept = True
+
+    def release(self) -> None:
+        """Give all bytes back."""
+        self.give_back(self._bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._kept:
+            self.release()
+
+
+class BodyBytes:
+    """A middleware that counts a request's body as it arrives, until the request has ended: `request.state.held`."""
+
+    def __init__(self, app: ASGIApp, budget: Bytes) -> None:
+        self._app = app
+        self._budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application."""
+        with self._budget.hold() as held:
+            scope.setdefault("state", {})["held"] = held
+
+            async def counted() -> Message:
+                message = await receive()
+                held.add(len(message.get("body", b"")))
+                return message
+
+            await self._app(scope, counted, send)
+
+
+class Admission:
+    """The places and slots of a service's queries and downloads, and its bytes; `clock` is in seconds.
+
+    At most `in_flight` queries run while `queue` more are here; `held_bytes` is the budget of bytes.
+    """
+
+    def __init__(
+        self,
+        in_flight: int,
+        queue: int,
+        *,
+        held_bytes: int = 256 * 1024 * 1024,
+        downloads: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.in_flight = in_flight
+        self.queries = Places(
+            in_flight + queue,
+            "more queries than can be answered in time",
+            at_once=in_flight,
+            between_s=lambda: 1 / self.rate if self.rate else _GUESS_S,
+            clock=clock,
+        )
+        self.turns = Slots(in_flight, clock)
+        self.parsing = Slots(1, clock)
+        self.downloads = Places(
+            downloads,
+            "as many downloads run as may at once, of this client or of all",
+            share=max(1, downloads // 2),
+            clock=clock,
+        )
+        self.bytes = Bytes(held_bytes)
+        self._clock = clock
+        self._sleep = sleep
+        self._next_refusal = -math.inf
+        self._gaps: deque[float] = deque(maxlen=_ROUNDS * in_flight)  # between departures, while queries were kept out
+        self._pressed = False
+        self._departed: float | None = None  # the last departure, if queries have been kept out ever since
+        self._learnt = -math.inf
 
     @property
     def rate(self) -> float | None:
@@ -116,115 +369,48 @@ class Admission:
             return None
         return len(self._gaps) / max(sum(self._gaps), 1e-6)
 
-    @property
-    def promised(self) -> bool:
-        """Whether the query that asks has a place that was reserved for it (`using`)."""
-        return _RESERVED.get() is not None
-
-    def check(self, deadline_s: float) -> None:
-        """Refuse a query that could not be answered within `deadline_s`: Problem 429 that says when to come again."""
-        known = self.running + self.waiting + self.reserved
+    def check(self, client: str, left_s: float) -> None:
+        """Refuse a query that could not be answered in `left_s` seconds: Problem 429 that says when to come again."""
+        known = len(self.queries)
         rate = self.rate or (self._rate_at_most() if known >= self.in_flight else None)
-        late = rate is not None and (known + 1) / rate * _MARGIN > deadline_s
-        if known >= self.in_flight + self._queue or (late and known):
-            self.shed += 1
+        late = rate is not None and self.queries.ahead(client) / rate * _MARGIN > left_s
+        if (late and known) or not self.queries.has_room(client):
             self._pressed = True
-            raise self._refusal()
+            raise self.queries.refusal()
 
-    def reserve(self, deadline_s: float) -> Reservation:
-        """Reserve a place for a query that is answered later; raises Problem 429 as `check`."""
-        self.check(deadline_s)
-        self.reserved += 1
-        return Reservation(self)
-
-    @contextmanager
-    def place(self, deadline_s: float) -> Iterator[None]:
-        """Keep a place for the query that is prepared here, until it asks for its turn; raises Problem 429 as `check`.
-
-        Preparing takes processor time that answers need: a query is refused before it.
-        """
-        if self.promised:
-            yield
-            return
-        reservation = self.reserve(deadline_s)
-        try:
-            with using(reservation):
-                yield
-        finally:
-            reservation.release()
+    def place(self, client: str, left_s: float, *, promised: bool = False) -> Place:
+        """Return a query's place, which it has before it is decoded; raises Problem 429 as `check`."""
+        self.check(client, left_s)
+        if not len(self.queries):
+            self._departed = None  # idle time says nothing
+        return self.queries.take(client, promised=promised)
 
     @asynccontextmanager
-    async def turn(self, deadline_s: float) -> AsyncIterator[float]:
-        """Wait for a slot and hold it; yields the seconds waited.
-
-        Raises Problem 429, unless a place was reserved (`using`), and DeadlineError after waiting, at the latest when a
-        slot comes too late: when less time is left than any of the last queries took. It would only take others' time.
-        """
-        reservation = _RESERVED.get()
-        if reservation is None:
-            self.check(deadline_s)
-        else:
-            reservation.release()
-        waited = await self._take(deadline_s)
-        begun = self._clock()
-        try:
-            yield waited
-        except asyncio.CancelledError:
-            self._hand_on()  # its client has left: that is not how fast queries are answered
-            raise
-        except BaseException:
-            self._depart()
-            raise
-        self._answered = self._clock()
-        self._took.append(self._answered - begun)
-        self._depart()
-
-    async def _take(self, deadline_s: float) -> float:
-        if self.running < self.in_flight:
-            self.running += 1
-            return 0.0
-        self._pressed = True
-        begun, mine = self._clock(), asyncio.get_running_loop().create_future()
-        place = (mine, begun + deadline_s)
-        self._waiting.append(place)
-        try:
-            async with asyncio.timeout(deadline_s):
-                await mine
-        except BaseException as end:
-            if place in self._waiting:
-                self._waiting.remove(place)
-            elif mine.done() and not mine.cancelled() and mine.result():
-                self._hand_on()  # the slot came when it was not wanted any more
-            if not isinstance(end, TimeoutError):
+    async def turn(self, place: Place, left_s: float) -> AsyncIterator[float]:
+        """Wait for a query's turn and hold it; yields the seconds waited. Raises as `Slots.hold`."""
+        async with self.turns.hold(place, left_s) as waited_s:
+            try:
+                yield waited_s
+            except Exception:  # a client that has left, which cancels, is not how fast queries are answered
+                self._depart()
                 raise
-            raise _late(deadline_s) from None
-        if not mine.result():
-            raise _late(deadline_s)
-        return self._clock() - begun
+            self._depart()
+
+    async def pace(self, left_s: float) -> None:
+        """Return when the next refusal may go out, at the latest when the `left_s` until its deadline have passed."""
+        now = self._clock()
+        due = min(max(self._next_refusal, now), now + min(_LONGEST_HOLD_S, max(left_s, 0.0)))
+        self._next_refusal = due + 1 / _REFUSALS_PER_S
+        if due > now:
+            await self._sleep(due - now)
 
     def _depart(self) -> None:
-        if self._pressed:
-            self._learn(self._clock())
-        else:
+        """Take a departure into the rate, if queries were kept out; the first one only says when to begin."""
+        now, kept_out = self._clock(), len(self.queries) > self.in_flight
+        pressed, self._pressed = self._pressed or kept_out, kept_out
+        if not pressed:
             self._departed = None
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        """Give the slot to the query that has waited longest of those that can still be answered, if any waits."""
-        self._pressed = bool(self._waiting)
-        latest = self._clock() + (median(self._took) if self._took else 0.0)
-        while self._waiting:
-            following, deadline = self._waiting.popleft()
-            if not following.done():
-                following.set_result(deadline > latest)
-                if deadline > latest:
-                    return
-        self.running -= 1
-        if not self.running:
-            self._departed = None  # idle time says nothing
-
-    def _learn(self, now: float) -> None:
-        """Take a departure into the rate; the first one under pressure only says when to begin."""
+            return
         if now - self._learnt > _STALE_S:
             self._gaps.clear()
         if self._departed is not None:
@@ -233,19 +419,16 @@ class Admission:
 
     def _rate_at_most(self) -> float | None:
         """Return the rate if queries take no longer than the last ones did; None where none has ended lately."""
-        if not self._took or self._clock() - self._answered > _STALE_S:
+        if not self.turns.took or self._clock() - self.turns.ended > _STALE_S:
             return None
-        return self.in_flight / max(median(self._took), 1e-6)
-
-    def _refusal(self) -> Problem:
-        now, rate = self._clock(), self.rate
-        between = 1 / rate if rate else _GUESS_S
-        self._promised = max(self._promised, now + self.waiting * between) + between
-        self._promised = min(self._promised, now + _LONGEST_WAIT_S)
-        wait_s = max(1, math.ceil(self._promised - now))
-        detail = f"more queries than can be answered in time: come again in {wait_s} s"
-        return Problem(HTTPStatus.TOO_MANY_REQUESTS, detail, slug=OVERLOADED, headers={"Retry-After": str(wait_s)})
+        return self.in_flight / max(median(self.turns.took), 1e-6)
 
 
-def _late(deadline_s: float) -> DeadlineError:
-    return DeadlineError(f"no answer by the deadline of {deadline_s * 1000:.0f} ms: it waited")
+def _overloaded(why: str, wait_s: float) -> Problem:
+    again = max(1, math.ceil(wait_s))
+    detail = f"{why}: come again in {again} s"
+    return Problem(HTTPStatus.TOO_MANY_REQUESTS, detail, slug=OVERLOADED, headers={"Retry-After": str(again)})
+
+
+def _late(left_s: float) -> DeadlineError:
+    return DeadlineError(f"no answer by the deadline of {left_s * 1000:.0f} ms: it waited")

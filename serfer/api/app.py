@@ -18,12 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from serfer import __version__
-from serfer.api.admission import RefusalPace
+from serfer.api.admission import Admission, BodyBytes
 from serfer.api.auth.clients import Scope, require, require_application, require_scope
 from serfer.api.auth.hosts import HostCheck
 from serfer.api.auth.keys import KeyRing, authorise
 from serfer.api.http.body import ApiLimits
-from serfer.api.http.body_budget import BodyBudget
 from serfer.api.http.problems import OVERLOADED, Problem, problem_of, problem_response
 from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.http.server import FINISH_S
@@ -33,7 +32,6 @@ from serfer.api.jobs.queries import AsyncQueries
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.results.document import KeptResults
-from serfer.api.results.downloads import Downloads
 from serfer.api.results.links import LinkSigner
 from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router
@@ -120,7 +118,7 @@ def make_app(
     guarded: Sequence[Any] = [Depends(_guard(keys, service))] if keys else []
     operated: Sequence[Any] = [Depends(_guard(keys, service, Scope.OPERATE))] if keys else []
     holding = Holding(service, limits, settings.api_deadline_ms)
-    keeping = Keeping(kept, Downloads(settings.api_downloads), telemetry.metrics)
+    keeping = Keeping(kept, service.admission.downloads, telemetry.metrics)
     inferring = Inferring(service, limits, settings.api_deadline_ms, keeping)
     for router in (
         classify_router(classifying),
@@ -141,8 +139,8 @@ def make_app(
     app.include_router(registrations_router(service, keys, settings))
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
-    _answer_errors(app, RefusalPace())
-    app.add_middleware(BodyBudget, max_bytes=settings.api_held_bytes)
+    _answer_errors(app, service.admission)
+    app.add_middleware(BodyBytes, budget=service.admission.bytes)
     if hosts is not None:
         app.add_middleware(HostCheck, allowed=hosts)
     app.add_middleware(RequestMiddleware, telemetry=telemetry)
@@ -190,14 +188,14 @@ def _application(request: Request, service: Service) -> str | None:
     return str(called).partition(":")[0]
 
 
-def _answer_errors(app: FastAPI, pace: RefusalPace) -> None:
+def _answer_errors(app: FastAPI, admission: Admission) -> None:
     """Turn every error into a problem, or what the inference protocol has in its place."""
 
     async def answer(request: Request, error: Exception) -> Response:
         problem = problem_of(error)
         request.state.error = error
         if problem.slug == OVERLOADED:
-            await pace.hold(getattr(request.state, "deadline", math.inf) - time.monotonic())
+            await admission.pace(getattr(request.state, "deadline", math.inf) - time.monotonic())
         return problem_response(problem, request)
 
     async def http(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """The service behind the routes: models by name, decoding in processes, fair turns, an answer or an error in time.
 
-arrives ──▶ decoded (serfer/api/decoding/decoders.py) ──▶ its turn (serfer/api/admission.py) ──▶ runs ──▶ answer
-└──────────────────────── one deadline over all of it: DeadlineError ───────────────────────┘
+arrives ──▶ a place (serfer/api/admission.py) ──▶ decoded (serfer/api/decoding/decoders.py) ──▶ its turn ──▶ answer
+└────────────────────────── one deadline over all of it: DeadlineError ─────────────────────────┘
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from drivers.driver import RequestContext
-from serfer.api.admission import Admission
+from serfer.api.admission import Admission, Place
 from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
 from serfer.api.jobs.offline import OfflineJobs
@@ -50,8 +50,8 @@ _UNSOUND = (TaskFailedError, LambdaUnavailableError, StoreUnavailableError)  # t
 class ServiceQuery:
     """A query to a model, and the deadline of its answer, on time.monotonic's clock.
 
-    `allowed_s` is the time between the request's arrival and its deadline; `client` names who shares the decoders
-    fairly with other clients: an API key's name, or an address.
+    `allowed_s` is the time between the request's arrival and its deadline; `client` names who shares the service
+    fairly with other clients: an API key's name, or an address. `place` is the one that was promised to it, if any.
     """
 
     model: str
@@ -59,6 +59,7 @@ class ServiceQuery:
     allowed_s: float
     context: RequestContext
     client: str = ""
+    place: Place | None = None
 
     @property
     def left_s(self) -> float:
@@ -199,12 +200,15 @@ class Service:
 
     def check(self, query: ServiceQuery) -> None:
         """Refuse a query that could not be answered in time: Problem 429, DeadlineError where no time is left."""
-        left_s = query.left_s
-        if left_s <= 0:
+        if query.left_s <= 0:
             raise query.late("nothing was begun")
-        if not self.admission.promised:
-            self.admission.check(left_s)
-            self.decoders.slots.check(query.client, left_s)
+        self.admission.check(query.client, query.left_s)
+
+    def _place(self, query: ServiceQuery) -> AbstractContextManager[Place]:
+        """Return a query's place, for as long as it is prepared and runs; raises as `check`."""
+        if query.left_s <= 0:
+            raise query.late("nothing was begun")
+        return nullcontext(query.place) if query.place else self.admission.place(query.client, query.left_s)
 
     async def classify(
         self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
@@ -223,7 +227,7 @@ class Service:
         def run(left_s: float) -> Awaitable[Result]:
             return pipeline.answer(batch, deadline_s=left_s, context=query.context)
 
-        return await self._observed(query, self._in_turn(query, run))
+        return await self._observed(query, self._run(query, run))
 
     async def keep(self, query: ServiceQuery, batch: Any, owner: str) -> tuple[ServiceResult, ResultManifest]:  # noqa: ANN401 - same
         """Have the outputs of an array kept for an owner, and return what describes them; raises as `run` does."""
@@ -238,7 +242,7 @@ class Service:
         try:
             answered = await work
         except Problem:
-            raise  # whom it refuses the admission counts
+            raise  # a refusal, which is counted with its request
         except BaseException as error:
             self._observer.failed(query.model, error)
             throttled = isinstance(
@@ -262,7 +266,6 @@ class Service:
                 key, kept = await pipeline.look_up(images, names, top_k)
         if kept is not None:
             return ServiceResult(kept, kept.split[0], 0.0)
-        self.check(query)
 
         def run(left_s: float) -> Awaitable[Result]:
             return pipeline.answer_pixels(
@@ -275,24 +278,28 @@ class Service:
                 key=key,
             )
 
-        with ExitStack() as place:
-
-            def admit() -> None:
-                place.enter_context(self.admission.place(query.left_s))
-
+        with self._place(query) as place, self.admission.bytes.hold(len(images) * pipeline.recipe.shape.elements):
             async with query.in_time("its images were not decoded"):
-                decoded = await self.decoders.decode(images, names, pipeline.recipe, query.client, admit)
-            return await self._in_turn(query, run, decoded)
+                decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
+            return await self._in_turn(query, place, run, decoded)
+
+    async def _run(self, query: ServiceQuery, run: Callable[[float], Awaitable[Result]]) -> ServiceResult:
+        with self._place(query) as place:
+            return await self._in_turn(query, place, run)
 
     async def _in_turn(
-        self, query: ServiceQuery, run: Callable[[float], Awaitable[Result]], decoded: Decoded | None = None
+        self,
+        query: ServiceQuery,
+        place: Place,
+        run: Callable[[float], Awaitable[Result]],
+        decoded: Decoded | None = None,
     ) -> ServiceResult:
         """Wait for a turn, and run a query in the time that is left; a cancelled caller cancels it."""
         waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)
         async with AsyncExitStack() as turn:
             async with query.in_time("it waited for its turn"):
                 try:
-                    queued_s = await turn.enter_async_context(self.admission.turn(query.left_s))
+                    queued_s = await turn.enter_async_context(self.admission.turn(place, query.left_s))
                 except DeadlineError:  # of the time that was left, which no client knows
                     raise query.late("it waited for its turn") from None
             admitted = time.monotonic() - busy_s

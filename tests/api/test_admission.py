@@ -1,11 +1,19 @@
+"""Who gets a place, a slot or bytes, in which order, and that all of it comes back however a request ends."""
+
 import asyncio
-from contextlib import AsyncExitStack
+import math
+from collections import Counter
+from contextlib import AsyncExitStack, suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serfer.api.admission import Admission, RefusalPace, using
+from serfer.api.admission import Admission, BodyBytes, Bytes, Place, Places, Slots
 from serfer.api.http.problems import Problem
 from serfer.core.errors import DeadlineError
+
+CLIENTS = ("alice", "bob", "carol")
 
 
 class Clock:
@@ -16,19 +24,24 @@ class Clock:
         return self.now
 
 
-async def turns(admission, count, deadline_s=60.0):
+def bounded(in_flight, queue, clock=None, **more):
+    return Admission(in_flight, queue, clock=clock or Clock(), **more)
+
+
+async def turns(admission, count, deadline_s=60.0, turn_s=None):
     """Take `count` turns that are free; each is held until what stands for it is closed, or forgotten."""
     held = []
     for _ in range(count):
-        stack = AsyncExitStack()
-        await stack.enter_async_context(admission.turn(deadline_s))
-        held.append(stack)
+        async with AsyncExitStack() as stack:
+            place = stack.enter_context(admission.place("a", deadline_s))
+            await stack.enter_async_context(admission.turn(place, turn_s or deadline_s))
+            held.append(stack.pop_all())
     return held
 
 
 def refused(admission, deadline_s=60.0):
     with pytest.raises(Problem) as caught:
-        admission.check(deadline_s)
+        admission.check("a", deadline_s)
     assert caught.value.status == 429
     return int(caught.value.headers["Retry-After"])
 
@@ -37,16 +50,20 @@ def run(test):
     return asyncio.run(test())
 
 
+async def settle():
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
 class TestBounds:
     def test_so_many_run_and_so_many_wait_and_the_next_is_refused(self):
         async def check():
-            admission = Admission(2, 3, Clock())
+            admission = bounded(2, 3)
             held = await turns(admission, 2)
             waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(3)]
             await asyncio.sleep(0)
-            assert (admission.running, admission.waiting) == (2, 3)
+            assert (admission.turns.running, admission.turns.waiting) == (2, 3)
             assert refused(admission) >= 1
-            assert admission.shed == 1
             assert len(held) == 2
             for task in waiting:
                 task.cancel()
@@ -55,25 +72,26 @@ class TestBounds:
 
     def test_a_slot_goes_to_the_longest_waiting_query(self):
         async def check():
-            admission, came = Admission(1, 4, Clock()), []
+            admission, came = bounded(1, 4), []
             [held] = await turns(admission, 1)
 
             async def wait(name):
-                async with admission.turn(60.0):
-                    came.append(name)
+                with admission.place("a", 60.0) as place:
+                    async with admission.turn(place, 60.0):
+                        came.append(name)
 
             tasks = [asyncio.create_task(wait(name)) for name in "abc"]
             await asyncio.sleep(0)
             await held.aclose()
             await asyncio.gather(*tasks)
             assert came == ["a", "b", "c"]
-            assert admission.running == 0
+            assert admission.turns.running == 0
 
         run(check)
 
     def test_no_queue_at_all(self):
         async def check():
-            admission = Admission(1, 0, Clock())
+            admission = bounded(1, 0)
             held = await turns(admission, 1)
             refused(admission)
             assert len(held) == 1
@@ -82,18 +100,18 @@ class TestBounds:
 
     def test_waiting_ends_at_the_deadline(self):
         async def check():
-            admission = Admission(1, 4)
+            admission = bounded(1, 4)
             held = await turns(admission, 1)
             with pytest.raises(DeadlineError, match="it waited"):
                 await turns(admission, 1, 0.01)
-            assert (admission.waiting, admission.running) == (0, len(held))
+            assert (admission.turns.waiting, admission.turns.running, len(admission.queries)) == (0, 1, len(held))
 
         run(check)
 
     def test_a_late_slot_goes_to_the_next_query_within_its_deadline(self):
         async def check():
             clock = Clock()
-            admission = Admission(1, 4, clock)
+            admission = bounded(1, 4, clock)
             [held] = await turns(admission, 1)
             doomed, fine = (asyncio.create_task(turns(admission, 1, deadline_s)) for deadline_s in (3.9, 60.0))
             await asyncio.sleep(0)
@@ -102,60 +120,178 @@ class TestBounds:
             with pytest.raises(DeadlineError, match="it waited"):
                 await doomed
             [held] = await fine
-            assert (admission.running, admission.waiting) == (1, 0)
+            assert (admission.turns.running, admission.turns.waiting) == (1, 0)
             await held.aclose()
-            assert admission.running == 0
+            assert admission.turns.running == 0
 
         run(check)
 
-    def test_a_cancelled_wait_uses_no_slot(self):
+    @pytest.mark.parametrize("moments", [0, 1, 2])
+    def test_a_cancelled_wait_uses_no_slot(self, moments):
         async def check():
-            admission = Admission(1, 4, Clock())
+            admission = bounded(1, 4)
             [held] = await turns(admission, 1)
             leaving, staying = (asyncio.create_task(turns(admission, 1)) for _ in range(2))
             await asyncio.sleep(0)
             await held.aclose()
-            leaving.cancel()  # in the very moment that its turn has come
+            for _ in range(moments):
+                await asyncio.sleep(0)
+            leaving.cancel()  # in the very moment that its turn has come, or after it
+            with suppress(asyncio.CancelledError):
+                for left in await leaving:
+                    await left.aclose()
             [mine] = await staying
-            assert admission.running == 1
+            assert admission.turns.running == 1
             await mine.aclose()
-            assert admission.running == 0
+            assert (admission.turns.running, len(admission.queries)) == (0, 0)
 
         run(check)
 
+    def test_half_of_the_downloads_are_one_clients(self):
+        downloads = bounded(1, 0, downloads=4).downloads
+        first, _ = downloads.take("a"), downloads.take("a")
+        with pytest.raises(Problem) as caught:
+            downloads.take("a")
+        assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
+        with downloads.take("b"), downloads.take("c"), pytest.raises(Problem):
+            downloads.take("d")
+        first.release()
+        first.release()
+        assert len(downloads) == 1
+        with bounded(1, 0, downloads=1).downloads.take("a"):
+            pass
 
-class TestReservations:
-    def test_a_reserved_place_is_taken_from_the_next_and_used_once(self):
+
+class Requests:
+    """Requests for a place and a slot; those of a list come while the slot is held."""
+
+    def __init__(self, slots, places):
+        self.slots, self.places, self.order, self.tasks = slots, places, [], []
+
+    async def add(self, client, served=0, **how):
+        self.tasks.append(asyncio.create_task(self._hold(client, served, how)))
+        await asyncio.sleep(0)
+
+    def closed(self):
+        return self.slots.hold(Place("first"))
+
+    async def _hold(self, client, served, how):
+        with self.places.take(client, **how) as place:
+            async with self.slots.hold(place, served=served):
+                self.order.append((client, served))
+                await asyncio.sleep(0)
+
+    @property
+    def clients(self):
+        return [client for client, _ in self.order]
+
+    async def all(self):
+        return await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def one_slot(most):
+    return Requests(Slots(1, Clock()), Places(most, "full", clock=Clock()))
+
+
+class TestClients:
+    def test_clients_take_turns_however_many_requests_each_has(self):
         async def check():
-            admission = Admission(1, 1, Clock())
-            first, second = admission.reserve(60.0), admission.reserve(60.0)
-            refused(admission)
-            with using(first):
-                [held] = await turns(admission, 1)
-            assert (admission.running, admission.reserved) == (1, 1)
-            refused(admission)
-            first.release()
-            second.release()
-            admission.check(60.0)
+            requests = one_slot(100)
+            async with requests.closed():
+                for client in ["hostile"] * 6 + ["alice", "bob", "alice"]:
+                    await requests.add(client)
+            await requests.all()
+            assert requests.clients == ["hostile", "alice", "bob", "hostile", "alice", *["hostile"] * 4]
+
+        run(check)
+
+    def test_of_one_client_those_that_were_served_least_come_first(self):
+        async def check():
+            requests = one_slot(100)
+            async with requests.closed():
+                for served in (7, 2, 0, 2):
+                    await requests.add("everybody", served)
+            await requests.all()
+            assert [served for _, served in requests.order] == [0, 2, 2, 7]
+
+        run(check)
+
+    def test_where_all_places_are_taken_the_client_with_most_loses_its_newest_that_waits(self):
+        async def check():
+            requests = one_slot(4)
+            async with requests.closed():
+                for _ in range(5):
+                    await requests.add("hostile")
+                await requests.add("alice")
+                assert len(requests.places) == 4
+            results = await requests.all()
+            assert [number for number, result in enumerate(results) if isinstance(result, Problem)] == [3, 4]
+            assert (results[4].status, results[4].headers["Retry-After"]) == (429, "1")
+            assert "alice" in requests.clients
+            assert len(requests.places) == requests.slots.running == 0
+
+        run(check)
+
+    def test_a_promised_place_is_not_lost(self):
+        async def check():
+            requests = one_slot(3)
+            async with requests.closed():
+                for promised in (False, True, True):
+                    await requests.add("hostile", promised=promised)
+                await requests.add("alice")
+                await requests.add("bob")
+            results = await requests.all()
+            assert [isinstance(result, Problem) for result in results] == [True, False, False, False, True]
+
+        run(check)
+
+    def test_clients_with_as_many_places_take_none_from_one_another(self):
+        async def check():
+            requests = one_slot(5)
+            async with requests.closed():
+                for client in "aaabbab":
+                    await requests.add(client)
+            results = await requests.all()
+            assert [isinstance(result, Problem) for result in results] == [False] * 5 + [True] * 2
+
+        run(check)
+
+    def test_a_client_counts_with_its_share_of_the_turns(self):
+        async def check():
+            clock = Clock()
+            admission = bounded(1, 100, clock)
+            [held] = await turns(admission, 1)
+            clock.now += 1.0
             await held.aclose()
-            assert (admission.running, admission.reserved) == (0, 0)
+            held = [admission.place("hostile", math.inf) for _ in range(50)]
+            with pytest.raises(Problem):
+                admission.check("hostile", 60.0)
+            admission.check("alice", 60.0)
+            with pytest.raises(Problem):
+                admission.check("alice", 3.9)  # of two clients it is next but one, and a query may take twice as long
+            assert len(held) == 50
 
         run(check)
 
-    def test_a_reserved_query_is_not_refused(self):
+    @given(st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(0, 2)), max_size=30))
+    def test_no_client_gets_two_slots_while_another_ones_request_waits(self, arrivals):
         async def check():
-            admission = Admission(1, 1, Clock())
-            place = admission.reserve(60.0)
-            held = await turns(admission, 1)
-            refused(admission)
-            with using(place):
-                waiting = asyncio.create_task(turns(admission, 1))
-            await asyncio.sleep(0)
-            assert admission.waiting == 1
-            await held[0].aclose()
-            assert len(await waiting) == 1
+            requests = one_slot(100)
+            async with requests.closed():
+                for client, served in arrivals:
+                    await requests.add(client, served)
+            await requests.all()
+            return requests.clients
 
-        run(check)
+        waiting, order = Counter(client for client, _ in arrivals), run(check)
+        assert len(order) == len(arrivals)
+        let_in = set()  # since the round began
+        for client in order:
+            if client in let_in:
+                assert all(name in let_in for name in waiting if waiting[name]), order
+                let_in = set()
+            let_in.add(client)
+            waiting[client] -= 1
 
 
 class TestPace:
@@ -167,11 +303,11 @@ class TestPace:
             held[-1] = seconds
 
         async def check():
-            pace = RefusalPace(clock, sleep)
+            admission = bounded(1, 0, clock, sleep=sleep)
             for each in times:
                 clock.now = 100.0 + each
                 held.append(0.0)
-                await pace.hold(left_s)
+                await admission.pace(left_s)
 
         run(check)
         return held
@@ -195,7 +331,7 @@ class TestPace:
 class TestTime:
     async def busy(self, clock, between_s, count=2):
         """Return an admission that has seen queries depart, one every `between_s` seconds, while others waited."""
-        admission = Admission(count, 100, clock)
+        admission = bounded(count, 100, clock)
         held = await turns(admission, count)
         waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(10)]
         await asyncio.sleep(0)
@@ -215,12 +351,13 @@ class TestTime:
     @pytest.mark.parametrize("moments", [0, 5], ids=["its turn has just come", "it runs"])
     def test_cancelled_clients_do_not_count_as_departures(self, moments):
         async def runs(admission):
-            async with admission.turn(60.0):
-                await asyncio.get_running_loop().create_future()
+            with admission.place("a", 60.0) as place:
+                async with admission.turn(place, 60.0):
+                    await asyncio.get_running_loop().create_future()
 
         async def check():
             clock = Clock()
-            admission = Admission(1, 100, clock)
+            admission = bounded(1, 100, clock)
             [held] = await turns(admission, 1)
             for _ in range(6):
                 leaving = asyncio.create_task(runs(admission))
@@ -243,15 +380,15 @@ class TestTime:
             admission, held = await self.busy(clock, 0.5)
             clock.now += 0.5
             await held.pop().aclose()
-            assert admission.running == 1
-            admission.check(2.1)  # two queries, half a second each, and as much again for safety
+            assert admission.turns.running == 1
+            admission.check("a", 2.1)  # two queries, half a second each, and as much again for safety
             refused(admission, 1.9)
 
         run(check)
 
     async def after_one(self, clock, took_s):
         """Return an admission of two at once that has answered one query."""
-        admission = Admission(2, 100, clock)
+        admission = bounded(2, 100, clock)
         [held] = await turns(admission, 1)
         clock.now += took_s
         await held.aclose()
@@ -263,10 +400,10 @@ class TestTime:
             clock = Clock()
             admission = await self.after_one(clock, 1.0)
             await turns(admission, 2)
-            admission.check(3.1)  # the third query, of which two end a second, and as much again for safety
+            admission.check("a", 3.1)  # the third query, of which two end a second, and as much again for safety
             refused(admission, 2.9)
             clock.now += 11
-            admission.check(0.1)
+            admission.check("a", 0.1)
 
         run(check)
 
@@ -274,22 +411,21 @@ class TestTime:
         async def check():
             admission = await self.after_one(Clock(), 30.0)
             await turns(admission, 1)
-            admission.check(1.0)
+            admission.check("a", 1.0)
 
         run(check)
 
     def test_a_turn_needs_half_the_recent_service_time_left(self):
         async def check():
             clock = Clock()
-            admission = Admission(3, 100, clock)
+            admission = bounded(3, 100, clock)
             for took in (0.1, 1.0, 1.0):
                 [held] = await turns(admission, 1)
                 clock.now += took
                 await held.aclose()
             held, *_others = await turns(admission, 3)
-            hopeless, hopeful = (asyncio.create_task(turns(admission, 1, deadline_s=60.0)) for _ in range(2))
+            hopeless, hopeful = (asyncio.create_task(turns(admission, 1, turn_s=turn_s)) for turn_s in (0.9, 60.0))
             await asyncio.sleep(0)
-            admission._waiting[0] = (admission._waiting[0][0], clock.now + 0.9)
             await held.aclose()
             with pytest.raises(DeadlineError):
                 await hopeless
@@ -300,7 +436,7 @@ class TestTime:
     def test_departures_in_clumps_are_counted_over_several_of_them(self):
         async def check():
             clock = Clock()
-            admission = Admission(4, 100, clock)
+            admission = bounded(4, 100, clock)
             held = await turns(admission, 4)
             waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(40)]
             await asyncio.sleep(0)
@@ -314,19 +450,20 @@ class TestTime:
 
         run(check)
 
-    def test_idle_time_does_not_count_between_departures(self):
+    @pytest.mark.parametrize("error", [None, asyncio.CancelledError()], ids=["answered", "left"])
+    def test_idle_time_does_not_count_between_departures(self, error):
         async def check():
             clock = Clock()
             admission, held = await self.busy(clock, 0.5)
             for each in held:
-                await each.aclose()
+                await each.__aexit__(error and type(error), error, None)
             clock.now += 5
             held = await turns(admission, 2)
             waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(2)]
             await asyncio.sleep(0)
             clock.now += 0.5
             await held.pop(0).aclose()
-            assert admission.rate > 2.0
+            assert admission.rate >= 2.0
             for task in waiting:
                 task.cancel()
 
@@ -337,7 +474,7 @@ class TestTime:
             admission, held = await self.busy(Clock(), 0.5)
             for each in held:
                 await each.aclose()
-            admission.check(0.001)
+            admission.check("a", 0.001)
 
         run(check)
 
@@ -353,12 +490,36 @@ class TestTime:
     def test_nothing_is_learnt_while_everybody_gets_in(self):
         async def check():
             clock = Clock()
-            admission = Admission(4, 4, clock)
+            admission = bounded(4, 4, clock)
             for _ in range(5):
                 [held] = await turns(admission, 1)
                 clock.now += 3
                 await held.aclose()
             assert admission.rate is None
+
+        run(check)
+
+    def test_queries_that_wait_for_decoders_count_as_kept_out_where_more_are_here_than_can_run(self):
+        async def check():
+            clock = Clock()
+            admission = bounded(2, 100, clock)
+            decoding = [admission.place("a", math.inf) for _ in range(10)]
+            for place in decoding:
+                async with admission.turn(place, math.inf):
+                    clock.now += 0.5
+                place.release()
+            assert admission.rate == pytest.approx(2.0)
+
+        run(check)
+
+    def test_retry_after_is_behind_all_that_wait(self):
+        async def check():
+            admission, _ = await self.busy(Clock(), 0.5)
+            waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(20)]
+            await asyncio.sleep(0)
+            assert refused(admission, 0.1) == 11  # twenty at two a second, and itself
+            for task in waiting:
+                task.cancel()
 
         run(check)
 
@@ -374,3 +535,142 @@ class TestTime:
             assert refused(admission, 0.1) == 53
 
         run(check)
+
+
+class TestBytes:
+    def test_bodies_are_bounded_together_and_given_back(self):
+        async def check():
+            budget, end, read = Bytes(100), asyncio.Event(), []
+
+            async def answer(_scope, receive, _send):
+                read.append(len((await receive())["body"]))
+                await end.wait()
+
+            def start(size):
+                async def receive():
+                    return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+                return asyncio.create_task(BodyBytes(answer, budget)({"type": "http"}, receive, None))
+
+            first = [start(40) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(Problem, match="hold all the memory") as caught:
+                await start(21)
+            assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
+            fits = start(20)
+            end.set()
+            await asyncio.gather(*first, fits)
+            await start(100)
+            assert (read, budget.held) == ([40, 40, 20, 100], 0)
+
+        run(check)
+
+    def test_what_is_kept_is_held_until_it_is_released(self):
+        budget = Bytes(100)
+        with budget.hold(60) as held:
+            held.keep()
+        with pytest.raises(Problem), budget.hold(41):
+            pass
+        assert budget.held == 60
+        held.release()
+        assert budget.held == 0
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("arrive"), st.sampled_from(CLIENTS), st.integers(1, 40)),
+    st.tuples(st.sampled_from(["answer", "fail", "leave"]), st.integers(0, 30)),
+)
+
+
+class Driver:
+    """Requests that hold bytes, are decoded by one of two decoders, and run until they are told how to end."""
+
+    def __init__(self):
+        self.admission, self.decoders = bounded(2, 3, held_bytes=100), Slots(2, Clock())
+        self.tasks, self.ends, self.failing = [], [], set()
+
+    def arrive(self, client, size, *, promised):
+        self.ends.append(asyncio.Event())
+        self.tasks.append(asyncio.create_task(self._request(client, size, len(self.ends) - 1, promised=promised)))
+
+    def end(self, number, how):
+        if not self.tasks:
+            return
+        number %= len(self.tasks)
+        if how == "leave":
+            self.tasks[number].cancel()
+            return
+        if how == "fail":
+            self.failing.add(number)
+        self.ends[number].set()
+
+    async def end_all(self):
+        for end in self.ends:
+            end.set()
+        return await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _request(self, client, size, number, *, promised):
+        async def receive():
+            return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+        async def answer(_scope, receive, _send):
+            await receive()
+            with self._place(client, promised=promised) as place, self.admission.bytes.hold(size):
+                async with self.decoders.hold(place):
+                    await asyncio.sleep(0)
+                async with self.admission.turn(place, math.inf):
+                    await self.ends[number].wait()
+                    if number in self.failing:
+                        raise RuntimeError
+
+        await BodyBytes(answer, self.admission.bytes)({"type": "http"}, receive, None)
+
+    def _place(self, client, *, promised):
+        """Return a place; where there is none, no client has two more, or none of its that can be lost."""
+        taken = {name: [place.can_be_lost for place in own] for name, own in self.admission.queries._taken.items()}
+        try:
+            return self.admission.place(client, math.inf, promised=promised)
+        except Problem:
+            largest = max(taken.values(), key=len)
+            assert len(largest) < len(taken.get(client, ())) + 2 or not any(largest)
+            raise
+
+    def check(self):
+        admission = self.admission
+        assert 0 <= admission.bytes.held <= admission.bytes.most
+        assert len(admission.queries) <= admission.queries.most
+        assert 0 <= admission.turns.running <= admission.in_flight
+        assert 0 <= self.decoders.running <= self.decoders.count
+
+    def held(self):
+        """Return everything that is held, or waits."""
+        turns, decoders = self.admission.turns, self.decoders
+        waiting = turns.waiting + decoders.waiting
+        return self.admission.bytes.held, len(self.admission.queries), turns.running, decoders.running, waiting
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_bounds_hold_and_everything_comes_back_however_requests_end(steps):
+    async def check():
+        driver = Driver()
+        for number, (kind, *how) in enumerate(steps):
+            if kind == "arrive":
+                driver.arrive(*how, promised=number % 5 == 0)
+            else:
+                driver.end(*how, kind)
+            if number % 2:
+                await settle()
+            driver.check()
+        ended = await driver.end_all()
+        assert {type(end) for end in ended} <= {type(None), Problem, RuntimeError, asyncio.CancelledError}
+        assert driver.held() == (0, 0, 0, 0, 0)
+
+    run(check)
+
+
+def test_a_place_without_a_pool_is_good_for_slots_alone():
+    async def check():
+        async with Slots(1).hold(Place("a")) as waited_s:
+            assert waited_s == 0.0
+
+    run(check)

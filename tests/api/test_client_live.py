@@ -131,10 +131,10 @@ def test_the_client_retries_a_full_service_after_retry_after(app, service):
     refusals = [Problem(429, "come again", headers={"Retry-After": str(number)}) for number in (3, 2)]
     usual, waits = service.admission.check, []
 
-    def check(deadline_s):
+    def check(client, left_s):
         if refusals:
             raise refusals.pop(0)
-        usual(deadline_s)
+        usual(client, left_s)
 
     service.admission.check = check
     large = png(1500, 1200)  # more than sockets take before anybody reads

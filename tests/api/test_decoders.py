@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from serfer.api.admission import Place
 from serfer.api.decoding import decoders as decoders_module
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.decoding.fork_server import ForkServer
@@ -50,7 +51,8 @@ def decode(forks, images, recipe=RECIPE, limits=None, client="me"):
     async def once():
         pool = Decoders(limits, forks)
         try:
-            return await pool.decode(images, [f"image {number}" for number in range(len(images))], recipe, client)
+            names = [f"image {number}" for number in range(len(images))]
+            return await pool.decode(images, names, recipe, Place(client))
         finally:
             await pool.close()
 
@@ -82,24 +84,6 @@ def test_image_errors_are_those_of_decoding_in_process(forks):
         decode(forks, [png()], replace(RECIPE, shape=Shape(1, 24, 24, flat=False)))
 
 
-def test_a_request_is_admitted_when_it_is_its_last_images_turn(forks):
-    class RefusedError(Exception):
-        pass
-
-    def refuse():
-        raise RefusedError
-
-    async def check():
-        pool = Decoders(DecodeLimits(1), forks)
-        with pytest.raises(ImageError, match="first"):
-            await pool.decode([b"no image", png()], ["first", "last"], RECIPE, "me", refuse)
-        with pytest.raises(RefusedError):
-            await pool.decode([png(), b"no image"], ["first", "last"], RECIPE, "me", refuse)
-        await pool.close()
-
-    asyncio.run(check())
-
-
 def test_the_pixels_of_a_requests_images_are_bounded_together(forks):
     limits = DecodeLimits(request_pixels=3 * 48 * 40)
     assert len(decode(forks, [png()] * 3, limits=limits).pixels) == 3
@@ -113,8 +97,8 @@ def test_the_processor_time_of_a_requests_images_is_bounded_together(forks, slow
     async def check():
         pool = Decoders(DecodeLimits(1, request_processor_s=0.1), forks)
         with pytest.raises(ImageTooLargeError, match=r"image 1: decoding takes more than the 0\.1 s of processor time"):
-            await pool.decode([png(), slow_bmp], ["image 0", "image 1"], RECIPE, "me")
-        assert len((await pool.decode([png()], ["x"], RECIPE, "me")).pixels) == 1
+            await pool.decode([png(), slow_bmp], ["image 0", "image 1"], RECIPE, Place("me"))
+        assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
         await pool.close()
 
     asyncio.run(check())
@@ -130,8 +114,8 @@ def test_memory_is_bounded(forks, monkeypatch):
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
         with pytest.raises(ImageError, match=r"x takes more memory to decode|the decoder failed"):
-            await pool.decode([buffer.getvalue()], ["x"], RECIPE, "me")
-        assert len((await pool.decode([png()], ["x"], RECIPE, "me")).pixels) == 1
+            await pool.decode([buffer.getvalue()], ["x"], RECIPE, Place("me"))
+        assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
         await pool.close()
 
     asyncio.run(check())
@@ -155,9 +139,9 @@ def test_a_request_that_is_cancelled_ends_its_decoder(forks, slow_bmp):
         pool, ended = Decoders(DecodeLimits(1), forks), []
         end = forks.end
         forks.end = lambda pid: ended.append((pid, end(pid)))
-        task = asyncio.create_task(pool.decode([slow_bmp], ["slow"], RECIPE, "me"))
+        task = asyncio.create_task(pool.decode([slow_bmp], ["slow"], RECIPE, Place("me")))
         await until(lambda: busy(forks))
-        waiting = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, "other"))
+        waiting = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("other")))
         await until(lambda: pool.slots.waiting)
         task.cancel()
         await asyncio.wait([task])
@@ -173,13 +157,13 @@ def test_a_request_that_is_cancelled_ends_its_decoder(forks, slow_bmp):
 def test_a_request_that_is_cancelled_while_a_decoder_starts_leaves_it_to_the_next(forks):
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
-        task = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, "me"))
+        task = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("me")))
         await until(lambda: pool._background)
         task.cancel()
         await asyncio.wait([task])
         await until(lambda: pool._idle)
         first = pool._idle[0].pid
-        await pool.decode([png()], ["x"], RECIPE, "me")
+        await pool.decode([png()], ["x"], RECIPE, Place("me"))
         assert [one.pid for one in pool._idle] == [first]
         await pool.close()
 
@@ -190,7 +174,7 @@ def test_a_decoder_that_starts_while_its_event_loop_ends_is_not_lost(forks):
     pool, requests = Decoders(DecodeLimits(1), forks), []
 
     async def check():
-        requests.append(asyncio.create_task(pool.decode([png()], ["x"], RECIPE, "me")))
+        requests.append(asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("me"))))
         await until(lambda: pool._background)
 
     asyncio.run(check())  # cancels the request
@@ -218,7 +202,7 @@ def test_a_decoder_that_works_while_its_service_ends_leaves_no_socket(forks, slo
         forks.launch()
         before = sorted(sockets())
         pool = Decoders(DecodeLimits(1), forks)
-        task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, "me"))
+        task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, Place("me")))
         await until(lambda: busy(forks))
         await pool.close()
         if image == "cancelled":
@@ -233,9 +217,9 @@ def test_a_decoder_that_works_while_its_service_ends_leaves_no_socket(forks, slo
 def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_bmp):
     async def check():
         pool = Decoders(DecodeLimits(1, request_processor_s=1000), forks)
-        hostile = asyncio.create_task(pool.decode([slow_bmp] * 16, ["slow"] * 16, RECIPE, "hostile"))
-        await until(lambda: pool.slots._free == 0)
-        served = await pool.decode([png()], ["x"], RECIPE, "alice")
+        hostile = asyncio.create_task(pool.decode([slow_bmp] * 16, ["slow"] * 16, RECIPE, Place("hostile")))
+        await until(lambda: pool.slots.running == pool.slots.count)
+        served = await pool.decode([png()], ["x"], RECIPE, Place("alice"))
         assert len(served.pixels) == 1
         assert not hostile.done()
         hostile.cancel()
@@ -249,11 +233,11 @@ def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_
 def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
-        await pool.decode([png()], ["x"], RECIPE, "me")
+        await pool.decode([png()], ["x"], RECIPE, Place("me"))
         pid = pool._idle[0].pid if who == "decoder" else forks._process.pid
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not pool._idle[0].alive)
-        assert len((await pool.decode([png()], ["x"], RECIPE, "me")).pixels) == 1
+        assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
         await pool.close()
 
     asyncio.run(check())
@@ -262,9 +246,9 @@ def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
 def test_a_killed_decoder_is_not_an_image_error(forks, slow_bmp):
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
-        await pool.decode([png()], ["x"], RECIPE, "me")
+        await pool.decode([png()], ["x"], RECIPE, Place("me"))
         pid = pool._idle[0].pid
-        task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, "me"))
+        task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, Place("me")))
         await until(lambda: not pool._idle)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(UnavailableError, match="killed"):
@@ -287,7 +271,7 @@ def test_decoders_have_no_secrets_and_write_nowhere(forks, monkeypatch):
 
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
-        await pool.decode([png()], ["x"], RECIPE, "me")
+        await pool.decode([png()], ["x"], RECIPE, Place("me"))
         processes = [described(pid) for pid in (forks._process.pid, pool._idle[0].pid)]
         await pool.close()
         return processes
@@ -305,11 +289,11 @@ def test_decoders_end_with_the_process_that_started_them():
     """Also those that are busy, when it is killed."""
     code = """
 import asyncio, sys
-from tests.api.test_decoders import RECIPE
+from tests.api.test_decoders import RECIPE, Place
 from serfer.api.decoding.decoders import Decoders
 async def main():
     pool, data = Decoders(), sys.stdin.buffer.read()
-    task = asyncio.create_task(pool.decode([data], ["x"], RECIPE, "me"))
+    task = asyncio.create_task(pool.decode([data], ["x"], RECIPE, Place("me")))
     while not pool._background:
         await asyncio.sleep(0.001)
     while pool._background:

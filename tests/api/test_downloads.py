@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 import httpx
 import pytest
@@ -14,8 +15,9 @@ from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 from starlette.routing import Route
 
+from serfer.api.admission import Places
 from serfer.api.http.problems import Problem
-from serfer.api.results.downloads import ChunkedFile, Downloads
+from serfer.api.results.downloads import ChunkedFile
 from serfer.api.results.links import Grant, LinkSigner
 from serfer.core.errors import MissingKeyError
 from tests.api.conftest import PATIENCE, running
@@ -56,12 +58,12 @@ def opened():
 def serve(opened):
     """Serve chunks, and return the URL and the bytes that were counted as sent."""
 
-    def start(chunks, place=None):
+    def start(chunks, place=nullcontext):
         sent = []
 
         async def endpoint(_):
             headers = {"Content-Type": "application/x-npy"}
-            return ChunkedFile(chunks, chunks.count * MIB, headers, place or nullcontext(), sent.append)
+            return ChunkedFile(chunks, chunks.count * MIB, headers, place, sent.append)
 
         return opened.enter_context(running(Starlette(routes=[Route("/", endpoint)]))), sent
 
@@ -94,7 +96,7 @@ def test_the_last_chunk_counts_where_its_client_leaves_with_it():
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
 
-        response = ChunkedFile(Chunks(5), 5 * MIB, {}, nullcontext(), sent.append)
+        response = ChunkedFile(Chunks(5), 5 * MIB, {}, nullcontext, sent.append)
         await response({"type": "http"}, receive, send)
 
     asyncio.run(run())
@@ -135,36 +137,18 @@ def settled(chunks):
 
 
 def test_a_slow_reader_holds_the_production_back_and_one_that_leaves_ends_it(serve):
-    chunks, downloads = Chunks(1000), Downloads(2)
-    url, _ = serve(chunks, downloads.place("a"))
+    chunks, downloads = Chunks(1000), Places(2, "full")
+    url, _ = serve(chunks, partial(downloads.take, "a"))
     client = connected(url)
     made = settled(chunks)
     assert made < 50  # what sockets hold, of a gigabyte
-    assert downloads.running == 1
+    assert len(downloads) == 1
     client.close()
     latest = time.monotonic() + PATIENCE
-    while downloads.running and time.monotonic() < latest:
+    while len(downloads) and time.monotonic() < latest:
         time.sleep(0.02)
-    assert downloads.running == 0
+    assert len(downloads) == 0
     assert chunks.made < made + 5
-
-
-def test_half_of_the_places_are_one_clients():
-    downloads = Downloads(4)
-    with ExitStack() as held:
-        for _ in range(2):
-            held.enter_context(downloads.place("a"))
-        with pytest.raises(Problem) as caught:
-            held.enter_context(downloads.place("a"))
-        assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
-        held.enter_context(downloads.place("b"))
-        held.enter_context(downloads.place("c"))
-        with pytest.raises(Problem):
-            held.enter_context(downloads.place("d"))
-        assert (downloads.running, downloads.refused) == (4, 2)
-    assert downloads.running == 0
-    with Downloads(1).place("a"):
-        pass
 
 
 def signer(now=NOW, key=b"k" * 32):
@@ -222,7 +206,7 @@ def test_no_two_grants_have_one_text(one, other):
 
 
 def test_a_download_that_is_cancelled_gives_its_place_back():
-    downloads, chunks = Downloads(1), Chunks(10)
+    downloads, chunks = Places(1, "full"), Chunks(10)
 
     async def run():
         never = asyncio.Event()
@@ -232,7 +216,7 @@ def test_a_download_that_is_cancelled_gives_its_place_back():
             if message["type"] == "http.response.body":
                 await never.wait()
 
-        file = ChunkedFile(chunks, 10 * MIB, {}, downloads.place("a"), lambda _: None)
+        file = ChunkedFile(chunks, 10 * MIB, {}, partial(downloads.take, "a"), lambda _: None)
         sending = asyncio.ensure_future(file({"type": "http"}, receive, send))
         await asyncio.to_thread(chunks.changed.wait, PATIENCE)
         sending.cancel()
@@ -240,4 +224,4 @@ def test_a_download_that_is_cancelled_gives_its_place_back():
         return sending.cancelled()
 
     assert asyncio.run(run())
-    assert downloads.running == 0
+    assert len(downloads) == 0

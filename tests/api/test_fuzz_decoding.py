@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from serfer.api.admission import Place
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.decoding.fork_server import ForkServer
 from serfer.api.http.image_sniffing import check_format
@@ -151,7 +152,7 @@ async def fuzz(forks, kind, numbers):
             data = mutant(files[number % len(files)], files, f"{kind} {number}")
             try:
                 check_format("x", data)
-                decoded = await pool.decode([data], ["x"], RECIPE, "fuzz")
+                decoded = await pool.decode([data], ["x"], RECIPE, Place("fuzz"))
                 ends["decoded"] += 1
                 assert decoded.pixels.shape == (1, 8, 8, 3)
             except Problem as refusal:

@@ -46,9 +46,10 @@ def serve(small_plan, store):
     """Serve with these settings, and return the URL."""
     with ExitStack() as opened:
 
-        def start(keys=None, results=store, *, streams=True, **settings):
+        def start(keys=None, results=store, *, streams=True, downloads=16, **settings):
             pipeline = opened.enter_context(serfer.open(small_plan, store="memory://", workers="inprocess"))
-            service = Service({"small": pipeline}, Admission(4, 8), Observed(), results=results)
+            admission = Admission(4, 8, downloads=downloads)
+            service = Service({"small": pipeline}, admission, Observed(), results=results)
             ring = KeyRing(keys, time.monotonic) if keys else None
             return opened.enter_context(running(make_app(service, Settings(**settings), ring, streams=streams)))
 
@@ -292,7 +293,7 @@ def test_a_result_that_is_deleted_while_it_is_read_is_never_whole(serve, store, 
 
 def test_downloads_that_are_too_many_are_refused(serve, store, keys):
     path, known = keys
-    url = serve(path, api_downloads=2)
+    url = serve(path, downloads=2)
     large = np.zeros((1, 8, 1024, 1024), np.float32)
     manifest = put_result(store, {"large": large}, owner=owner("phone"))
     place = f"{url}/v2/results/{manifest.id}/outputs/large"

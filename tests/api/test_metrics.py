@@ -7,7 +7,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from serfer import __version__
-from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.http.problems import Problem
 from serfer.api.observability.metrics import Metrics, outcome
@@ -136,10 +135,10 @@ class TestQueries:
 
 
 class TestRequests:
-    def test_over_a_quota_and_over_capacity_are_two_things(self, http, service, metrics):
+    def test_over_a_quota_and_over_capacity_are_two_things(self, http, metrics):
         metrics.refused(Problem(429, "", slug="quota"))
-        metrics.refused(Problem(429, "", slug="overloaded"))  # which the admission counts
-        service.admission.shed = 3
+        for _ in range(3):
+            metrics.refused(Problem(429, "", slug="overloaded"))
         samples = scraped(http)
         assert samples["serfer_shed_total", "quota"] == 1
         assert samples["serfer_shed_total", "overloaded"] == 3
@@ -171,9 +170,9 @@ class TestScrape:
         assert scraped(http, parse_openmetrics, Accept=OPENMETRICS)[("serfer_ready",)] == 1
 
     def test_busy_gauges_show_the_present_load(self, http, service):
-        service.admission.running = 3
+        service.admission.turns.running = 3
         assert scraped(http)[("serfer_in_flight",)] == 3
-        service.admission.running = 0
+        service.admission.turns.running = 0
         assert scraped(http)[("serfer_in_flight",)] == 0
         assert scraped(http)[("serfer_draining",)] == 0
         service.drain()
@@ -217,18 +216,3 @@ def _routes(app):
     for route in app.routes:
         inner = getattr(route, "original_router", None)
         yield from inner.routes if inner else [route]
-
-
-def test_a_queue_shows():
-    admission = Admission(1, 1)
-
-    async def go():
-        async with admission.turn(10.0):
-            waiting = asyncio.create_task(admission._take(10.0))
-            await asyncio.sleep(0)
-            length = admission.waiting
-            waiting.cancel()
-            await asyncio.wait((waiting,))
-            return length
-
-    assert asyncio.run(go()) == 1

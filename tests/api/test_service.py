@@ -9,7 +9,6 @@ import pytest
 from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded
-from serfer.api.decoding.fair_slots import FairSlots
 from serfer.api.http.problems import Problem, problem_of
 from serfer.api.service import Service, ServiceQuery
 from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
@@ -24,7 +23,8 @@ class Pipeline:
         self.begun, self.started, self.health_looks = [], [], []
         self.next_health = Health()
 
-    caches, recipe, target, plan = False, None, None, SimpleNamespace(classifies=True)
+    caches, target, plan = False, None, SimpleNamespace(classifies=True)
+    recipe = SimpleNamespace(shape=SimpleNamespace(elements=1))
 
     async def answer_pixels(self, _pixels, _names, *, deadline_s, context, **_):
         future = asyncio.get_running_loop().create_future()
@@ -50,12 +50,11 @@ class NoDecoders:
     """Decoders that have nothing to do, or wait until they are cancelled."""
 
     def __init__(self):
-        self.slots, self.endless, self.cancelled, self.decoded = FairSlots(1, 4), False, 0, 0
+        self.endless, self.cancelled, self.decoded = False, 0, 0
 
-    async def decode(self, images, _names, _recipe, _client, admit):
+    async def decode(self, images, _names, _recipe, _place):
         try:
             await asyncio.sleep(1e6 if self.endless else 0)
-            admit()
             self.decoded += 1
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -63,8 +62,8 @@ class NoDecoders:
         return Decoded(images, 0.0, 0.0)
 
 
-def query(deadline_s=60.0):
-    return ServiceQuery("m", time.monotonic() + deadline_s, deadline_s, RequestContext("request-1"))
+def query(deadline_s=60.0, client="a"):
+    return ServiceQuery("m", time.monotonic() + deadline_s, deadline_s, RequestContext("request-1"), client)
 
 
 async def until(condition):
@@ -100,7 +99,7 @@ class TestQueries:
             task.cancel()
             await asyncio.wait((task,))
             assert pipeline.begun[0][0].cancelled()
-            assert service.admission.running == 0
+            assert service.admission.turns.running == 0
             assert len(observed.failures) == 1
 
         asyncio.run(check())
@@ -112,7 +111,7 @@ class TestQueries:
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait((task,))
-            assert (service.decoders.cancelled, service.admission.running, pipeline.begun) == (1, 0, [])
+            assert (service.decoders.cancelled, len(service.admission.queries), pipeline.begun) == (1, 0, [])
 
         asyncio.run(check())
 
@@ -147,7 +146,7 @@ class TestQueries:
             service.decoders.endless = True
             with pytest.raises(DeadlineError, match="deadline of 500 ms: its images were not decoded; allow more"):
                 await classify(service, deadline_s=0.5)
-            assert (service.decoders.cancelled, service.admission.running, pipeline.begun) == (1, 0, [])
+            assert (service.decoders.cancelled, service.admission.turns.running, pipeline.begun) == (1, 0, [])
             assert [type(error) for _, error in observed.failures] == [DeadlineError]
 
         asyncio.run(check())
@@ -177,7 +176,7 @@ class TestQueries:
 
         asyncio.run(check())
 
-    def test_a_query_without_room_is_refused_before_its_last_image_is_decoded(self, pipeline, observed):
+    def test_a_query_without_room_is_refused_before_an_image_is_decoded(self, pipeline, observed):
         async def check():
             service = Service({"m": pipeline}, Admission(1, 1), observed, NoDecoders())
             together = [classify(service) for _ in range(4)]  # the first look finds room for each of them
@@ -188,7 +187,37 @@ class TestQueries:
                 pipeline.begun[number][0].set_result(Served("served"))
             ended = await asyncio.gather(*together, return_exceptions=True)
             assert [isinstance(each, Problem) for each in ended].count(True) == 2
-            assert (service.admission.running, service.admission.reserved) == (0, 0)
+            assert (service.admission.turns.running, len(service.admission.queries)) == (0, 0)
+
+        asyncio.run(check())
+
+    def test_a_client_that_has_all_places_loses_its_newest_query_to_another_client(self, service, pipeline, observed):
+        async def check():
+            flood = [classify(service) for _ in range(5)]
+            await until(lambda: service.admission.turns.waiting == 4)
+            served = classify(service, client="b")
+            await until(flood[-1].done)
+            for number in range(5):
+                await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
+                pipeline.begun[number][0].set_result(Served(number))
+            assert (await served).result == "2"  # after one of the flood that ran, and one whose line was first
+            ended = await asyncio.gather(*flood, return_exceptions=True)
+            assert [isinstance(end, Problem) for end in ended] == [False] * 4 + [True]
+            assert observed.failures == []
+
+        asyncio.run(check())
+
+    def test_decoded_pixels_count_with_the_bytes_that_requests_hold(self, service, pipeline):
+        async def check():
+            service.admission.bytes.most = 1
+            first = classify(service)
+            await until(lambda: pipeline.begun)
+            with pytest.raises(Problem, match="hold all the memory"):
+                await classify(service)
+            assert len(service.admission.queries) == 1
+            pipeline.begun[0][0].set_result(Served())
+            await first
+            assert (service.admission.bytes.held, len(service.admission.queries)) == (0, 0)
 
         asyncio.run(check())
 

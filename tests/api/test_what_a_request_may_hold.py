@@ -204,7 +204,8 @@ def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
         raise OverloadedError("enough", retry_after_s=1.0)
 
     monkeypatch.setattr(service, "run", run)
-    app = make_app(service, settings(api_held_bytes=held))
+    service.admission.bytes.most = held
+    app = make_app(service, settings())
 
     async def send(times):
         sent = [answer(app, INFER, "application/octet-stream", small, header, "gzip") for _ in range(times)]

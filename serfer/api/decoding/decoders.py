@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.api.admission import Place, Slots
 from serfer.api.decoding.decoder_process import PIXELS, REPLY_HEAD, TOO_LARGE, Job
-from serfer.api.decoding.fair_slots import FairSlots
 from serfer.api.decoding.fork_server import ForkServer
 from serfer.core.errors import ImageError, ImageTooLargeError, UnavailableError
 from serfer.images import BYTES_PER_PIXEL, Recipe, check_channels
@@ -35,10 +35,9 @@ _LONGEST_ERROR = 64 * 1024
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """Limits: the number of decoders, of requests that wait for one, and of a request's pixels and processor time."""
+    """Limits: the number of decoders, and of a request's pixels and processor time."""
 
     processes: int = 2
-    waiting: int = 80
     request_pixels: int = 96_000_000
     request_processor_s: float = 10.0
 
@@ -121,7 +120,7 @@ class Decoders:
 
     def __init__(self, limits: DecodeLimits | None = None, forks: ForkServer | None = None) -> None:
         self.limits = limits or DecodeLimits()
-        self.slots = FairSlots(self.limits.processes, self.limits.waiting)
+        self.slots = Slots(self.limits.processes)
         self._forks = forks or ForkServer()
         self._own_forks = forks is None
         self._idle: list[_Decoder] = []
@@ -133,20 +132,11 @@ class Decoders:
         """Start the fork server's imports, which the first image would wait for."""
         self._forks.launch()
 
-    async def decode(
-        self,
-        images: Sequence[bytes],
-        names: Sequence[str],
-        recipe: Recipe,
-        client: str,
-        admit: Callable[[], None] = lambda: None,
-    ) -> Decoded:
-        """Decode a request's images, one after the other, in turn with those of other requests.
-
-        `admit` is called when it is the last image's turn; what it raises ends the request before that is decoded.
+    async def decode(self, images: Sequence[bytes], names: Sequence[str], recipe: Recipe, place: Place) -> Decoded:
+        """Decode the images of a request that has a place, one after the other, in turn with those of other requests.
 
         Raises ImageError and ImageTooLargeError that name the image, PlanError as decode_image does, Problem 429 where
-        too many wait, UnavailableError where there are no decoders.
+        the place is lost, UnavailableError where there are no decoders.
         """
         check_channels(recipe.preprocess, recipe.shape)
         shape = recipe.shape
@@ -154,9 +144,7 @@ class Decoders:
         pixels_left, processor_s = self.limits.request_pixels, self.limits.request_processor_s
         waited_s = busy_s = 0.0
         for number, (data, name) in enumerate(zip(images, names, strict=True)):
-            async with self.slots.hold(client, number) as waited:
-                if number == len(images) - 1:
-                    admit()
+            async with self.slots.hold(place, served=number) as waited:
                 began = time.monotonic()
                 job = Job(
                     name=name,

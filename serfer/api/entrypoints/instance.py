@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import Decoders
-from serfer.api.entrypoints.serving import Address, decode_limits
+from serfer.api.entrypoints.serving import Address, decode_limits, make_admission
 from serfer.api.http.idle import IdleWatch
 from serfer.api.http.server import serve
 from serfer.api.observability.instance_metrics import InstanceMetrics
@@ -59,8 +58,8 @@ async def serve_instance(
             ended.push_async_callback(pipeline.aclose)
         telemetry = open_telemetry(instance.pipelines)
         telemetry.metrics.registry.register(InstanceMetrics(instance.residents))
-        bounds = decode_limits(settings, processes=max(settings.api_decoders, processors()), waiting=_NO_BOUND)
-        admission, decoders = Admission(_NO_BOUND, 0), Decoders(bounds)
+        bounds = decode_limits(settings, max(settings.api_decoders, processors()))
+        admission, decoders = make_admission(settings, _NO_BOUND, 0), Decoders(bounds)
         service = Service(instance.pipelines, admission, telemetry, decoders, repository=instance.residents)
         decoders.launch()
         ended.callback(decoders.end)

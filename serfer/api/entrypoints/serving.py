@@ -237,16 +237,19 @@ def make_service(
     kept = {name: each.warmth for name, each in pipelines.items() if isinstance(each.warmth, KeepWarm)}
     if kept:
         telemetry.metrics.registry.register(KeepWarmMetrics(kept))
-    admission = Admission(settings.api_in_flight, settings.api_queue)
-    bounds = decode_limits(
-        settings, processes=settings.api_decoders, waiting=settings.api_in_flight + settings.api_queue
-    )
+    admission = make_admission(settings, settings.api_in_flight, settings.api_queue)
+    bounds = decode_limits(settings, settings.api_decoders)
     results = open_store(settings.results) if settings.results else None
     service = Service(pipelines, admission, telemetry, Decoders(bounds), results=results, store=store)
     service.decoders.launch()
     return service, telemetry
 
 
-def decode_limits(settings: Settings, *, processes: int, waiting: int) -> DecodeLimits:
-    """Return how images are decoded, by so many processes for so many requests that wait."""
-    return DecodeLimits(processes, waiting, settings.api_max_request_pixels, settings.api_decode_cpu_s)
+def make_admission(settings: Settings, in_flight: int, queue: int) -> Admission:
+    """Return the admission of so many queries that run, and so many that wait."""
+    return Admission(in_flight, queue, held_bytes=settings.api_held_bytes, downloads=settings.api_downloads)
+
+
+def decode_limits(settings: Settings, processes: int) -> DecodeLimits:
+    """Return how images are decoded, by so many processes."""
+    return DecodeLimits(processes, settings.api_max_request_pixels, settings.api_decode_cpu_s)

@@ -85,7 +85,7 @@ async def receive_form(request: Request, folder: Path, files: Mapping[str, int],
 async def _chunks(request: Request, limits: ApiLimits) -> AsyncGenerator[bytes]:
     """Yield a body as it arrives, its memory given back with each chunk; raises Problem 408 and 413."""
     begun, received = time.monotonic(), 0
-    reservation = getattr(request.state, "body_reservation", None)
+    held = getattr(request.state, "held", None)
     async with aclosing(request.stream()) as stream:
         while True:
             left_s = begun + limits.body_timeout_s * 2 + received / _SLOWEST - time.monotonic()
@@ -107,8 +107,8 @@ async def _chunks(request: Request, limits: ApiLimits) -> AsyncGenerator[bytes]:
                     f"the body has more than the {limits.max_body_bytes:,} bytes that are accepted",
                 )
             yield chunk
-            if reservation is not None:
-                reservation.release()
+            if held is not None:
+                held.release()
 
 
 class _Source:

@@ -86,8 +86,7 @@ class OfflineJobs:
     def __init__(
         self, store: Store, ttl_s: float, folder: Path, load: Callable[[], OnlineLoad], period_s: float = PERIOD_S
     ) -> None:
-        full = f"{MOST_JOBS} offline jobs are here already: come again later"
-        self.uploads = Uploads(folder, MOST_JOBS, MOST_JOBS, full)
+        self.uploads = Uploads(folder, MOST_JOBS, MOST_JOBS, f"{MOST_JOBS} offline jobs are here already")
         self._store = store
         self._ttl_s = ttl_s
         self._load = load

@@ -52,7 +52,7 @@ NETWORK_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", re.ASCII)
 """Names of networks that are registered: variants have longer ones."""
 _FILE: Final = {"format": "binary"}
 FORMAT: Final = 1
-_FULL: Final = f"one registration runs at a time and {WAITING} wait, {RECEIVED_AT_ONCE} arrive: come again later"
+_FULL: Final = f"one registration runs at a time and {WAITING} wait, {RECEIVED_AT_ONCE} arrive"
 _MOST_TEXT: Final = 1000
 _LONGEST_S: Final = 6 * 3600.0
 _MOST_LINE: Final = 1 << 16

@@ -11,17 +11,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from http import HTTPStatus
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from serfer.api.http.problems import OVERLOADED, Problem
+from serfer.api.admission import Place, Places
 from serfer.files import locked
 
 _LOCK: Final = "lock"
 _DRIVER: Final = "driver-"
-_RETRY_S: Final = 30
+_RETRY_S: Final = 30.0
 
 
 class Uploads:
@@ -33,10 +32,9 @@ class Uploads:
     def __init__(self, shared: Path, most: int, arriving: int, full: str) -> None:
         shared.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._shared = shared
-        self._most = most
-        self._most_arriving = arriving
-        self._full = full
-        self._arriving = 0
+        self._arriving = Places(arriving, full, between_s=lambda: _RETRY_S)
+        self._here = Places(most, full, between_s=lambda: _RETRY_S)
+        self._places: dict[Path, Place] = {}
         self._kept: set[Path] = set()
         self._left: set[str] = set()
         with locked(shared / _LOCK):
@@ -55,20 +53,16 @@ class Uploads:
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[Path]:
         """Yield a folder for an upload, which goes at the end unless a job keeps it; raises Problem 429."""
-        if self._arriving >= self._most_arriving or self._arriving + len(self._kept) >= self._most:
-            raise Problem(
-                HTTPStatus.TOO_MANY_REQUESTS, self._full, slug=OVERLOADED, headers={"Retry-After": str(_RETRY_S)}
-            )
-        self._arriving += 1
-        try:
+        with self._arriving.take(), ExitStack() as failed:
+            place = failed.enter_context(self._here.take())
             folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="upload-", dir=self.folder))
+            failed.pop_all()
+            self._places[folder] = place
             try:
                 yield folder
             finally:
                 if folder not in self._kept:
                     await self.delete(folder)
-        finally:
-            self._arriving -= 1
 
     def keep(self, folder: Path) -> None:
         """Keep an upload for a job that has begun, until it is deleted."""
@@ -77,7 +71,11 @@ class Uploads:
     async def delete(self, folder: Path) -> None:
         """Delete an upload."""
         self._kept.discard(folder)
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        finally:
+            if place := self._places.pop(folder, None):
+                place.release()
 
     async def close(self) -> None:
         """Delete all uploads."""

@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from serfer import __version__
-from serfer.api.http.problems import Problem
+from serfer.api.http.problems import OVERLOADED, Problem
 from serfer.api.service import Service, ServiceResult
 from serfer.core.errors import (
     DeadlineError,
@@ -53,7 +53,7 @@ class Metrics:
 
     def __init__(self, plans: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
-        self.over_quota = 0
+        self.over_quota = self.overloaded = 0
         self._queries = _Queries(self.registry)
         make = _Maker(self.registry)
         self._requests = make.counter("serfer_http_requests", "Requests answered.", ["route", "method", "status"])
@@ -106,8 +106,9 @@ class Metrics:
         self._result_bytes[("sent",)].inc(size)
 
     def refused(self, problem: Problem) -> None:
-        """Count a request that came over its key's quota; what had no room, the admission counts."""
+        """Count a request that came over its key's quota, or had no room."""
         self.over_quota += problem.slug == "quota"
+        self.overloaded += problem.slug == OVERLOADED
 
 
 class _Queries:
@@ -232,15 +233,15 @@ class ServiceMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield everything as it is now."""
         service, admission = self._service, self._service.admission
-        yield GaugeMetricFamily("serfer_queue_length", "Queries that wait for their turn.", admission.waiting)
-        yield GaugeMetricFamily("serfer_in_flight", "Queries in flight.", admission.running)
+        yield GaugeMetricFamily("serfer_queue_length", "Queries that wait for their turn.", admission.turns.waiting)
+        yield GaugeMetricFamily("serfer_in_flight", "Queries in flight.", admission.turns.running)
         yield GaugeMetricFamily(
             "serfer_rate", "Queries a second that depart while others wait; 0 if not known.", admission.rate or 0.0
         )
         yield GaugeMetricFamily("serfer_draining", "1 while the driver drains.", float(service.draining))
         yield GaugeMetricFamily("serfer_ready", "1 if store and functions answer.", float(self._ready))
         shed = CounterMetricFamily("serfer_shed", "Requests answered with 429.", labels=["reason"])
-        shed.add_metric(["overloaded"], admission.shed + service.decoders.slots.refused)
+        shed.add_metric(["overloaded"], self._metrics.overloaded)
         shed.add_metric(["quota"], self._metrics.over_quota)
         yield shed
 

@@ -3,55 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from http import HTTPStatus
+from contextlib import AbstractContextManager
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serfer.api.http.problems import OVERLOADED, Problem
 from serfer.core.errors import SerferError
-
-_AGAIN_S = "1"
-
-
-class Downloads:
-    """Places for `most` downloads at once, of which one client has half at most; for the event loop's thread alone.
-
-    Each holds some chunks in memory for as long as its client reads.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._each = max(1, most // 2)
-        self._running: Counter[str] = Counter()
-        self.refused = 0
-
-    @property
-    def running(self) -> int:
-        """Downloads that run now."""
-        return self._running.total()
-
-    @contextmanager
-    def place(self, client: str) -> Iterator[None]:
-        """Hold a place; raises Problem 429 where there is none."""
-        if self.running >= self._most or self._running[client] >= self._each:
-            self.refused += 1
-            raise Problem(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "as many downloads run as may at once, of this client or of all: come again when one has ended",
-                slug=OVERLOADED,
-                headers={"Retry-After": _AGAIN_S},
-            )
-        self._running[client] += 1
-        try:
-            yield
-        finally:
-            self._running[client] -= 1
-            if not self._running[client]:
-                del self._running[client]
 
 
 class ChunkedFile(Response):
@@ -59,7 +17,7 @@ class ChunkedFile(Response):
 
     Nothing is sent before the first chunk is there: what it raises is an answer. Where a later one cannot be made, the
     connection ends with less than Content-Length says, and the error is in the request's state; where the client goes
-    away, no more are made. `place` is held meanwhile; `sent` is called with the bytes of each chunk.
+    away, no more are made. `place()` is held meanwhile; `sent` is called with the bytes of each chunk.
     """
 
     def __init__(
@@ -67,7 +25,7 @@ class ChunkedFile(Response):
         chunks: Iterator[bytes],
         length: int,
         headers: Mapping[str, str],
-        place: AbstractContextManager[None],
+        place: Callable[[], AbstractContextManager[object]],
         sent: Callable[[int], None],
     ) -> None:
         super().__init__(headers={**headers, "Content-Length": str(length)})
@@ -77,7 +35,7 @@ class ChunkedFile(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the chunks."""
-        with self._place:
+        with self._place():
             first = await self._next()
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             gone = asyncio.ensure_future(_disconnected(receive))

@@ -14,10 +14,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from serfer.api.admission import using
+from serfer.api.admission import Held
 from serfer.api.answering import Question, answer
 from serfer.api.http.body import ApiLimits
-from serfer.api.http.body_budget import BodyReservation
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
@@ -204,19 +203,19 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
     query, idempotency_key = parsed.query, parsed.idempotency_key(images)
     if idempotency_key is not None:
         await routes.idempotency.check(idempotency_key)
-    place = routes.service.admission.reserve(query.left_s)  # what is promised is not refused afterwards
-    body: BodyReservation = parsed.request.state.body_reservation
+    place = routes.service.admission.place(query.client, query.left_s, promised=True)
+    promised = replace(parsed, query=replace(query, place=place))
+    held: Held = parsed.request.state.held
 
     async def work(watch: Watch) -> dict[str, Any]:
-        with using(place):
-            report: dict[str, Any] = json.loads(await _answer_once(routes, parsed, images, idempotency_key, watch))
+        report: dict[str, Any] = json.loads(await _answer_once(routes, promised, images, idempotency_key, watch))
         return report
 
     def ended() -> None:
         place.release()
-        body.release()
+        held.release()
 
-    body.keep()
+    held.keep()
     try:
         state = await routes.queries.begin(
             AsyncQuery(

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -21,8 +19,8 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from serfer import __version__
+from serfer.api.admission import Held, Place
 from serfer.api.http.body import ApiLimits, read_body
-from serfer.api.http.body_budget import BodyReservation
 from serfer.api.http.compression import CODINGS, MOST_RATIO, accepted, coding_of, compress, decompress
 from serfer.api.http.inference_models import (
     InferenceRequest,
@@ -37,14 +35,14 @@ from serfer.api.http.inference_models import (
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import DATATYPES, Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.api.objectives import OPENING, is_cold
-from serfer.api.requests import TimelyResponse, query_of, unless_gone
+from serfer.api.requests import TimelyResponse, client_of, query_of, unless_gone
 from serfer.api.results.document import owner_id, place_of
 from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.applications import Asked, Choice, Run
 from serfer.applications.tables import Side
-from serfer.core.errors import UsageError
+from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import Objectives
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
@@ -63,16 +61,12 @@ _INFER: Final = {"requestBody": request_body({"application/json": InferenceReque
 
 @dataclass(frozen=True)
 class Inferring:
-    """Shared by the routes: the service, its limits, the default deadline, and what is kept.
-
-    `decoding` is held while a large request is decoded: decoded, it takes several times its bytes.
-    """
+    """Shared by the routes: the service, its limits, the default deadline, and what is kept."""
 
     service: Service
     limits: ApiLimits
     deadline_ms: int
     keeping: Keeping
-    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
 def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
@@ -245,7 +239,7 @@ def _network_of(side: Side, plan: Plan) -> str | None:
 
 async def _infer(routes: Inferring, request: Request) -> Response:
     service = routes.service
-    service.admission.check(MAX_DEADLINE_S)  # before the body is read: its deadline is in there
+    service.admission.check(client_of(request), MAX_DEADLINE_S)  # before the body is read: its deadline is in there
     named = await _named(request, service)
     inference = await _read(routes, request, signature_of(named.plan, routes.limits))
     query = query_of(request, named.name, _deadline_s(routes, inference.parameters))
@@ -295,7 +289,10 @@ async def _described(keeping: Keeping, query: ServiceQuery, inference: Inference
 
 
 async def _read(routes: Inferring, request: Request, signature: Signature) -> Inference:
-    """Read and decode a request, in a thread and alone if that takes long."""
+    """Read and decode a request: a large one, which takes several times its bytes, in a thread and alone.
+
+    It waits for that no longer than a query may take that names no deadline.
+    """
     coding, most = coding_of(request.headers), routes.limits.max_body_bytes
     header = _header_length(request)
     body = await read_body(request, routes.limits, CODINGS)
@@ -303,32 +300,22 @@ async def _read(routes: Inferring, request: Request, signature: Signature) -> In
     def decoded() -> Inference:
         return decode_request(decompress(body, coding, most) if coding else body, header, signature)
 
-    reservation: BodyReservation = request.state.body_reservation
+    held: Held = request.state.held
     if coding is None and (len(body) if header is None else header) <= _LARGE:
         inference = decoded()
     else:
         unpacked = min(most, len(body) * MOST_RATIO) if coding else 0
-        async with _turn(routes):
-            reservation.acquire(unpacked)
-            inference = await asyncio.to_thread(decoded)
-            reservation.give_back(unpacked)
+        slot = routes.service.admission.parsing.hold(Place(client_of(request)), routes.deadline_ms / _MS_PER_S)
+        try:
+            async with slot:
+                held.add(unpacked)
+                inference = await asyncio.to_thread(decoded)
+                held.give_back(unpacked)
+        except DeadlineError:
+            raise Problem(HTTPStatus.GATEWAY_TIMEOUT, _NOT_DECODED) from None
     if not np.may_share_memory(inference.array, np.frombuffer(body, np.uint8)):  # which waits beside the body
-        reservation.acquire(inference.array.nbytes)
+        held.add(inference.array.nbytes)
     return inference
-
-
-@asynccontextmanager
-async def _turn(routes: Inferring) -> AsyncIterator[None]:
-    """Wait until a large request may be decoded, no longer than a query may take that names no deadline."""
-    try:
-        async with asyncio.timeout(routes.deadline_ms / _MS_PER_S):
-            await routes.decoding.acquire()
-    except TimeoutError:
-        raise Problem(HTTPStatus.GATEWAY_TIMEOUT, _NOT_DECODED) from None
-    try:
-        yield
-    finally:
-        routes.decoding.release()
 
 
 def _header_length(request: Request) -> int | None:

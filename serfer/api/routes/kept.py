@@ -7,12 +7,14 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from serfer.api.admission import Places
 from serfer.api.auth.clients import Scope, require_scope
 from serfer.api.auth.keys import KeyRing, authorise
 from serfer.api.http.inference_models import InferenceResponse, ListedParts
@@ -20,7 +22,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.observability.metrics import Metrics
 from serfer.api.requests import check_parameters, client_of
 from serfer.api.results.document import PREFIX, KeptResults, owner_id, place_of
-from serfer.api.results.downloads import ChunkedFile, Downloads
+from serfer.api.results.downloads import ChunkedFile
 from serfer.api.results.links import PARAMETERS
 from serfer.api.routes.openapi import FILE, inference_errors
 from serfer.core.errors import ResultGoneError
@@ -41,10 +43,10 @@ _Signed = Annotated[str | None, Query(description="Of a signed link.")]
 
 @dataclass(frozen=True)
 class Keeping:
-    """Shared by the routes: the results, None where the service keeps none, its downloads, and what counts them."""
+    """Shared by the routes: the results, None where the service keeps none, downloads' places, and what counts them."""
 
     kept: KeptResults | None
-    downloads: Downloads
+    downloads: Places
     metrics: Metrics
 
     def said(self, manifest: ResultManifest, names: Sequence[str]) -> dict[str, Any]:
@@ -163,10 +165,10 @@ async def _file(
     }
     if request.method == "HEAD":
         return Response(headers={**headers, "Content-Length": str(size)})
-    place = routes.downloads.place(client_of(request))
+    place = partial(routes.downloads.take, client_of(request))
     chunks = _with_values(kept.results.npy_chunks(manifest, output, CHUNK_BYTES))
     if kept.most_bytes is not None:  # nothing is streamed: it is whole, or an error
-        with place:
+        with place():
             body = await asyncio.to_thread(b"".join, chunks)
         routes.metrics.result_sent(len(body))
         return Response(body, headers=headers)

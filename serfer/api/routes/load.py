@@ -33,10 +33,10 @@ def load_router(service: Service) -> APIRouter:
     @router.get("/v1/load", responses=problems(401, 403, 429))
     async def load() -> Load:
         """Return this driver's load, which offline work such as `serfer map --yield-to` yields to."""
-        now, admission = service.load.read(), service.admission
+        now, turns = service.load.read(), service.admission.turns
         return Load(
-            running=admission.running,
-            waiting=admission.waiting,
+            running=turns.running,
+            waiting=turns.waiting,
             utilisation=now.utilisation,
             of_account=now.of_account,
             throttled=now.throttled,

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+import storage
 from serfer.core.errors import StoreUnavailableError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
 from storage import open_store
@@ -13,6 +14,11 @@ from storage.exchange import START, Message
 from storage.redis.errors import explained
 
 PASSWORD = "hush-hush"  # noqa: S105  of servers that end with the test
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["redis-py", "worker"])
+def in_worker(request, monkeypatch):
+    monkeypatch.setattr(storage, "in_worker", request.param)
 
 
 @pytest.fixture
@@ -209,7 +215,8 @@ class TestTrouble:
         assert "has no connection free" in says
         assert "raise its maxclients" in says
 
-    def test_all_our_connections_are_taken(self, server):
+    def test_all_our_connections_are_taken(self, server, monkeypatch):
+        monkeypatch.setattr(storage, "in_worker", False)  # a worker takes what it needs
         with open_store(server.url + "?max_connections=1&timeout=0.05") as store, store._node.sent([("PING",)]) as read:
             with pytest.raises(StoreUnavailableError, match="no connection free: raise max_connections in --store"):
                 store.get("k")

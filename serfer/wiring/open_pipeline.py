@@ -424,6 +424,7 @@ class _Assembly:
         """Return a driver that invokes a plan's tasks itself; it is closed before its invoker."""
         choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
         plan = _with_inline(plan, choices.inline)
+        concurrency = concurrency_of(choices, settings, facts)
         polls, in_process = choices.driver == "poll", choices.workers == "inprocess"
         limit = facts.async_payload_limit if polls else facts.sync_payload_limit
         shares = choices.share and not polls
@@ -439,7 +440,7 @@ class _Assembly:
             slots=slots,
             hedge=choices.hedge and not (in_process and settings.function_memory_mb),  # all of its vCPUs are busy
             gangs=choices.gangs == "planned" and not polls,
-            batching=plan_batching(plan, facts.memory_per_vcpu, slots.limit) if shares else None,
+            batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,
             prewarming=Prewarming(facts.kept_warm, facts.init_limit)
             if (choices.prewarm or settings.prewarm) == "auto"
             else None,

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from drivers.batching import Batching
 from drivers.dispatching.prewarming import Prewarming
 from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.driver import WarmUpRecord
@@ -123,3 +124,26 @@ def test_a_warm_up_keeps_its_slot_after_the_query_has_ended_until_lambda_has(sto
     answer, after, later = clock.run(main())
     assert (after, later) == (len(LATER), 0)
     assert len(answer.overheads.warm_ups) == len(LATER)
+
+
+def test_a_tile_that_another_one_takes_along_waits_for_its_warm_up_no_longer(store):  # noqa: F811
+    """One slot is free, so tile 0 of the second stage has a warm-up; tile 1 has none, and takes it along."""
+
+    class Sharing(Functions):
+        async def invoke_shared(self, function, tasks, timeout_s):
+            return [await self.invoke(function, task, timeout_s) for task in tasks]
+
+    clock, tiles = FakeClock(), (1, 3, 1)
+    functions = Sharing(store, clock, start_s=100.0)
+    functions._tiles = tiles
+
+    async def main():
+        settings = {"prewarming": Prewarming(IDLE_S, PATIENCE_S), "batching": Batching({}, 1, 0.0, bundles=tiles)}
+        pushing = driver(functions, store, clock=clock, tiles=tiles, slots=2, hedge=False, **settings)
+        answer = await pushing.run(CROPS[:1], 1, PATIENCE)
+        await pushing.close()
+        return answer
+
+    answer = clock.run(main())
+    assert (functions.warmed, len(answer.overheads.warm_ups)) == ([1], 1)
+    assert answer.ended - answer.started == functions.first_s

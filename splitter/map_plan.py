@@ -45,26 +45,40 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 ) -> Plan:
     """Write a map plan: for images of (height, width) `sizes` that are computed window by window (`serfer.map`).
 
-    `model` is an nn.Module in evaluation mode, "module.py:factory", or the path of an ONNX file whose height and width
-    are free; it makes one map of an image with `channels` channels, (N, C, H, W) or (N, H, W), and looks at
-    neighbourhoods alone. The result of all windows is the network's on the whole image: windows read exactly what their
-    pixels depend on, and padding stands only where the image ends (docs/how-to/map.md).
+    The result of all windows is the network's on the whole image: windows read exactly what their pixels depend on, and
+    padding stands only where the image ends (docs/how-to/map.md). One function computes all windows; its weights are in
+    its zip where they fit, else fetched.
 
-    `window` is the side of windows in pixels of the result, a multiple of the network's stride, or "auto": the cheapest
-    for a pixel that functions of `memory_mb` (a number, or several to choose from) hold. One function computes all
-    windows; its weights are in its zip where they fit, else fetched. `reduce` is "argmax", "softmax" or "sigmoid", over
-    the channels of the map; "argmax" makes its results a hundredth as large. `store`, `limit_mb`, `dependency_bytes`,
-    `preprocess`, `labels`, `facts` and `profiles` are those of `split`.
+    Args:
+        model: An nn.Module in evaluation mode, "module.py:factory", or the path of an ONNX file whose height and width
+            are free. It makes one map of an image, (N, C, H, W) or (N, H, W), and looks at neighbourhoods alone.
+        sizes: (height, width) of the images.
+        out: The plan directory; an empty directory or a plan there is replaced.
+        window: The side of windows in pixels of the result, a multiple of the network's stride, or "auto": the cheapest
+            for a pixel that functions of `memory_mb` hold.
+        channels: Of an image.
+        reduce: "argmax", "softmax" or "sigmoid", over the channels of the map; "argmax" makes its results a hundredth
+            as large.
+        approximate: Pixels around what windows write (rounded up to the network's stride), for networks that look at
+            the whole image: windows are images of their own then.
+        sample: An image file (of which the middle is taken) on which the difference of these from the network on the
+            whole is measured; a generated image unless given. It is in the plan's `windows.difference`.
+        store: As `split`.
+        memory_mb: What functions get, or several to choose from.
+        limit_mb: As `split`.
+        dependency_bytes: As `split`.
+        preprocess: As `split`.
+        labels: As `split`.
+        facts: As `split`.
+        profiles: As `split`.
+        progress: As `split`.
 
-    With `approximate`, windows are images of their own that have so many pixels around what they write (rounded up to
-    the network's stride): this is for networks that look at the whole image. The difference from the network on the
-    whole, measured on a `sample` (an image file, of which the middle is taken; a generated image unless given), is in
-    the plan's `windows.difference`.
-
-    Raises ModelError that names the operator for a network that looks at the whole image (global pooling,
-    squeeze-and-excite, attention, instance norm, resizing with aligned corners) without `approximate`, UsageError,
-    InputError for an `out` that cannot be a plan's place or a sample that cannot be read or is too small, or
-    WrongAnswerError if windows do not equal the whole.
+    Raises:
+        ModelError: the network looks at the whole image (global pooling, squeeze-and-excite, attention, instance norm,
+            resizing with aligned corners) without `approximate`; the message names the operator.
+        UsageError: options that are unknown or contradict each other.
+        InputError: `out` cannot be a plan's place, or the sample cannot be read or is too small.
+        WrongAnswerError: windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
     description = Description.of(preprocess, labels, None, Reduction.of(reduce, None), resized=False)

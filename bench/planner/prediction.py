@@ -26,7 +26,7 @@ from serfer.settings import load_settings
 from splitter.network.graph import Graph
 from splitter.network.source import load
 from splitter.network.zoo import find
-from splitter.planning.planner import Choice, choose
+from splitter.planning.planner import Choice, choices_of, prepare
 from splitter.planning.split_options import Budget
 from splitter.profiling.profile import Meter, Repeated, Task, given_to, stage_tasks, timed, worker_session
 from splitter.tiling.cuts import Cut, cut_points
@@ -131,7 +131,8 @@ def _stages(graph: Graph, name: str) -> Iterator[tuple[str, str, list[Task]]]:
 def _choices(graph: Graph, cuts: Sequence[Cut], name: str) -> list[Choice]:
     facts = shipped_aws()
     budget = Budget(PackageLimit(sys.maxsize, 0), facts, (facts.functions.memory_per_vcpu,))
-    return choose(graph, cuts, parse_grids(find(name).grids or _GRIDS), None, budget) or []
+    fastest = prepare(graph, cuts, parse_grids(find(name).grids or _GRIDS), None, budget).fastest
+    return choices_of(fastest) if fastest else []
 
 
 def _predicted(

@@ -15,7 +15,7 @@ from serfer.core.plan import CACHE, INLINE, PATHS, ZIP, Alternative, DeploymentO
 from splitter.network.graph import Graph
 from splitter.planning.gang_prices import CandidateGang
 from splitter.planning.limits import WeightStorage, memory_needed, room_in
-from splitter.planning.search import LATENCY, Chain, Goal, Search
+from splitter.planning.search import Chain, Search
 from splitter.planning.split_options import Budget
 from splitter.planning.stage_graph import StageGraph
 from splitter.planning.stage_prices import CandidateStage
@@ -69,27 +69,6 @@ class Decision:
     alternatives: tuple[Alternative, ...] = ()
     gangs: tuple[range, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def choose(
-    graph: Graph,
-    cuts: Sequence[Cut],
-    grids: GridChoice,
-    stages: int | None,
-    budget: Budget,
-    storage: WeightStorage | None = None,
-    goal: Goal = LATENCY,
-    *,
-    least_work: bool = False,
-) -> list[Choice] | None:
-    """Return the best chain of stages between `cuts` for a goal, or None where no chain keeps the limits.
-
-    With `least_work` it is the best of those with the fewest multiply-accumulates over all tiles. Raises UsageError for
-    numbers that contradict each other.
-    """
-    search = prepare(graph, cuts, grids, stages, budget, storage, least_work=least_work)
-    chain = search.best(goal)
-    return choices_of(chain) if chain else None
 
 
 def prepare(  # noqa: PLR0913 - what a user may choose

@@ -131,7 +131,7 @@ class StageEnumerator:
         self._axis_nodes: dict[object, list[AxisNode]] = {}
         self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
         self._tiles: dict[tuple[int, int, int], tuple[Floats, int]] = {}
-        self._known_spans = InternedSpans()
+        self._interned = InternedSpans()
         self._known_layout_costs: dict[object, Floats] = {}
         self._known_signatures: dict[object, int] = {}
         self._signature_numbers: dict[Hashable, int] = {}
@@ -245,8 +245,8 @@ class StageEnumerator:
         if key not in self._walks:
             wanted = {name: spans_of(even_parts(extent(graph, name, axis), parts)) for name in targets}
             nodes = self._along(graph, axis)[: cut.position]
-            walk = AxisWalk(nodes, wanted, known=self._known_spans)
-            self._walks[key] = _StageAxis(walk, self._at_cut, self._known_spans)
+            walk = AxisWalk(nodes, wanted, interned=self._interned)
+            self._walks[key] = _StageAxis(walk, self._at_cut, self._interned)
         return self._walks[key]
 
     def _pool_parts(self, axis: int, stop: int) -> tuple[int, ...]:
@@ -396,8 +396,8 @@ def _views(rows: _StageAxis, cols: _StageAxis, tensor: str, cut: int | None = No
 class _StageAxis:
     """The backward walk from a cut along one axis, as far as it was needed, and how tiles read what it passed."""
 
-    def __init__(self, walk: AxisWalk, cuts: Mapping[int, Cut], known: InternedSpans) -> None:
-        self._walk, self._cuts, self._known = walk, cuts, known
+    def __init__(self, walk: AxisWalk, cuts: Mapping[int, Cut], interned: InternedSpans) -> None:
+        self._walk, self._cuts, self._interned = walk, cuts, interned
         self._sizes: dict[int, _Sizes] = {}
         self._at_cut: dict[int, dict[str, Spans]] = {}
         self._known_views: dict[tuple[str, int], _Axis] = {}
@@ -407,7 +407,7 @@ class _StageAxis:
         while self._walk.position > index:
             out = self._walk.step()
             at, spans = self._walk.position, self._walk.spans
-            self._sizes[at] = self._known.sizes(out)
+            self._sizes[at] = self._interned.sizes(out)
             if at in self._cuts:
                 self._at_cut[at] = {name: spans[name] for name in self._cuts[at].tensors if name in spans}
         return self._sizes[index]
@@ -418,7 +418,7 @@ class _StageAxis:
 
     def target(self, tensor: str) -> _Sizes:
         """Return how many rows of one of the stage's outputs each part writes."""
-        return self._known.sizes(self._walk.targets[tensor])
+        return self._interned.sizes(self._walk.targets[tensor])
 
     def is_target(self, tensor: str) -> bool:
         """Return whether a tensor is one of the stage's outputs."""
@@ -439,5 +439,5 @@ class _StageAxis:
             have = self._walk.spans[tensor] if cut is None else self._at_cut[cut][tensor]
             needs = [need for reader, need in self._walk.reads.get(tensor, ()) if reader >= (cut or 0)]
             targets = [self._walk.targets[tensor]] if cut is None and self.is_target(tensor) else []
-            self._known_views[key] = self._known.views([have, *needs, *targets])
+            self._known_views[key] = self._interned.views([have, *needs, *targets])
         return self._known_views[key]

@@ -73,7 +73,7 @@ class AxisWalk:
     `spans` holds them, as far as the walk went: where several operators read a tensor, the hull of what they read.
     `reads` holds, for each tensor, its readers (by their positions, the last first) and the rows that each reads, but
     for those that every tile computes whole. Rows are clipped to the map unless `clip` is false. Walks that share
-    `known` compute equal spans once.
+    `interned` compute equal spans once.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class AxisWalk:
         targets: Mapping[str, Spans],
         *,
         clip: bool = True,
-        known: InternedSpans | None = None,
+        interned: InternedSpans | None = None,
     ) -> None:
-        self._nodes, self._clip, self._known = nodes, clip, known or InternedSpans()
-        self.targets = {name: self._known.one(rows) for name, rows in targets.items()}
+        self._nodes, self._clip, self._interned = nodes, clip, interned or InternedSpans()
+        self.targets = {name: self._interned.one(rows) for name, rows in targets.items()}
         self.position = len(nodes)
         self.spans: dict[str, Spans] = {}
         self.reads: dict[str, list[tuple[int, Spans]]] = {}
@@ -100,7 +100,7 @@ class AxisWalk:
             self.spans[node.output] = self._whole(node.size)
         out = self.spans[node.output]
         for source, read in node.inputs.items():
-            rows = self._known.read(read.field, read.size if self._clip else None, out)
+            rows = self._interned.read(read.field, read.size if self._clip else None, out)
             self._add(source, rows)
             if not node.replicated:
                 self.reads.setdefault(source, []).append((self.position, rows))
@@ -108,11 +108,11 @@ class AxisWalk:
 
     def _whole(self, size: int) -> Spans:
         """Return all rows of a map, for each tile."""
-        return self._known.read(all_rows(size), None, next(iter(self.targets.values())))
+        return self._interned.read(all_rows(size), None, next(iter(self.targets.values())))
 
     def _add(self, tensor: str, rows: Spans) -> None:
-        known = self.spans.get(tensor)
-        self.spans[tensor] = rows if known is None else self._known.hull(known, rows)
+        before = self.spans.get(tensor)
+        self.spans[tensor] = rows if before is None else self._interned.hull(before, rows)
 
 
 def infer_regions(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[str, Rect]]) -> list[Regions]:

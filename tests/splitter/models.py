@@ -23,6 +23,8 @@ from splitter.network.source import Source
 from splitter.package_fit import fit
 from splitter.plan_dir.assemble import assemble
 from splitter.plan_dir.check import run_tiles
+from splitter.planning.planner import choices_of, prepare
+from splitter.planning.search import LATENCY
 from splitter.planning.split_options import Budget, SplitOptions
 from splitter.split import split
 from splitter.tiling.from_onnx import from_onnx
@@ -106,6 +108,12 @@ def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **opt
         warnings.warn(note, PlanWarning, stacklevel=2)
     directory.mkdir(exist_ok=True)
     return assemble(decision, source, graph, budget, directory, lambda _: None)
+
+
+def choose(graph, cuts, grids, stages, budget, storage=None, **options):
+    """Return the fastest chain of stages, None where none keeps the limits."""
+    chain = prepare(graph, cuts, grids, stages, budget, storage, **options).best(LATENCY)
+    return choices_of(chain) if chain else None
 
 
 def split_two_stages(home):

@@ -16,12 +16,12 @@ from serfer.plan_directory import check_artefacts, load_plan
 from splitter import build
 from splitter.plan_dir.assemble import _stage_parts
 from splitter.plan_dir.weights import WeightsFile
-from splitter.planning.planner import Decision, choose
+from splitter.planning.planner import Decision
 from splitter.split import split
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import parse_grids
-from tests.splitter.models import BUDGET
+from tests.splitter.models import BUDGET, choose
 
 PHOTOGRAPHS = Path(__file__).parents[3] / "examples" / "images"
 LIMIT = 1e-4

@@ -15,7 +15,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import WEIGHT_PLACES, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.source import load
-from splitter.package_fit import _decide
+from splitter.package_fit import fit
 from splitter.planning.cold.plan import cold_offer
 from splitter.planning.split_options import OBJECTIVES, Budget, SplitOptions, memory_sizes
 from splitter.tiling.from_onnx import from_onnx
@@ -40,7 +40,7 @@ RULED_OUT = ("--weights zip rules it out", "with fp16 allowed (--max-loss", "bec
 def checked(graph, budget, **options):
     """Choose a plan, and check it against every other one that it names; return what it lost to, and its paragraph."""
     options = SplitOptions(parse_grids(options.pop("grids", "auto")), options.pop("stages", None), **options)
-    decision = _decide(graph, options, budget, None, lambda _: None)
+    decision = fit(graph, options, budget, None, lambda _: None)
     text = decision.why + cold_offer(decision, options, budget, lambda _: None).sentence
     (chosen,) = [each for each in decision.alternatives if each.chosen]
     listed = [(each.ms, 1e6 * each.usd) for each in decision.alternatives]

@@ -7,7 +7,7 @@ from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
 from splitter.package_fit import fit
 from splitter.planning.limits import WeightStorage, memory_needed
-from splitter.planning.planner import choose, prepare
+from splitter.planning.planner import prepare
 from splitter.planning.search import BALANCED, COST, LATENCY
 from splitter.planning.split_options import Budget, SplitOptions
 from splitter.tiling import operators
@@ -15,7 +15,7 @@ from splitter.tiling.cuts import cut_points, weight_bytes
 from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.grids import parse_grids, tile_rects
 from splitter.tiling.regions import infer_regions, tile_macs, whole_regions
-from tests.splitter.models import BUDGET, FACTS, LIMIT, Net
+from tests.splitter.models import BUDGET, FACTS, LIMIT, Net, choose
 
 ONE = Grid(1, 1)
 

@@ -47,8 +47,8 @@ class Bucket:
     def _client(self) -> Any:  # noqa: ANN401 - botocore's
         with self._errors("opened"):
             region = self.place.region or self._session.get_config_variable("region") or "us-east-1"
-            place = {"region_name": region, "endpoint_url": self.place.endpoint}
-            return open_client(self._session, 5, 60, unsigned=self._unsigned, **place)
+            endpoint = self.place.endpoint
+            return open_client(self._session, 5, 60, unsigned=self._unsigned, region_name=region, endpoint_url=endpoint)
 
     def head(self) -> Head | None:
         """Return what S3 says of the object, None where there is none; raises InputError, UnavailableError."""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads: unused, and a sixth of a start's processor time
 
+import storage
 from lambdas.artefacts import artefact_directory, functions_in, functions_to_fetch
 from lambdas.log import logger, logs_details
 from lambdas.worker import Worker
@@ -37,7 +38,6 @@ from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUn
 from serfer.core.plan import Artefact, Function, Plan
 from serfer.core.wire import WarmUp, requests_in
 from serfer.plan_directory import load_plan
-from storage import open_store
 from storage.routed import open_routed
 from storage.store import Store
 
@@ -65,7 +65,7 @@ def _store(plan: Plan) -> Store:
 
 def _results() -> Store | None:
     url = os.environ.get("SERFER_RESULTS")
-    return open_store(url) if url else None
+    return storage.open_store(url) if url else None
 
 
 def _name() -> str:
@@ -129,6 +129,7 @@ def _source(weights: Sequence[Artefact], memory_mb: float) -> WeightSource:
     return source
 
 
+storage.in_worker = True
 _ROOT = Path(os.environ["LAMBDA_TASK_ROOT"])
 _PLAN = load_plan(_ROOT)
 _ENVIRONMENT = _Environment(_ROOT, _PLAN)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Range", "Store", "check_known", "distribution", "open_store", "redact", "schemes"]
 
+in_worker = False
+"""Whether this process is a worker's, set by lambdas/bootstrap.py: its clients are those that import fast."""
+
 # Resolved when opened: a worker imports the one backend that it uses.
 _BUILT_IN = {
     "memory": "storage.memory:open_memory",

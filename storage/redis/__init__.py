@@ -2,4 +2,4 @@
 
 from storage.deferred_init import defer_init
 
-defer_init("redis")  # its exceptions and the slots of keys are all that a store takes
+defer_init("redis")  # its exceptions and the slots of keys are all that a worker's store takes

@@ -3,32 +3,17 @@
 import socket
 from typing import TYPE_CHECKING
 
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    AuthenticationWrongNumberOfArgsError,
-    BusyLoadingError,
-    ClusterDownError,
-    ExternalAuthProviderError,
-    InvalidResponse,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TryAgainError,
-)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import ExternalAuthProviderError, InvalidResponse, RedisError, ResponseError
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 
 if TYPE_CHECKING:
     from ssl import SSLError
 
-_CLOSED = (
-    "closed the connection: it has stopped, or it is not a Redis server, or it wants TLS (rediss:// in --store) or "
-    "wants none (redis://)"
-)
+_SHOWN = 120  # characters of what the server has said
+_NOT_REDIS = "it is not a Redis server, or it wants TLS (rediss:// in --store) or wants none (redis://)"
+_CLOSED = f"closed the connection: it has stopped, or {_NOT_REDIS}"
 _CUT_OFF = (
     "closed the connection in the middle: it has stopped, or takes no value of that size (its proto-max-bulk-len)"
 )
@@ -44,51 +29,67 @@ _FORBIDDEN = (
 _NO_TLS = "does not answer in TLS{}: if it is a Redis server without TLS, write redis:// in --store, not rediss://"
 _NAME_MISMATCHES = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
-# The first row whose error and words fit.
-_REASONS: tuple[tuple[type[RedisError], str, str], ...] = (
-    (AuthenticationError, "without any password", "has no password: leave it out of --store"),
-    (AuthenticationError, "no password is set", "has no password: leave it out of --store"),
-    (AuthenticationError, "Authentication required", _ANONYMOUS),
-    (AuthenticationError, "", _LOGIN),
-    (AuthenticationWrongNumberOfArgsError, "", "knows no users, only a password: leave the user out of --store"),
-    (NoPermissionError, "", _FORBIDDEN),
-    (OutOfMemoryError, "", "is full (maxmemory): give it more memory, or name another store with --store"),
-    (ReadOnlyError, "", "is a read-only replica: name its primary in --store"),
-    (BusyLoadingError, "", "is still loading its data: try again in a while"),
-    (ClusterDownError, "", "says that its cluster is down ({}): repair it, or name another store with --store"),
-    (TryAgainError, "", "is moving these keys to another node: try again"),
-    (AskError, "", "is a node of a cluster: write redis+cluster:// in --store, or rediss+cluster:// with TLS"),
+# The first row whose code, the first word of the server's error, and words fit.
+_REFUSALS: tuple[tuple[str, str, str], ...] = (
+    ("ERR", "without any password", "has no password: leave it out of --store"),
+    ("ERR", "no password is set", "has no password: leave it out of --store"),
+    ("ERR", "invalid password", _LOGIN),
+    ("ERR", "wrong number of arguments for 'auth'", "knows no users, only a password: leave the user out of --store"),
+    ("ERR", "max number of clients", "has no connection free ({}): raise its maxclients"),
+    ("ERR", "cluster support disabled", "is not a cluster: write redis:// or rediss:// in --store"),
+    ("ERR", "DB index is out of range", "has no database of that number: correct the last part of --store"),
+    ("NOAUTH", "", _ANONYMOUS),
+    ("WRONGPASS", "", _LOGIN),
+    ("NOPERM", "", _FORBIDDEN),
+    ("OOM", "", "is full (maxmemory): give it more memory, or name another store with --store"),
+    ("READONLY", "", "is a read-only replica: name its primary in --store"),
+    ("LOADING", "", "is still loading its data: try again in a while"),
+    ("CLUSTERDOWN", "", "says that its cluster is down ({}): repair it, or name another store with --store"),
+    ("MASTERDOWN", "", "says that its cluster is down ({}): repair it, or name another store with --store"),
+    ("TRYAGAIN", "", "is moving these keys to another node: try again"),
+    ("UNBLOCKED", "", "has ended a wait (it became a replica): try again"),
+    *(
+        (code, "", "is a node of a cluster: write redis+cluster:// in --store, or rediss+cluster:// with TLS")
+        for code in ("ASK", "MOVED")
+    ),
+)
+_CODES = {code for code, _, _ in _REFUSALS}
+_FAILURES: tuple[tuple[type[RedisError], str, str], ...] = (
     (InvalidResponse, "", "does not speak Redis's protocol ({}): are host and port in --store right?"),
     (ExternalAuthProviderError, "", "{}"),
     (RedisConnectionError, "No connection available", "has no connection free: raise max_connections in --store"),
-    (RedisConnectionError, "max number of clients", "has no connection free ({}): raise its maxclients"),
+    (RedisConnectionError, "Connection not ready", "speaks first: it has no connection free, or " + _NOT_REDIS),
     (RedisConnectionError, "Connection closed", _CLOSED),
 )
-_UNAVAILABLE = (*{kind for kind, _, _ in _REASONS}, RedisConnectionError, RedisTimeoutError)
+"""The same for what no server has said."""
 
 
 def explained(error: RedisError, where: str, command: str) -> StoreError | StoreUnavailableError:
     """Return the project's error for redis-py's: `where` is the server's address, `command` what was sent."""
-    text = str(error)
-    if "cluster support disabled" in text:
-        return StoreUnavailableError(f"Redis at {where} is not a cluster: write redis:// or rediss:// in --store")
-    if "DB index is out of range" in text:
-        return StoreUnavailableError(
-            f"Redis at {where} has no database of that number: correct the last part of --store"
-        )
-    if text.startswith("UNBLOCKED"):
-        return StoreUnavailableError(f"Redis at {where} has ended a wait (it became a replica): try again")
+    code, text = _code(error)
     if "invalid bulk length" in text:
         return ValueTooLargeError(f"Redis at {where} takes no value of that size: raise its proto-max-bulk-len")
-    if isinstance(error, _UNAVAILABLE):
-        return StoreUnavailableError(f"Redis at {where} {_reason(error)}")
-    return StoreError(f"Redis at {where} refused {command}: {text}")
+    for known, words, reason in _REFUSALS:
+        if code == known and words in text:
+            return StoreUnavailableError(f"Redis at {where} {reason.format(text[:_SHOWN])}")
+    if isinstance(error, ResponseError):
+        return StoreError(f"Redis at {where} refused {command}: {text}")
+    return StoreUnavailableError(f"Redis at {where} {_reason(error)}")
+
+
+def _code(error: RedisError) -> tuple[str | None, str]:
+    """Return the first word of what a server has said, and the rest: None and all of it where that word is unknown."""
+    text = str(error)
+    if error.status_code or not isinstance(error, ResponseError):
+        return error.status_code, text
+    code, _, rest = text.partition(" ")
+    return (code, rest) if code in _CODES else (None, text)
 
 
 def _reason(error: RedisError) -> str:
-    for kind, words, reason in _REASONS:
+    for kind, words, reason in _FAILURES:
         if isinstance(error, kind) and words in str(error):
-            return reason.format(str(error)[:120])
+            return reason.format(str(error)[:_SHOWN])
     from ssl import SSLError  # noqa: PLC0415  takes 10 ms to import
 
     cause = error.__context__

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeAlias
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
+import storage
 from serfer.core.errors import ValueTooLargeError
-from storage.redis.connection import Connection, ConnectionPool
 from storage.redis.errors import explained
 
 _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
@@ -19,17 +18,12 @@ Command: TypeAlias = tuple[Any, ...]
 class RedisNode:
     """Sends commands together, without MULTI, and reads their replies: one round trip.
 
-    redis-py's clients would take more processor time, for each command and for a worker's imports
-    (docs/adr/0024-redis-commands-over-pooled-connections.md), and their retries hide a lost server.
-
-    A pool's bound keeps callers waiting for a free connection. Where commands block, `unbounded` gives each caller one.
+    Its connections are redis-py's, in a worker's process our own (docs/adr/0045-redis-py-but-in-workers.md). A pool's
+    bound keeps callers waiting for a free connection. Where commands block, `unbounded` gives each caller one.
     """
 
     def __init__(self, options: dict[str, Any], kind: str = "", *, unbounded: bool = False) -> None:
-        rest = dict(options)
-        most, timeout = rest.pop("max_connections"), rest.pop("timeout")
-        make: Callable[[], Connection] = partial(rest.pop("connection_class", Connection), **rest)
-        self._pool = ConnectionPool(make) if unbounded else ConnectionPool(make, most, timeout)
+        self._pool = _open_pool(options, unbounded=unbounded)
         self.host = options["host"]
         self._where = f"{options['host']}:{options['port']}{kind}"
 
@@ -41,10 +35,10 @@ class RedisNode:
             StoreUnavailableError: the server cannot be reached, or refuses every command.
         """
         with self._explaining(commands):
-            connection = self._pool.acquire()
+            connection = self._pool.get_connection()
         try:
             with self._explaining(commands):
-                connection.send(commands)
+                connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             yield lambda: self._read(connection, commands)
         except BaseException:
             connection.disconnect()  # replies may still be on their way
@@ -69,7 +63,7 @@ class RedisNode:
         """Disconnect; a later call connects again. A command that blocks goes on, then its connection is closed."""
         self._pool.close()
 
-    def _read(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
+    def _read(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401 - of either pool
         with self._explaining(commands):
             return [_reply(connection) for _ in commands]
 
@@ -79,11 +73,24 @@ class RedisNode:
             yield
         except RedisError as error:
             raise explained(error, self._where, commands[0][0]) from error
+        except (ValueError, RecursionError) as error:  # redis-py's parser does not catch these
+            invalid = InvalidResponse(f"Protocol Error: {error}")
+            raise explained(invalid, self._where, commands[0][0]) from error
 
 
-def _reply(connection: Connection) -> Any:  # noqa: ANN401  whatever the protocol carries
+def _open_pool(options: dict[str, Any], *, unbounded: bool) -> Any:  # noqa: ANN401 - redis-py's pool or a RespPool
+    if storage.in_worker:
+        from storage.redis.resp import RespPool  # noqa: PLC0415 - where redis-py's is too slow to import
+
+        return RespPool({name: value for name, value in options.items() if name not in {"max_connections", "timeout"}})
+    from storage.redis.client import open_pool  # noqa: PLC0415 - the other way round
+
+    return open_pool(options, unbounded=unbounded)
+
+
+def _reply(connection: Any) -> Any:  # noqa: ANN401 - of either pool; whatever the protocol carries
     try:
-        return connection.read()
+        return connection.read_response(disable_decoding=True)
     except ResponseError as refusal:
         return refusal
 

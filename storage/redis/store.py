@@ -63,7 +63,7 @@ class RedisCommands(Store):
 class RedisStore(RedisCommands):
     """Values on one server; every method is one round trip of one pipeline.
 
-    The URL's query may set redis-py's own options, such as `socket_timeout` and `timeout` (seconds; the latter is the
+    The URL's query may set options, such as `socket_timeout` and `timeout` (seconds; the latter is the
     wait for a free connection), `max_connections` and `ssl_ca_certs`.
     """
 

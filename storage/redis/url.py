@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from serfer.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 MALFORMED = (
     "--store: the Redis URL is malformed or has an unknown option: write "
@@ -20,7 +24,8 @@ _DEFAULTS: dict[str, Any] = {
     "socket_connect_timeout": 2.0,
 }
 _IAM = ("iam", "iam_serverless", "iam_region")
-_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS = (*_TLS_FILES, "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 
 
 def server_options(url: str) -> dict[str, Any]:
@@ -31,11 +36,7 @@ def server_options(url: str) -> dict[str, Any]:
     """
     secure = url.startswith("rediss://")
     options = _with_login(_with_iam(_parsed(url), secure=secure))
-    if not secure:
-        return options
-    from storage.redis.tls import with_tls  # noqa: PLC0415  ssl takes 10 ms to import
-
-    return with_tls(options)
+    return _with_tls(options) if secure else options
 
 
 def cluster_options(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
@@ -132,3 +133,37 @@ def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
 
     login = IamLogin(user, cache, region=region, serverless=serverless == "true")
     return {**options, "login": login.credentials}
+
+
+def _with_tls(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace the ssl_ options by a TLS context, which checks certificate and host name unless they say otherwise.
+
+    Raises:
+        UsageError: a file is missing or unusable, or `ssl_cert_reqs` is neither "required" nor "none".
+    """
+    rest = {name: value for name, value in options.items() if name not in _TLS}
+    given = {name: options.get(name) for name in _TLS}
+    for name in _TLS_FILES:
+        if name in options and not Path(options[name]).is_file():
+            raise UsageError(f"--store: {name} names no file: {options[name]}")
+    if given["ssl_cert_reqs"] not in {None, "required", "none"}:
+        raise UsageError("--store: ssl_cert_reqs is required or none")
+    return {**rest, "tls": _context(given)}
+
+
+def _context(given: dict[str, Any]) -> "SSLContext":
+    import ssl  # noqa: PLC0415 - takes 10 ms
+
+    try:
+        context = ssl.create_default_context(cafile=given["ssl_ca_certs"])
+        if given["ssl_certfile"]:
+            context.load_cert_chain(given["ssl_certfile"], given["ssl_keyfile"], given["ssl_password"] or "")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--store: ssl_ca_certs, ssl_certfile or ssl_keyfile is not a usable PEM file ({error.args[-1]})"
+        ) from None
+    if given["ssl_check_hostname"] is False or given["ssl_cert_reqs"] == "none":
+        context.check_hostname = False
+    if given["ssl_cert_reqs"] == "none":
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -754,8 +754,8 @@ STARTED_WITH = {
         "storage.exchange",
         "storage.redis",
     ),
-    *("storage.redis.connection", "storage.redis.errors", "storage.redis.node", "storage.redis.resp"),
-    *("storage.redis.store", "storage.redis.url", "storage.routed", "storage.store", "storage.wrapping"),
+    *("storage.redis.errors", "storage.redis.node", "storage.redis.resp", "storage.redis.store"),
+    *("storage.redis.url", "storage.routed", "storage.store", "storage.wrapping"),
 }
 """What a worker imports of these packages until its first session, with a store on Redis."""
 

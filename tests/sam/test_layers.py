@@ -52,7 +52,7 @@ DRIVER_CODE = """
 import sys
 import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.api.entrypoints.aws_driver
 import serfer.wiring.open_pipeline, drivers.stepfunctions.client
-import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam
+import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam, storage.redis.client
 import serfer.registry.s3
 import boto3.session
 from botocore.session import get_session

@@ -48,11 +48,11 @@ def test_a_package_that_is_not_installed_stays_missing():
     assert "package_that_nobody_has" not in sys.modules
 
 
-def test_a_redis_store_imports_no_client_and_the_package_is_whole_when_it_is_used():
+def test_a_workers_redis_store_imports_no_client_and_the_package_is_whole_when_it_is_used():
     code = (
-        "import sys\n"
-        "from storage import open_store\n"
-        "open_store('redis://127.0.0.1:1/0').close()\n"
+        "import storage, sys\n"
+        "storage.in_worker = True\n"
+        "storage.open_store('redis://127.0.0.1:1/0').close()\n"
         "print([f'redis.{name}' in sys.modules for name in ('exceptions', 'connection', 'client', 'asyncio')])\n"
         "from redis import Redis\n"
         "print(Redis.__module__, 'redis.cluster' in sys.modules)\n"

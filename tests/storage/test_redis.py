@@ -1,12 +1,15 @@
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
 
+import storage
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
 from storage import open_store
@@ -56,32 +59,32 @@ class TestRedis(StoreContract, CoordinationContract):
             yield RawRedis(client)
 
     def test_one_connection_serves_calls_in_turn(self, store, key):
+        first = _connections(store)
         for _ in range(10):
             store.put(key, b"x", 1)
-        assert len(store._node._pool.connections) == 1
+        assert _connections(store) == first
 
-    def test_threads_wait_for_a_free_connection(self, server, key):
-        with open_store(server.url + "?max_connections=1") as store:
-            StoreContract().test_readers_see_whole_values_while_writers_overwrite(store, key)
-            assert len(store._node._pool.connections) == 1
+    def test_threads_wait_for_a_free_connection(self, server, store, key):
+        first = _connections(store)
+        with open_store(server.url + "?max_connections=1") as bounded:
+            StoreContract().test_readers_see_whole_values_while_writers_overwrite(bounded, key)
+        assert _connections(store) == first + 1
 
-    def test_a_connection_in_use_while_the_store_closes_answers_and_is_closed_then(self, store):
-        with store._node.sent([("PING",)]) as read:
-            [connection] = store._node._pool.connections
+    def test_a_connection_in_use_while_the_store_closes_answers_and_is_closed_then(self, server, store):
+        with store._node.sent([("CLIENT", "ID")]) as read:
             store.close()
-            assert read() == [b"PONG"]
-        assert connection._socket is None
-        assert store._node._pool.connections == []
+            [number] = read()
+        with open_store(server.url) as watch:
+            _until(lambda: b"id=%d " % number not in watch.execute([("CLIENT", "LIST")])[0])
         assert store.exists(["k"]) == [False]
 
-    def test_a_forked_process_leaves_its_parents_connections_alone(self, store, monkeypatch):
-        store.exists(["k"])
-        [connection] = store._node._pool.connections
-        monkeypatch.setattr("storage.redis.connection.os.getpid", lambda: 0)
-        store.exists(["k"])
-        assert connection not in store._node._pool.connections
-        assert connection._socket is not None
-        connection.disconnect()
+    def test_a_forked_process_leaves_its_parents_connections_alone(self, store):
+        [number] = store.execute([("CLIENT", "ID")])
+        child = os.fork()
+        if not child:
+            os._exit(store.execute([("CLIENT", "ID")]) == [number])
+        assert os.waitpid(child, 0)[1] == 0
+        assert store.execute([("CLIENT", "ID")]) == [number]
 
     def test_value_beyond_the_limit(self, store, key):
         with (
@@ -158,11 +161,12 @@ class TestRedisExchange(ExchangeContract):
         with open_store(url) as store:
             yield store
 
-    def test_threads_that_wait_in_turn_share_a_connection(self, exchange, key):
+    def test_threads_that_wait_in_turn_share_a_connection(self, store, exchange, key):
+        first = _connections(store)
         for _ in range(3):
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(exchange.receive, key, START, 0.01).result()
-        assert len(exchange._waiting._pool.idle) == 1
+        assert _connections(store) == first + 1
 
     def test_closing_gives_connections_back(self, key):
         with RedisServer() as server, open_store(server.url) as watch, open_store(server.url) as store:
@@ -244,6 +248,68 @@ class TestRedisExchange(ExchangeContract):
             exchange.send([Message(key, b"x")], 60)
 
 
+@pytest.fixture
+def in_worker(monkeypatch):
+    monkeypatch.setattr(storage, "in_worker", True)
+
+
+@pytest.mark.usefixtures("in_worker")
+class TestRedisOfWorkers(StoreContract):
+    @pytest.fixture
+    def store(self, server):
+        with open_store(server.url) as store:
+            yield store
+
+    @pytest.fixture
+    def raw(self, server):
+        with redis.Redis.from_url(server.url) as client:
+            yield RawRedis(client)
+
+    def test_redis_py_is_not_imported(self, server):
+        code = (
+            "import sys, storage; storage.in_worker = True; storage.open_store(sys.argv[1]).exists(['k']); "
+            "print('redis.connection' in sys.modules)"
+        )
+        run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
+        assert run.stdout == "False\n"
+
+    def test_an_idle_connection_serves_the_next_call_unless_the_server_closed_it(self, store, server, key):
+        first = _connections(store)
+        store.put(key, b"x", 60)
+        assert _connections(store) == first
+        with open_store(server.url) as other:
+            assert other.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
+        assert store.get(key) == b"x"
+
+    def test_server_gone(self, key):
+        with RedisServer() as server, open_store(server.url) as store:
+            store.put(key, b"x", 60)
+            server.stop()
+            _check_unavailable(lambda: store.get(key), server)
+            _check_unavailable(lambda: store.put(key, bytes(100_000), 60), server)
+
+    def test_server_that_does_not_answer(self, server):
+        with open_store(server.url + "?socket_timeout=0.05") as store:
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                _check_unavailable(lambda: store.get("k"), server)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert store.exists(["k"]) == [False]
+
+
+@pytest.mark.usefixtures("in_worker")
+class TestRedisExchangeOfWorkers(ExchangeContract):
+    @pytest.fixture
+    def url(self, server):
+        return server.url
+
+    @pytest.fixture
+    def store(self, url):
+        with open_store(url) as store:
+            yield store
+
+
 def _check_unavailable(ask, server):
     with pytest.raises(StoreUnavailableError) as caught:
         ask()
@@ -259,6 +325,11 @@ def _clients(store):
 
 def _processed(info):
     return int(info.partition(b"total_commands_processed:")[2].split()[0])
+
+
+def _connections(store):
+    """Return how many connections its server has had."""
+    return int(store.execute([("INFO", "stats")])[0].partition(b"total_connections_received:")[2].split()[0])
 
 
 def _until(condition):

@@ -6,6 +6,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+import storage
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
 from serfer.core.keys import output_key, query_id
 from serfer.local.servers.redis import RedisServer
@@ -73,7 +74,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         for key in keys:
             store.put(key, key.encode(), 60)
         assert store.get_many([Range(key) for key in keys]) == [key.encode() for key in keys]
-        connected = [node for node in store._cluster._nodes.values() if node._pool.connections]
+        connected = [node for node in store._cluster._nodes.values() if _connections(node)]
         assert len(connected) <= 2  # and one to ask who owns the slot
 
     def test_keys_of_all_nodes_in_one_call_keep_their_order(self, store):
@@ -86,7 +87,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             store.get_many([Range(key) for key in keys])
         store.delete(keys)
         assert store.exists(keys) == [False] * 30
-        assert all(len(node._pool.connections) == 1 for node in store._cluster._nodes.values())
+        assert all(_connections(node) == 1 for node in store._cluster._nodes.values())
 
     def test_few_connections_for_many_threads_do_not_wait_in_a_ring(self, cluster):
         keys = [key_on(number % 3) for number in range(6)]
@@ -127,8 +128,10 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         with open_store(url) as store, pytest.raises(StoreUnavailableError, match=message):
             store.exists([key_on(0), key_on(1)])
 
-    def test_a_slot_that_moves_is_followed(self, cluster, store):
+    @pytest.mark.parametrize("in_worker", [False, True])
+    def test_a_slot_that_moves_is_followed(self, cluster, store, in_worker, monkeypatch):
         """Half of the slot's keys have gone ahead (ASK), then all of it has (MOVED)."""
+        monkeypatch.setattr(storage, "in_worker", in_worker)
         tag = f"{{{key_on(0)}}}"
         slot = key_slot(tag.encode())
         ahead, behind, fresh = (f"{tag}:{name}" for name in ("ahead", "behind", "new"))
@@ -172,9 +175,11 @@ class TestRedisClusterExchange(ExchangeContract):
         assert [exchange.receive(key, START, 0)[0].value for key in keys] == [key.encode() for key in keys]
         assert all(50_000 < left_ms <= 60_000 for left_ms in store.execute([("PTTL", key) for key in keys]))
 
+    @pytest.mark.parametrize("in_worker", [False, True])
     @pytest.mark.parametrize("first", [[], [b"1"]])
-    def test_a_wait_follows_a_slot_that_moves(self, cluster, store, exchange, first):
+    def test_a_wait_follows_a_slot_that_moves(self, cluster, store, exchange, first, in_worker, monkeypatch):
         """The inbox goes ahead (ASK), then all of the slot (MOVED); a wait is under way all the time."""
+        monkeypatch.setattr(storage, "in_worker", in_worker)
         tag = f"{{{key_on(0)}}}"
         slot, key, kept = key_slot(tag.encode()), f"{tag}:in", f"{tag}:kept"
         exchange.send([Message(each, value) for each in (key, kept) for value in first], 60)
@@ -267,6 +272,10 @@ def test_a_dead_node_is_reported_and_the_new_owner_of_its_slots_is_found():
         _when_up(lambda: store.put(lost, b"again", 60))
         assert store.get(lost) == b"again"
         assert store.get(kept) == b"x"
+
+
+def _connections(node):
+    return sum(count for count, _ in node._pool.get_connection_count())
 
 
 def _refusal_when_down(store, key):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+import storage
 from serfer.core.errors import StoreUnavailableError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
 from storage import open_store
@@ -13,6 +14,11 @@ from storage.exchange import START, Message
 from storage.redis.errors import explained
 
 PASSWORD = "hush-hush"  # noqa: S105  of servers that end with the test
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["redis-py", "worker"])
+def in_worker(request, monkeypatch):
+    monkeypatch.setattr(storage, "in_worker", request.param)
 
 
 @pytest.fixture
@@ -109,6 +115,12 @@ class TestSomebodyElseThere:
             says = refusal(at(port))
         assert f"127.0.0.1:{port} does not speak Redis's protocol" in says
         assert answer.split(b"\r\n")[0].decode() in says
+
+    @pytest.mark.parametrize("login", [f":{PASSWORD}@", ""])
+    @pytest.mark.parametrize("answer", [b"$x\r\n", b"-MOVED\r\n", b"*1\r\n" * 10_000])
+    def test_no_reply_at_all(self, answer, login):
+        with answering(answer) as port:
+            assert "does not speak Redis's protocol" in refusal(f"redis://{login}127.0.0.1:{port}")
 
     def test_a_server_that_closes_at_once(self):
         with answering(b"") as port:
@@ -209,7 +221,8 @@ class TestTrouble:
         assert "has no connection free" in says
         assert "raise its maxclients" in says
 
-    def test_all_our_connections_are_taken(self, server):
+    def test_all_our_connections_are_taken(self, server, monkeypatch):
+        monkeypatch.setattr(storage, "in_worker", False)  # a worker takes what it needs
         with open_store(server.url + "?max_connections=1&timeout=0.05") as store, store._node.sent([("PING",)]) as read:
             with pytest.raises(StoreUnavailableError, match="no connection free: raise max_connections in --store"):
                 store.get("k")

@@ -1,5 +1,6 @@
 import pytest
 
+import storage
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.redis_cluster import RedisCluster
@@ -7,6 +8,11 @@ from storage import Range, open_store
 from storage.contract import StoreContract
 from storage.exchange import START, Message
 from tests.storage.tls_front import Authority, TlsFront
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["redis-py", "worker"])
+def in_worker(request, monkeypatch):
+    monkeypatch.setattr(storage, "in_worker", request.param)
 
 
 @pytest.fixture(scope="module")

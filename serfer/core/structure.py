@@ -138,20 +138,10 @@ def _one_of(texts: tuple[str, ...]) -> _Builder:
     return build
 
 
-def _choice(kind: type[StrEnum]) -> _Builder:
-    def build(value: Any) -> StrEnum:  # noqa: ANN401 - any JSON value
-        try:
-            return kind(value)
-        except ValueError:
-            raise _MismatchError(f"should be {', '.join(kind)}, not {value!r:.40}") from None
-
-    return build
-
-
 def _single(kind: Any) -> _Builder:  # noqa: ANN401 - a type form
     if get_origin(kind) is Literal:
         return _one_of(get_args(kind))
-    return _choice(kind) if issubclass(kind, StrEnum) else _scalar(kind)
+    return _one_of(tuple(kind)) if issubclass(kind, StrEnum) else _scalar(kind)
 
 
 def _scalar(kind: type) -> _Builder:

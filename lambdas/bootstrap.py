@@ -19,6 +19,8 @@ to weights.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import random
 import sys
@@ -30,7 +32,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads: unused, a
 
 import storage
 from lambdas.artefacts import artefact_directory, functions_in, functions_to_fetch
-from lambdas.log import logger, logs_details
 from lambdas.worker import Worker
 from serfer.core.costs.sessions import function_session_bytes
 from serfer.core.costs.vcpus import threads
@@ -38,15 +39,35 @@ from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUn
 from serfer.core.plan import Artefact, Function, Plan
 from serfer.core.wire import WarmUp, requests_in
 from serfer.plan_directory import load_plan
+from storage.deferred_init import defer_init
 from storage.routed import open_routed
 from storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aws_lambda_powertools.logging import Logger
+
     from lambdas.weights import WeightSource
 
 _PROVISIONED = "provisioned-concurrency"
+_LEVELS = "POWERTOOLS_LOG_LEVEL", "LOG_LEVEL", "AWS_LAMBDA_LOG_LEVEL"
+"""The variables that the logger takes its level from."""
+
+
+@functools.cache
+def _logger() -> Logger:
+    """Return the logger of this environment, imported when there is a line to write, which few cold starts have."""
+    defer_init("aws_lambda_powertools")  # a worker takes its logger, not metrics and tracing
+    from aws_lambda_powertools.logging import Logger  # noqa: PLC0415 - takes a twentieth of a cold start
+
+    return Logger(service="serfer", serialize_stacktrace=False)
+
+
+def _logs_details() -> bool:
+    """Return whether lines at DEBUG are written; by the logger only where a variable asks for them."""
+    asked = any(os.environ.get(name, "").upper() == "DEBUG" for name in _LEVELS)
+    return asked and bool(_logger().log_level <= logging.DEBUG)
 
 
 def _ms_since_process_start() -> float:
@@ -98,7 +119,7 @@ class _Environment:
             try:
                 self.load()
             except StoreUnavailableError as error:
-                logger().warning("weights not fetched at init", reason=str(error))
+                _logger().warning("weights not fetched at init", reason=str(error))
 
     def prepare(self, plan: Plan) -> None:
         """Fetch weights and build sessions, whatever time it takes; a store that is away may be there later."""
@@ -107,7 +128,7 @@ class _Environment:
             for stage, part in self._functions:
                 self.worker.warm(WarmUp(plan.digest, stage, part, hold_s=0.0))
         except StoreUnavailableError as error:
-            logger().warning("not prepared at init", reason=str(error))
+            _logger().warning("not prepared at init", reason=str(error))
 
     def load(self) -> None:
         """Fetch weights that are missing."""
@@ -115,7 +136,7 @@ class _Environment:
             taken_ms = self.worker.load(self._to_fetch)
             self._to_fetch = []
             fetched = sum(weights.bytes for weights in self._weights)
-            logger().info("weights fetched", bytes=fetched, ms=round(taken_ms))
+            _logger().info("weights fetched", bytes=fetched, ms=round(taken_ms))
 
 
 def _source(weights: Sequence[Artefact], memory_mb: float) -> WeightSource:
@@ -165,15 +186,15 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN
         _ENVIRONMENT.load()
         answer = _WORKER.handle(event)
     except GangAbortedError:
-        logger().info("gang aborted", invocation=context.aws_request_id, requests=requests_in(event))
+        _logger().info("gang aborted", invocation=context.aws_request_id, requests=requests_in(event))
         raise
     except SerferError as error:  # what can happen: its line says all
         known = {"invocation": context.aws_request_id, "requests": requests_in(event)}
-        logger().error("task failed", error=type(error).__name__, reason=str(error), **known)
+        _logger().error("task failed", error=type(error).__name__, reason=str(error), **known)
         raise
     except Exception:
-        logger().exception("task failed", invocation=context.aws_request_id, requests=requests_in(event))
+        _logger().exception("task failed", invocation=context.aws_request_id, requests=requests_in(event))
         raise
-    if logs_details():
-        logger().debug("task done", invocation=context.aws_request_id, requests=requests_in(event))
+    if _logs_details():
+        _logger().debug("task done", invocation=context.aws_request_id, requests=requests_in(event))
     return answer

@@ -73,6 +73,9 @@ class RedisNode:
             yield
         except RedisError as error:
             raise explained(error, self._where, commands[0][0]) from error
+        except (ValueError, RecursionError) as error:  # redis-py's parser does not catch these
+            invalid = InvalidResponse(f"Protocol Error: {error}")
+            raise explained(invalid, self._where, commands[0][0]) from error
 
 
 def _open_pool(options: dict[str, Any], *, unbounded: bool) -> Any:  # noqa: ANN401 - redis-py's pool or a RespPool

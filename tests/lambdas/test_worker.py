@@ -740,7 +740,7 @@ except errors.{error}:
 
 
 STARTED_WITH = {
-    *("lambdas", "lambdas.artefacts", "lambdas.bootstrap", "lambdas.cells", "lambdas.log", "lambdas.sessions"),
+    *("lambdas", "lambdas.artefacts", "lambdas.bootstrap", "lambdas.cells", "lambdas.sessions"),
     *("lambdas.worker", "redis", "redis.exceptions", "serfer.core", "serfer.core.retry", "serfer.core.checksum"),
     *("serfer.core.costs", "serfer.core.costs.sessions", "serfer.core.costs.vcpus", "serfer.core.errors"),
     *("serfer.core.geometry", "serfer.core.keys", "serfer.core.plan", "serfer.core.plan.codec"),

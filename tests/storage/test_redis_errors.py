@@ -116,6 +116,12 @@ class TestSomebodyElseThere:
         assert f"127.0.0.1:{port} does not speak Redis's protocol" in says
         assert answer.split(b"\r\n")[0].decode() in says
 
+    @pytest.mark.parametrize("login", [f":{PASSWORD}@", ""])
+    @pytest.mark.parametrize("answer", [b"$x\r\n", b"-MOVED\r\n", b"*1\r\n" * 10_000])
+    def test_no_reply_at_all(self, answer, login):
+        with answering(answer) as port:
+            assert "does not speak Redis's protocol" in refusal(f"redis://{login}127.0.0.1:{port}")
+
     def test_a_server_that_closes_at_once(self):
         with answering(b"") as port:
             says = refusal(at(port))

@@ -1,49 +1,96 @@
 """The push driver: the return of a synchronous invocation is the completion of its task, so nothing is polled.
 
-What happens to a query stands in two files: the run machine decides (serfer/core/run_machine.py), and one shell carries
-out its decisions (drivers/push_run.py). A query whose data the store has lost is restarted (drivers/driver.py).
+A query has two objects: the run machine (serfer/core/run_machine.py), which decides, and one shell, which carries out
+what it decides and tells it what comes of that:
+
+    PushRun.run ──▶ Run.start ──▶ actions ──┬── Invoke ──▶ _attempt: a slot, the function ──┐
+                                  ▲         ├── WakeAt ──▶ the clock ───────────────────────┤ event
+                                  │         ├── Probe ───▶ the store ───────────────────────┤
+                                  │         └── Finish ──▶ the answer                       │
+                                  └───────────────── Run.handle ◀───────────────────────────┘
+
+drivers/dispatching says when a task is invoked, and with which others. A query whose data the store has lost is run
+again (drivers/driver.py), under another name, so that what still runs for the old one cannot interfere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import secrets
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from drivers.batching import Batching
-from drivers.clock import LOOP_CLOCK, Clock
-from drivers.dispatching.dispatcher import Dispatcher
-from drivers.dispatching.prewarming import Prewarming
+from drivers.clock import LOOP_CLOCK, Clock, Timer
+from drivers.dispatching.dispatcher import Dispatcher, PendingTask
+from drivers.dispatching.prewarming import Prewarming, WarmUps
 from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import NO_CONTEXT, Answer, QueryDriver, QueryRequest, RequestContext
+from drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
 from drivers.invoker import Invoker
-from drivers.push_run import PushRun, Route, data_paths
-from drivers.query_store import delete
-from serfer.core.errors import UsageError
+from drivers.query_store import QueryStore, delete
+from serfer.core.errors import StoreError, StoreUnavailableError, UsageError
 from serfer.core.hedging import LearntHedging
-from serfer.core.keys import ResultPlace
-from serfer.core.plan import Plan
-from serfer.core.plan.borders import members
-from serfer.core.run_machine import Retry
-from serfer.core.wire import Crop
-from storage.exchange import Exchange
+from serfer.core.inline import data_paths
+from serfer.core.keys import ResultPlace, inbox_key, input_key, output_key, query_id, query_keys
+from serfer.core.plan import Gang, Piece, Plan
+from serfer.core.plan.answers import verified_parts
+from serfer.core.plan.borders import BORDER_HEADER, Member, members
+from serfer.core.plan.gang_times import patience_s
+from serfer.core.run_machine import (
+    WRONG_ANSWER,
+    Abort,
+    Action,
+    Cancelled,
+    Drop,
+    Event,
+    Failure,
+    FailureKind,
+    Finish,
+    Invoke,
+    Probe,
+    Progress,
+    Retry,
+    Run,
+    TaskDone,
+    TaskFailed,
+    TaskStarted,
+    TimePassed,
+    WakeAt,
+)
+from serfer.core.wire import Buffer, Crop, Membership, Report, Task
+from storage.exchange import START, Exchange, Message
 from storage.store import Store
+
+_LEAST_PATIENCE_S = 0.001
 
 
 class PushDriver(QueryDriver):
     """Takes queries through one plan, any number at once.
 
-    A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any payload would
-    carry more, or any answer more than `answer_limit` (the same, unless given). A crop of more than `crop_limit` does
-    too while the store takes it at once; without, payloads carry crops. A task may take `timeout_s`. As many
-    invocations run at once as there are `slots`, with those of other drivers that have the same; those of the oldest
-    query start first, unless `oldest_first` is off. With `hedge`, a task that is later than others of its stage have
-    been gets a duplicate. With `batching`, tasks of several queries that wait for the same tile may be one invocation,
-    and so may tiles of one query if a stage has more of them than there are slots; raises UsageError
-    if the invoker cannot share invocations. The plan's gangs run as such where
-    the store has inboxes, unless `gangs` is off, and else stage by stage; raises UsageError for a gang with more
-    members than `slots`. With `prewarming`, the functions of later stages are warmed when a query comes after a
-    time without any, if the invoker can warm them. Answers may be kept in the store `results`, by the workers.
+    Args:
+        plan: its gangs run as such where the store has inboxes, and else stage by stage.
+        invoker: starts tasks.
+        store: takes what payloads and answers do not carry.
+        inline_limit: bytes of tensors that a payload carries; a larger crop, and a stage with a larger payload, goes
+            through the store.
+        answer_limit: bytes that an answer carries, `inline_limit` unless given.
+        crop_limit: bytes of a crop above which it goes through the store already, if the store takes it at once.
+        retry: of tasks, of the store's calls, and of queries whose data the store has lost.
+        timeout_s: the time that a task may take.
+        slots: how many invocations run at once, with those of other drivers that have the same semaphore.
+        oldest_first: whether the tasks of the oldest query start first.
+        hedge: whether a task that is later than others of its stage have been gets a duplicate.
+        batching: which tasks of several queries that wait for the same tile may be one invocation, and which tiles of
+            one query, if a stage has more of them than there are slots.
+        clock: that of the event loop, but for tests.
+        gangs: whether the plan's gangs run as such at all.
+        prewarming: when the functions of later stages are warmed as a query comes, if the invoker can warm them.
+        results: the store where workers may keep answers.
+
+    Raises:
+        UsageError: an invoker that cannot share invocations with `batching`, a gang with more members than `slots`.
     """
 
     def __init__(  # noqa: PLR0913 - what can be chosen, by name
@@ -69,7 +116,12 @@ class PushDriver(QueryDriver):
         slots = PrioritySemaphore(slots) if isinstance(slots, int) else slots
         exchange = _open_exchange(plan, store, slots.limit) if gangs else None
         limit = inline_limit if answer_limit is None else min(inline_limit, answer_limit)
-        self._dispatcher = Dispatcher(
+        self.plan, self.store, self.exchange, self.clock, self.retry = plan, store, exchange, clock, retry or Retry()
+        self.paths = functools.cache(lambda batch: data_paths(plan, batch, limit, gangs=exchange is not None))
+        self.inline_limit = inline_limit
+        self.crop_limit = inline_limit if crop_limit is None else min(crop_limit, inline_limit)
+        self.hedging = LearntHedging() if hedge else None
+        self.dispatcher = Dispatcher(
             invoker,
             [
                 [plan.function(number, tile.function) for tile in stage.tiles]
@@ -82,21 +134,9 @@ class PushDriver(QueryDriver):
             tensor_bytes=inline_limit,
             clock=clock,
         )
-        self._route = Route(
-            plan=plan,
-            store=store,
-            dispatcher=self._dispatcher,
-            paths=functools.cache(lambda batch: data_paths(plan, batch, limit, gangs=exchange is not None)),
-            inline_limit=inline_limit,
-            crop_limit=inline_limit if crop_limit is None else min(crop_limit, inline_limit),
-            retry=retry or Retry(),
-            hedging=LearntHedging() if hedge else None,
-            clock=clock,
-            exchange=exchange,
-            prewarmer=self._dispatcher.prewarm(plan, prewarming) if prewarming else None,
-        )
-        super().__init__(self._route.retry)
+        self.prewarmer = self.dispatcher.prewarm(plan, prewarming) if prewarming else None
         self._results = results
+        super().__init__(self.retry)
 
     async def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
@@ -107,26 +147,338 @@ class PushDriver(QueryDriver):
         for a result of a driver that has no store of results.
         """
         discard = self._discard(context.result) if context.result else None
-        now = self._route.clock.time()
-        age = self._dispatcher.next_age(background=context.background)
+        now = self.clock.time()
+        age = self.dispatcher.next_age(background=context.background)
         request = QueryRequest(crops, batch, now, now + deadline_s, age, context)
         with self._in_flight():
-            return await self._until_answered(lambda: PushRun(self._route, request), discard)
+            return await self._until_answered(lambda: PushRun(self, request), discard)
 
     def _discard(self, place: ResultPlace) -> Callable[[], Coroutine[Any, Any, None]]:
         """Return what deletes the parts of a result whose query has failed; raises UsageError without a store."""
         if self._results is None:
             raise UsageError("there is no store of results: set SERFER_RESULTS to its URL, or pass --results")
-        keys = place.keys(len(self._route.plan.stages[-1].tiles))
-        return functools.partial(delete, self._results, keys, self._route.retry, self._route.clock)
+        keys = place.keys(len(self.plan.stages[-1].tiles))
+        return functools.partial(delete, self._results, keys, self.retry, self.clock)
 
     async def close(self) -> None:
         """Cancel the queries that run, and wait until what they and others left behind is deleted."""
         await super().close()
-        if self._route.prewarmer:
-            await self._route.prewarmer.close()
-        if self._route.exchange:
-            self._route.exchange.close()
+        if self.prewarmer:
+            await self.prewarmer.close()
+        if self.exchange:
+            self.exchange.close()
+
+
+class PushRun:
+    """A run of a query under a name of its own: its events, its timers, its tasks, and its keys in the store."""
+
+    def __init__(self, driver: PushDriver, request: QueryRequest) -> None:
+        self._driver = driver
+        self._plan = driver.plan
+        self._request = request
+        self._paths = driver.paths(request.batch)
+        self._name = query_id(secrets.token_hex(16), one_slot=self._paths.one_slot)
+        self._gangs = {gang.start: gang.stop for gang in driver.plan.gangs} if driver.exchange else {}
+        tiles = [1] if request.context.window is not None else [stage.grid.tiles for stage in driver.plan.stages]
+        self._run = Run(tiles, request.deadline, secrets.randbits(32), driver.retry, driver.hedging, self._gangs)
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._store = QueryStore(driver.store, driver.retry, request.deadline, driver.clock)
+        self._tasks: dict[tuple[int, int, bool], Task] = {}  # each built once, however often it is tried
+        self._stored_crops: frozenset[int] = frozenset()
+        self._carried = False  # by payloads, since the store did not take them
+        self._queued: dict[tuple[int, int, int], PendingTask] = {}
+        self._timers: list[Timer] = []
+        self._warm_ups: WarmUps | None = None
+
+    @property
+    def overheads(self) -> Overheads:
+        """The overheads so far."""
+        warm_ups = tuple(self._warm_ups.records) if self._warm_ups else ()
+        return Overheads(self._run.retries, self._run.hedges, 0, self._store.counts, warm_ups)
+
+    async def run(self) -> Answer:
+        """Run the query to its end; raises one of LOST where some of its pieces were lost or altered."""
+        await self._store_crops()
+        self._carry_out(self._run.start(self._driver.clock.time()))
+        self._warm_ups = self._driver.prewarmer.start() if self._driver.prewarmer else None
+        if self._request.context.watch:
+            self._request.context.watch(self._run.stages)
+        try:
+            await self._ended
+        except asyncio.CancelledError:
+            self._handle(Cancelled())
+            raise
+        finally:
+            if self._driver.prewarmer and self._warm_ups:
+                self._warm_ups.end()
+                self._driver.prewarmer.ended()
+        outputs = await self._outputs()
+        return Answer(
+            query=self._name,
+            started=self._request.started,
+            ended=self._driver.clock.time(),
+            stages=self._run.stages,
+            outputs=outputs,
+            payload_bytes=self._payload_bytes(),
+            overheads=self.overheads,
+        )
+
+    async def clean_up(self) -> None:
+        """Delete the query's keys, after its last invocation where some still run."""
+        await self._store.delete(self._keys())
+
+    async def _store_crops(self) -> None:
+        """Put large crops into the store; those that payloads can carry as well are tried once."""
+        crops = enumerate(self._request.crops, self._request.first)
+        large = {tile: crop.data for tile, crop in crops if crop.data and len(crop.data) > self._driver.crop_limit}
+        self._stored_crops = frozenset(large)  # noted first: a put may fail halfway
+        required = any(len(data) > self._driver.inline_limit for data in large.values())
+        values = {input_key(self._name, tile): data for tile, data in large.items()}
+        if large and not await self._store.put(values, self._request.ttl, once=not required):
+            self._carried = True
+
+    def _handle(self, event: Event) -> None:
+        self._carry_out(self._run.handle(event, self._driver.clock.time()))
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        self._invoke([action for action in actions if isinstance(action, Invoke)])
+        for action in actions:
+            match action:
+                case Invoke():
+                    pass  # all together, above
+                case Abort(stage):
+                    self._store.start(self._abort(stage))
+                case Probe(stage):
+                    self._store.watch(asyncio.get_running_loop().create_task(self._probe(stage)))
+                case Drop(stage, tile, attempt):
+                    self._withdraw((stage, tile, attempt))
+                case WakeAt(time):
+                    self._timers.append(self._driver.clock.call_at(time, self._handle, TimePassed()))
+                case Finish(error):
+                    self._finish(error)
+
+    def _invoke(self, requests: Sequence[Invoke]) -> None:
+        """Queue tasks; the members of a gang that starts get their slots together."""
+        tasks = [self._pending(request) for request in requests]
+        gang_starts = any(pending.task.gang for pending in tasks) and not any(request.attempt for request in requests)
+        for together in [tasks] if gang_starts else [[pending] for pending in tasks]:
+            carrier = asyncio.get_running_loop().create_task(self._attempt(together))
+            self._store.watch(carrier)
+            for pending in together:
+                self._driver.dispatcher.enqueue(pending, carrier)
+                self._queued[pending.place] = pending
+
+    def _pending(self, request: Invoke) -> PendingTask:
+        stage, tile = request.stage, request.tile
+        task = self._task(stage, tile + self._request.first)
+        return PendingTask(
+            place=(stage, tile, request.attempt),
+            task=task,
+            age=self._request.age,
+            deadline=self._request.deadline,
+            answer_bytes=self._answer_bytes(task),
+            alone=task.gang is not None or self._run.stages[stage].tiles[tile].alone,
+        )
+
+    async def _attempt(self, together: Sequence[PendingTask]) -> None:
+        """Wait for the turn of queued tasks, and see each to its end."""
+        try:
+            await self._driver.dispatcher.admit(together)
+        except Exception as bug:  # noqa: BLE001 - as in _invoked
+            self._break(bug)
+            return
+        for pending in together:
+            self._queued.pop(pending.place, None)
+        if len(together) == 1:
+            await self._invoked(together[0])
+        else:
+            await asyncio.gather(*map(self._invoked, together))
+
+    async def _invoked(self, pending: PendingTask) -> None:
+        """Invoke a task whose turn it is, and tell the run machine what comes of it."""
+        task, place = pending.task, pending.place
+        try:
+            self._handle(TaskStarted(*place))
+            result, took_s = await self._driver.dispatcher.invoke(pending)
+            result = self._checked(task, result)
+            if isinstance(result, Failure):
+                self._handle(TaskFailed(*place, result))
+                return
+            # A stage of a gang that runs by itself takes less than the gang did.
+            if self._driver.hedging and (task.gang or task.stage not in self._gangs):
+                self._driver.hedging.learn(task.stage, took_s)
+            self._handle(TaskDone(*place, result))
+        except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; the caller must see it
+            self._break(bug)
+
+    def _withdraw(self, place: tuple[int, int, int]) -> None:
+        """Take a task out of the queue; one that was sent runs to its end, which cleaning up waits for."""
+        if place in self._queued:
+            self._driver.dispatcher.withdraw(self._queued.pop(place))
+
+    def _break(self, bug: Exception) -> None:
+        """End the query with a bug of ours."""
+        self._finish(bug)
+        self._handle(Cancelled())
+
+    def _finish(self, error: Exception | None) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for place in [*self._queued]:
+            self._withdraw(place)
+        if not self._ended.done():
+            if error:
+                self._ended.set_exception(error)
+            else:
+                self._ended.set_result(None)
+
+    async def _outputs(self) -> Sequence[Sequence[Buffer]]:
+        """Return what the last stage's tiles computed, from the store where no answer could carry it.
+
+        What they wrote as a result is not read.
+        """
+        if self._request.context.result:
+            return ()
+        last = len(self._run.stages) - 1
+        reports = self._run.stages[last].reports
+        tiles = range(self._request.first, self._request.first + len(reports))
+        keys = [output_key(self._name, last, tile) for tile in tiles]
+        by_value = self._paths.by_value[last]
+        values = [report.output or b"" for report in reports] if by_value else await self._store.get(keys)
+        return [
+            verified_parts(self._plan, tile, value, key, self._request.batch)
+            for tile, value, key in zip(tiles, values, keys, strict=True)
+        ]
+
+    async def _abort(self, stage: int) -> None:
+        """Tell the members of a gang to stop; those that do not hear it stop when their patience ends."""
+        if self._driver.exchange:
+            messages = [Message(inbox, b"") for inbox in self._inboxes(stage)]
+            with suppress(StoreUnavailableError, StoreError):
+                await asyncio.to_thread(self._driver.exchange.send, messages, self._request.ttl)
+
+    async def _probe(self, stage: int) -> None:
+        """Tell the run machine how far the members of a gang are."""
+        gang = self._plan.gang_of(stage)
+        if self._driver.exchange and gang:
+            at = await gang_progress(self._driver.exchange, self._board(stage), self._plan, gang)
+            self._handle(Progress(stage, at))
+
+    def _inboxes(self, stage: int) -> list[str]:
+        """Return the keys of the inboxes of the gang that begins with a stage."""
+        return [inbox_key(self._name, stage, member) for member in range(len(self._plan.stages[stage].tiles))]
+
+    def _board(self, stage: int) -> str:
+        """Return the key of the board of the gang that begins with a stage: which member has sent which borders."""
+        return inbox_key(self._name, stage, len(self._plan.stages[stage].tiles))
+
+    def _task(self, stage: int, tile: int) -> Task:
+        """Return the task of a tile of the plan; a member's, where its stage is run as a gang."""
+        stages = self._run.stages
+        stop = stages[stage].gang_stop
+        place = stage, tile, stop is not None
+        if place not in self._tasks:
+            end = stop or stage + 1
+            result = self._request.context.result if end == len(self._plan.stages) else None
+            self._tasks[place] = Task(
+                plan=self._plan.digest,
+                query=self._name,
+                stage=stage,
+                tile=tile,
+                batch=self._request.batch,
+                ttl=self._request.ttl,
+                crop=self._crop(tile) if stage == 0 else None,
+                inline=self._paths.by_value[end - 1] and result is None,
+                parts=self._parts(stage, tile, gang=stop is not None),
+                request=self._request.context.request,
+                gang=Membership(stop, self._patience_s(stage)) if stop else None,
+                result=result,
+            )
+        return self._tasks[place]
+
+    def _crop(self, tile: int) -> Crop:
+        crop = self._request.crops[tile - self._request.first]
+        return Crop(crop.dtype, None) if tile in self._stored_crops and not self._carried else crop
+
+    def _patience_s(self, stage: int) -> float:
+        """Return how long a member waits for a border: until the deadline, less where the gang's times say so."""
+        left_s = self._request.deadline - self._driver.clock.time()
+        gang = self._plan.gang_of(stage)
+        return max(_LEAST_PATIENCE_S, min(left_s, patience_s(gang)) if gang else 0.0)
+
+    def _parts(self, stage: int, tile: int, *, gang: bool) -> tuple[Buffer | None, ...]:
+        """Cut what a task reads of by-value stages out of their answers, without copying it."""
+        parts: list[Buffer | None] = []
+        batch = self._request.batch
+        for piece in self._pieces(stage, tile, gang=gang):
+            if self._paths.by_value[piece.stage]:
+                report = self._run.stages[piece.stage].tiles[piece.tile].report
+                value = memoryview((report.output if report else None) or b"")
+                places = [(part.start(batch), part.length(batch)) for part in piece.ranges]
+                parts.extend(value[start : start + length] for start, length in places)
+            else:
+                parts.extend([None] * len(piece.ranges))
+        return tuple(parts)
+
+    def _pieces(self, stage: int, tile: int, *, gang: bool) -> Sequence[Piece]:
+        """Return what a task reads of the stages before it."""
+        known = self._plan.gang_of(stage)
+        return Member(self._plan, known, tile).before if gang and known else self._plan.stages[stage].tiles[tile].pieces
+
+    def _checked(self, task: Task, result: Report | Failure) -> Report | Failure:
+        """Return a task's result, or a failure for a report that does not have the stages or bytes of the plan."""
+        if isinstance(result, Failure):
+            return result
+        stages = range(task.stage, task.gang.stop if task.gang else task.stage + 1)
+        expected = sum(task.tile < len(self._plan.stages[stage].tiles) for stage in stages)
+        reports = [result, *result.later]
+        if len(reports) != expected:
+            return _wrong(f"reported on {len(reports)} stages, the plan says {expected}")
+        answer_bytes, size = self._answer_bytes(task), len(reports[-1].output or b"")
+        if answer_bytes and size != answer_bytes:
+            return _wrong(f"answered with {size} bytes, the plan says {answer_bytes}")
+        return result
+
+    def _answer_bytes(self, task: Task) -> int:
+        """Return how many bytes of tensors a task answers with."""
+        stage = self._plan.stages[task.gang.stop - 1 if task.gang else task.stage]
+        return stage.written(stage.tiles[task.tile], task.batch) if task.inline and task.tile < len(stage.tiles) else 0
+
+    def _payload_bytes(self) -> list[int]:
+        """Return the bytes of tensors in the payloads of the tasks of each stage."""
+        sizes = [0] * len(self._run.stages)
+        for task in self._tasks.values():
+            sizes[task.stage] += task.payload_bytes
+        return sizes
+
+    def _keys(self) -> list[str]:
+        """Return what the query may have left in the store."""
+        tiles = [stage.grid.tiles for stage in self._plan.stages]
+        own = len(tiles) - (self._request.context.result is not None)  # the last one's is not the query's
+        stored = [stage for stage in range(min(len(self._run.stages), own)) if not self._paths.by_value[stage]]
+        gangs = {stage for stage, _, gang in self._tasks if gang}
+        inboxes = [inbox for stage in sorted(gangs) for inbox in [*self._inboxes(stage), self._board(stage)]]
+        return [*query_keys(self._name, tiles, stored, sorted(self._stored_crops)), *inboxes]
+
+
+async def gang_progress(exchange: Exchange, board: str, plan: Plan, gang: Gang) -> tuple[int, ...]:
+    """Return the stage that each member of a gang is at, the first whose borders it has not sent, from its board.
+
+    Nothing was sent as far as anybody knows where the store does not answer.
+    """
+    try:
+        received = await asyncio.to_thread(exchange.receive, board, START, 0.0)
+    except (StoreUnavailableError, StoreError):
+        received = []
+    sent = {BORDER_HEADER.unpack(value) for _, value in received if len(value) == BORDER_HEADER.size}
+    return tuple(
+        next((stage for stage in Member(plan, gang, member).stages if (stage, member) not in sent), gang.stop)
+        for member in range(members(plan, gang))
+    )
+
+
+def _wrong(message: str) -> Failure:
+    return Failure(FailureKind.FAILED_IN_CODE, WRONG_ANSWER, message)
 
 
 def _open_exchange(plan: Plan, store: Store, slots: int) -> Exchange | None:

@@ -19,8 +19,6 @@ from serfer.core.wire import Buffer
 from storage.counting import CountingStore
 from storage.store import Range, Store
 
-ONE_SLOT = 1 << 20
-"""Bytes of a query up to which one node of a cluster serves it with fewer round trips than several."""
 STRAGGLER_S = 30.0
 """Seconds for which the clean-up of a query waits for tasks that may still write."""
 _DELETE_ATTEMPTS = 3

@@ -62,9 +62,10 @@ class ObservedInvoker:
             results += result if isinstance(result, list) else [result]
             return result
         finally:
-            report = next((each for each in results if not isinstance(each, Failure)), None)
+            report = next((result for result in results if not isinstance(result, Failure)), None)
+            failure = results[0] if results else None
             if report:
                 environments.answered(use, report.environment, self._clock.time(), cold=report.init_ms > 0)
             else:  # one that was refused has reached no environment
-                refused = any(isinstance(each, Failure) and each.kind is FailureKind.THROTTLED for each in results[:1])
+                refused = isinstance(failure, Failure) and failure.kind is FailureKind.THROTTLED
                 environments.failed(use, lost=not refused)

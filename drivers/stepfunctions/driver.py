@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from drivers.clock import LOOP_CLOCK, Clock, timeout_at
 from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
-from drivers.query_store import ONE_SLOT, STRAGGLER_S, QueryStore
+from drivers.query_store import STRAGGLER_S, QueryStore
 from drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
 from drivers.stepfunctions.output import parse_output
 from drivers.stepfunctions.result import error_of, stage_runs
 from serfer.core.errors import DeadlineError, InputError, TaskFailedError, UsageError
+from serfer.core.inline import ONE_SLOT
 from serfer.core.keys import input_key, query_id, query_keys
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import verified_parts

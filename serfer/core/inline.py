@@ -4,14 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from serfer.core.plan import Plan
+from serfer.core.plan.borders import read_outside
 
 CROP_BYTES = 32 * 1024
 """From here on a crop takes longer in a payload than through a store that answers in a millisecond. ADR 9."""
 PAYLOAD_SHARE = 0.7
 """The share of a payload's limit that tensors may take: base64 takes 4/3, and the task's other fields need room."""
+ONE_SLOT = 1 << 20
+"""Bytes of a query up to which one node of a cluster serves it with fewer round trips than several."""
 _Tiles = Counter[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class DataPaths:
+    """The transport of a query's tensors: stages whose outputs go by value; whether its keys share a cluster slot."""
+
+    by_value: tuple[bool, ...]
+    one_slot: bool
+
+
+def data_paths(plan: Plan, batch: int, limit: int, *, gangs: bool = False) -> DataPaths:
+    """Return the paths of a query of `batch` images, where payloads and answers carry at most `limit` bytes."""
+    by_value = inline_stages(plan, batch, limit, gangs=gangs)
+    kept = {stage for gang in plan.gangs for stage in gang.stages if stage not in read_outside(plan, gang)}
+    stored = sum(
+        stage.written(tile, batch)
+        for number, stage in enumerate(plan.stages)
+        for tile in stage.tiles
+        if not by_value[number] and not (gangs and number in kept)
+    )
+    return DataPaths(by_value, one_slot=stored <= ONE_SLOT)
 
 
 def inline_stages(plan: Plan, batch: int, limit: int, *, gangs: bool = False) -> tuple[bool, ...]:

@@ -592,7 +592,9 @@ class Run:
     def _disband(self, stage: int, failure: Failure, now: float) -> list[Action]:
         """Abort the gang that begins with a stage, and run its stages one by one, after a while if there is no room."""
         current = self.stages[stage]
-        drops = [Drop(stage, number, each.number) for number, tile in enumerate(current.tiles) for each in tile.open]
+        drops = [
+            Drop(stage, number, attempt.number) for number, tile in enumerate(current.tiles) for attempt in tile.open
+        ]
         due = now
         if failure.kind is FailureKind.THROTTLED:
             due += self._retry.backoff.wait(1, self._random.random())

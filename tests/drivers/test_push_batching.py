@@ -79,12 +79,12 @@ def burst(workers, store, queries=40, **settings):
 
 
 async def all_slots_are_back(pushing, concurrency):
-    slots = pushing._dispatcher._slots
+    slots = pushing.dispatcher._slots
     for _ in range(concurrency):
         await asyncio.wait_for(slots.acquire(0), 1)
     for _ in range(concurrency):
         slots.release()
-    assert len(pushing._dispatcher._waiting) == 0
+    assert len(pushing.dispatcher._waiting) == 0
 
 
 def test_a_burst_over_few_slots_makes_fewer_invocations_than_tasks(store):

@@ -15,7 +15,7 @@ import pytest
 
 import serfer
 from bench.chaos import scenarios
-from drivers.push_run import gang_progress
+from drivers.push import gang_progress
 from lambdas.gang import GangRun
 from serfer.core.errors import DeadlineError, GangStalledError, LambdaThrottledError, UsageError
 from serfer.core.exactness import difference
@@ -294,7 +294,7 @@ class TestChaos:
         query = start(pipeline)
         late, pids = invocations.members(2)
         if behind == "later":
-            monkeypatch.setattr("drivers.push_run.gang_progress", watched)
+            monkeypatch.setattr("drivers.push.gang_progress", watched)
             assert probed.wait(PATIENCE)
         os.kill(pids[1], signal.SIGCONT)
         assert check(pipeline, rows, query).hedges >= 1  # on a busy machine also for other tasks

@@ -121,3 +121,14 @@ class TestWrongUse:
             port = other.getsockname()[1]
             result = serfer_here("serve", "--plan", lean, "--port", port, "--workers", "inprocess")
         result.complains(4, f"--port {port} is taken")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_while_workers_and_store_start_leaves_nothing(start, single, number, code, words):
+    command = start("serve", "--plan", single, "--port", "0", "--json")
+    command.started("redis")
+    command.interrupt(number)
+    command.end().complains(code, words)
+    eventually(lambda: command.processes() == [], "workers and redis end")

@@ -50,8 +50,8 @@ class _Interrupt:
         raise KeyboardInterrupt
 
 
-class _Terminated(BaseException):
-    """SIGTERM, as an exception, so that workers, store and keys are cleaned up on the way out."""
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as an exception that event loops let through, so that workers, store and keys are cleaned up."""
 
 
 out = _Output(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _FILE_WIDTH)

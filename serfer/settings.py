@@ -96,7 +96,9 @@ class Settings(BaseSettings):
     with; without one, outputs are for who has the API key.
     """
     api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
-    """What the bodies of all requests in a driver may take together, unpacked and as arrays and pixels included."""
+    """What the bodies of all requests in a driver may take together, unpacked and as arrays and pixels included; the
+    last eighth is for clients that hold no more than an eighth.
+    """
     api_body_timeout_s: float = Field(default=10.0, gt=0, le=3600)
     """How long a body may take to arrive."""
     api_header_timeout_s: float = Field(default=10.0, gt=0, le=3600)

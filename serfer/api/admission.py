@@ -14,8 +14,10 @@ A driver has a budget of slots and a budget of bytes. The rule:
 - **Slots.** What waits for a slot stands in a line of its client's. Lines take turns, so that a client waits for one
   request of each other client at most. In a line, requests that have had fewer slots come first: a request of one image
   passes the second image of another. A slot that comes too late for an answer by the deadline goes to the next request.
-- **Bytes.** Bodies as they arrive, what they are unpacked to, and arrays that wait are counted before they are there,
-  and refused where they do not fit. Small bodies are parsed at once, large JSON and what is packed one at a time.
+- **Bytes.** Bodies as they arrive, what they are unpacked to, and arrays that wait count together, and are refused
+  where they do not fit. The last eighth is for clients that hold no more than an eighth: one client's large bodies keep
+  no small ones of others out. A request that is alone may take all. Small bodies are parsed at once, large JSON and
+  what is packed one at a time.
 - **Refusals** say when there should be room: after what waits, and after the clients refused before, so that clients
   that respect it return one after the other. Beyond ten a second they are held back: reading and refusing a request
   takes milliseconds of the processors that answers need.
@@ -29,7 +31,7 @@ import asyncio
 import heapq
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +39,7 @@ from http import HTTPStatus
 from statistics import median
 from typing import Final, Self
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serfer.api.http.problems import OVERLOADED, Problem
@@ -50,6 +53,7 @@ _LONGEST_WAIT_S: Final = 60.0
 _REFUSALS_PER_S: Final = 10.0  # that go out at once
 _LONGEST_HOLD_S: Final = 3.0
 _BYTES_AGAIN_S: Final = 1.0
+_SPARE: Final = 8  # the part of the bytes that is for clients which hold no more than as much
 
 
 class Place:
@@ -256,34 +260,52 @@ class Bytes:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.held = 0
+        self._held: Counter[str] = Counter()  # by client
 
-    def hold(self, size: int = 0) -> Held:
-        """Return what a request holds, `size` bytes at first; raises Problem 429 where that is too much."""
-        held = Held(self)
+    @property
+    def held(self) -> int:
+        """The bytes that are held."""
+        return self._held.total()
+
+    def hold(self, client: str = "", size: int = 0) -> Held:
+        """Return what a client's request holds, `size` bytes at first; raises Problem 429 where that is too much."""
+        held = Held(self, client)
         held.add(size)
         return held
 
+    def has_room(self, client: str, size: int, own: int) -> bool:
+        """Return whether a client's request that holds `own` bytes can have `size` more."""
+        spare = self.most // _SPARE
+        is_small = self._held[client] + size <= spare or self.held == own
+        return self.held + size <= (self.most if is_small else self.most - spare)
+
+    def change(self, client: str, size: int) -> None:
+        """Count `size` bytes more, or less; see `Held`."""
+        self._held[client] += size
+        if not self._held[client]:
+            del self._held[client]
+
 
 class Held:
-    """The bytes that one request holds until `release`; as a context, until its end unless they are kept."""
+    """The bytes that a client's request holds until `release`; as a context, until its end unless they are kept."""
 
-    def __init__(self, budget: Bytes) -> None:
+    def __init__(self, budget: Bytes, client: str) -> None:
+        self.client = client  # it may change before the first bytes
         self._budget = budget
         self._bytes = 0
         self._kept = False
 
     def add(self, size: int) -> None:
         """Hold `size` bytes more; raises Problem 429 where all requests would hold too many."""
-        if self._budget.held + size > self._budget.most:
+        if not self._budget.has_room(self.client, size, self._bytes):
             raise _overloaded("the requests that are here hold all the memory that there is for them", _BYTES_AGAIN_S)
         self._bytes += size
-        self._budget.held += size
+        self._budget.change(self.client, size)
 
     def give_back(self, size: int) -> None:
         """Hold `size` bytes less."""
         self._bytes -= size
-        self._budget.held -= size
+        self._budget.change(self.client, -size)
 
     def keep(self) -> None:
         """Hold the bytes beyond the end of the request, until `release`."""
@@ -304,9 +326,10 @@ class Held:
 class BodyBytes:
     """A middleware that counts a request's body as it arrives, until the request has ended: `request.state.held`."""
 
-    def __init__(self, app: ASGIApp, budget: Bytes) -> None:
+    def __init__(self, app: ASGIApp, budget: Bytes, client_of: Callable[[Request], str]) -> None:
         self._app = app
         self._budget = budget
+        self._client_of = client_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application."""
@@ -315,7 +338,9 @@ class BodyBytes:
 
             async def counted() -> Message:
                 message = await receive()
-                held.add(len(message.get("body", b"")))
+                if body := message.get("body"):
+                    held.client = held.client or self._client_of(Request(scope))  # known since its key was looked at
+                    held.add(len(body))
                 return message
 
             await self._app(scope, counted, send)

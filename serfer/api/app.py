@@ -31,6 +31,7 @@ from serfer.api.idempotency import IdempotencyStore
 from serfer.api.jobs.queries import AsyncQueries
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.requests import client_of
 from serfer.api.results.document import KeptResults
 from serfer.api.results.links import LinkSigner
 from serfer.api.routes.applications import applications_router
@@ -140,7 +141,7 @@ def make_app(
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app, service.admission)
-    app.add_middleware(BodyBytes, budget=service.admission.bytes)
+    app.add_middleware(BodyBytes, budget=service.admission.bytes, client_of=client_of)
     if hosts is not None:
         app.add_middleware(HostCheck, allowed=hosts)
     app.add_middleware(RequestMiddleware, telemetry=telemetry)

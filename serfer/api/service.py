@@ -278,7 +278,8 @@ class Service:
                 key=key,
             )
 
-        with self._place(query) as place, self.admission.bytes.hold(len(images) * pipeline.recipe.shape.elements):
+        pixels = len(images) * pipeline.recipe.shape.elements
+        with self._place(query) as place, self.admission.bytes.hold(query.client, pixels):
             async with query.in_time("its images were not decoded"):
                 decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
             return await self._in_turn(query, place, run, decoded)

@@ -546,30 +546,60 @@ class TestBytes:
                 read.append(len((await receive())["body"]))
                 await end.wait()
 
-            def start(size):
+            def start(size, client="alice"):
                 async def receive():
                     return {"type": "http.request", "body": bytes(size), "more_body": False}
 
-                return asyncio.create_task(BodyBytes(answer, budget)({"type": "http"}, receive, None))
+                counted = BodyBytes(answer, budget, client_of=lambda request: request["client"])
+                return asyncio.create_task(counted({"type": "http", "client": client}, receive, None))
 
-            first = [start(40) for _ in range(2)]
+            fitting = [start(40) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(Problem, match="hold all the memory") as caught:
-                await start(21)
+                await start(9)
             assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
-            fits = start(20)
+            fitting += [start(8), start(12, "bob")]
+            await asyncio.sleep(0)
+            with pytest.raises(Problem, match="hold all the memory"):
+                await start(1, "carol")
             end.set()
-            await asyncio.gather(*first, fits)
+            await asyncio.gather(*fitting)
             await start(100)
-            assert (read, budget.held) == ([40, 40, 20, 100], 0)
+            assert (read, budget.held) == ([40, 40, 8, 12, 100], 0)
 
         run(check)
 
+    @given(st.lists(st.integers(-100, 100)), st.integers(1, 50))
+    def test_one_clients_large_bodies_keep_no_other_clients_small_ones_out(self, changes, small):
+        budget, held = Bytes(400), []
+        for change in changes:
+            if change < 0 and held:
+                held.pop(change % len(held)).release()
+            with suppress(Problem):
+                held.append(budget.hold("hostile", max(0, change)))
+            with budget.hold("alice", small) as own:
+                assert budget.held <= budget.most
+                if not held:
+                    own.add(budget.most - small)
+        for each in held:
+            each.release()
+        assert budget.held == 0
+        assert not budget._held  # no names of clients that are gone
+
+    def test_the_last_eighth_is_for_clients_that_hold_no_more_than_an_eighth(self):
+        budget = Bytes(80)
+        with budget.hold("a", 60), budget.hold("b", 9):
+            for client, size in (("a", 2), ("b", 2), ("c", 11)):
+                with pytest.raises(Problem), budget.hold(client, size):
+                    pass
+            with budget.hold("b", 1), budget.hold("c", 10):
+                assert budget.held == budget.most
+
     def test_what_is_kept_is_held_until_it_is_released(self):
         budget = Bytes(100)
-        with budget.hold(60) as held:
+        with budget.hold("a", 60) as held:
             held.keep()
-        with pytest.raises(Problem), budget.hold(41):
+        with pytest.raises(Problem), budget.hold("b", 41):
             pass
         assert budget.held == 60
         held.release()
@@ -615,7 +645,7 @@ class Driver:
 
         async def answer(_scope, receive, _send):
             await receive()
-            with self._place(client, promised=promised) as place, self.admission.bytes.hold(size):
+            with self._place(client, promised=promised) as place, self.admission.bytes.hold(client, size):
                 async with self.decoders.hold(place):
                     await asyncio.sleep(0)
                 async with self.admission.turn(place, math.inf):
@@ -623,7 +653,8 @@ class Driver:
                     if number in self.failing:
                         raise RuntimeError
 
-        await BodyBytes(answer, self.admission.bytes)({"type": "http"}, receive, None)
+        counted = BodyBytes(answer, self.admission.bytes, client_of=lambda _: client)
+        await counted({"type": "http"}, receive, None)
 
     def _place(self, client, *, promised):
         """Return a place; where there is none, no client has two more, or none of its that can be lost."""

@@ -4,23 +4,35 @@ PYTHON ?= python3.11
 TORCH_INDEX ?=
 BIN := .venv/bin
 STAMP := .venv/.set-up
+DEMO_STAMP := .venv/.demo
 DOCS_STAMP := .venv/docs/.set-up
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test lint unit docs slow weekly weekly-clean browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
 
 setup: $(STAMP)
 
-# torch first and by itself: an index of its own has not the other packages, or not in these versions.
-$(STAMP): requirements.txt requirements-ministack.txt requirements-sam.txt pyproject.toml bench/pyproject.toml tests/asl/package-lock.json tests/browser/package-lock.json tests/python313/set_up.py
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
+
+# What queries and the splitter take, and nothing for tests. torch first and by itself: an index of its own has not the
+# other packages, or not in these versions. What is imported is compiled then, and the rest not at all.
+$(DEMO_STAMP): requirements.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 $(TORCH_INDEX:%=--index-url %)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable bench
+	$(PIP) --no-compile torch==2.13.0 $(TORCH_INDEX:%=--index-url %)
+	$(PIP) --no-compile --constraint requirements.txt setuptools
+	$(PIP) --no-compile --constraint requirements.txt --no-build-isolation --editable ".[split]"
+	touch $(DEMO_STAMP)
+
+# All that tests and checks take besides. The compiler's processes share the cores, which pip's own does not.
+$(STAMP): $(DEMO_STAMP) requirements-ministack.txt requirements-sam.txt bench/pyproject.toml tests/asl/package-lock.json tests/browser/package-lock.json tests/python313/set_up.py
+	$(PIP) --no-compile --no-deps -r requirements.txt
+	$(PIP) --no-compile --no-deps --no-build-isolation --editable . --editable bench
+	-$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null
 	$(PYTHON) -m venv .venv/ministack
 	.venv/ministack/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-ministack.txt
 	rm -rf .venv/ministack-python3.13
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv/ministack-python3.13 \
+	$(PIP) --no-deps --target .venv/ministack-python3.13 \
 	  --python-version 3.13 --only-binary=:all: -r requirements-ministack.txt
 	$(PYTHON) -m venv .venv/sam
 	.venv/sam/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-sam.txt
@@ -31,7 +43,7 @@ $(STAMP): requirements.txt requirements-ministack.txt requirements-sam.txt pypro
 	@$(BIN)/python tests/python313/set_up.py .venv/python3.13
 	touch $(STAMP)
 
-demo: setup
+demo: $(DEMO_STAMP)
 	$(BIN)/serfer classify examples/images/chelsea.png examples/images/coffee.png --compare
 
 test: setup lint unit
@@ -55,9 +67,11 @@ $(DOCS_STAMP): requirements-docs.txt
 	.venv/docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt
 	touch $(DOCS_STAMP)
 
-# What takes minutes: the zoo but for its largest network, and hundreds of random ones.
+# What takes minutes: the zoo but for its largest network, and hundreds of random ones, by the day's seed.
+SEED = $(or $(TEST_SEED),$(shell date -u +%Y%m%d))
+
 slow: setup
-	$(BIN)/python -m pytest -m "slow and not weekly" --timeout 2400 -n 2 --dist loadfile
+	TEST_SEED=$(SEED) $(BIN)/python -m pytest -m "slow and not weekly" --hypothesis-seed=$(SEED) --timeout 2400 -n 3 $(BY_FILE)
 
 # What is exhaustive, in shards of an hour at most: hours. What passed is not run again at the same commit (tests/weekly.py).
 # SHARD=NAME runs those with that in their name.
@@ -76,7 +90,7 @@ browser: setup
 # What SAM deploys: real networks in every pair of choices, linted and built with no network, and what was built, run. And a
 # wheel in an environment of its own, with the newest versions that it allows, where a package index can be reached.
 deploy-check: setup
-	$(BIN)/python -m pytest -m "deploy and not weekly" -n 2 --dist loadscope tests/sam tests/test_packaging.py
+	$(BIN)/python -m pytest -m "deploy and not weekly" -n 3 --dist loadscope --no-loadscope-reorder tests/sam tests/test_packaging.py
 
 bench: setup
 	$(BIN)/serfer bench overhead --model alexnet --at-most 3

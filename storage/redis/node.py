@@ -93,9 +93,6 @@ def _reply(connection: Any) -> Any:  # noqa: ANN401 - of either pool; whatever t
         return connection.read_response(disable_decoding=True)
     except ResponseError as refusal:
         return refusal
-    except (ValueError, RecursionError) as error:  # redis-py's parser does not catch these
-        connection.disconnect()
-        raise InvalidResponse(f"Protocol Error: {error}") from error
 
 
 def check_size(key: str, size: int) -> None:

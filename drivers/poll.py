@@ -135,7 +135,11 @@ class PollInvoker:
     async def _poll_once(self) -> None:
         """Poll all replies that are due, or that have waited for half of their time."""
         now, backoff = self._clock.time(), self._backoff
-        due = {key: one for key, one in self._awaited.items() if one.due - backoff.wait(one.polls + 1) / 2 <= now}
+        due = {
+            key: awaited
+            for key, awaited in self._awaited.items()
+            if awaited.due - backoff.wait(awaited.polls + 1) / 2 <= now
+        }
         with contextlib.suppress(StoreUnavailableError):  # it may come back; each task has its time limit
             await self._settle(due)
         now = self._clock.time()

@@ -67,7 +67,7 @@ class Bounds:
 
 
 def fill(first: Demand, others: Iterable[Demand], bounds: Bounds, now: float) -> list[int]:
-    """Return the places of those among `others` that share the invocation of `first`: each in order that still fits."""
+    """Return the indices of the tasks to bundle with `first`, in order, greedily."""
     chosen: list[int] = []
     total = first
     for place, other in enumerate(others):

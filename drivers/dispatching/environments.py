@@ -45,16 +45,17 @@ class Environments:
 
     def idle(self, now: float) -> int:
         """Return how many are expected to be idle, and promised to no query."""
-        self._idle = {name: each for name, each in self._idle.items() if now - each.since < self.kept_s}
+        self._idle = {name: idle for name, idle in self._idle.items() if now - idle.since < self.kept_s}
         return len(self._idle)
 
     def trusted(self, now: float, late_s: float) -> int:
-        """Return how many of those an invocation that has waited for more than `late_s` s does not cast doubt on.
+        """Return how many environments are still believed to be warm.
 
-        It may wait for a cold start, though an environment was expected: those idle at its start may be gone, too.
+        An invocation that has waited for more than `late_s` s may wait for a cold start, though an environment was
+        expected: those that were idle at its start may be gone, too.
         """
         late = [use.began for use in self._uses if use.expected and now - use.since > late_s]
-        return self.idle(now) - sum(each.order < max(late, default=-1) for each in self._idle.values())
+        return self.idle(now) - sum(idle.order < max(late, default=-1) for idle in self._idle.values())
 
     @property
     def in_use(self) -> int:
@@ -89,7 +90,7 @@ class Environments:
         """
         del self._uses[use]
         if cold:
-            self._idle = {name: each for name, each in self._idle.items() if each.order > use.began}
+            self._idle = {name: idle for name, idle in self._idle.items() if idle.order > use.began}
         elif use.expected is None or use.expected.name != environment:
             self._exchange(use, environment)
         self._idle[environment] = _Idle(environment, now, next(self._numbers))
@@ -102,7 +103,7 @@ class Environments:
 
     def _use(self, now: float) -> Use:
         """Return a use of the environment that was idle last, as Lambda prefers it, or of a new one."""
-        expected = max(self._idle.values(), key=lambda each: each.order) if self.idle(now) else None
+        expected = max(self._idle.values(), key=lambda idle: idle.order) if self.idle(now) else None
         if expected:
             del self._idle[expected.name]
         use = Use(expected, next(self._numbers), now)

@@ -104,7 +104,7 @@ class PlanPolicy:
 
     def _in_use(self) -> int:
         """Return how many invocations are in flight, or may be soon."""
-        return sum(each.in_use for each in self.environments.values()) + self._cold * self._terms.width
+        return sum(environments.in_use for environments in self.environments.values()) + self._cold * self._terms.width
 
     def _warm_ups(self, now: float) -> list[str]:
         """Return the functions to be warmed: one query's environments at most, and no more than a burst would use.

@@ -208,7 +208,7 @@ def test_quota_usage_survives_a_reload_unless_the_quota_changes(path, clock):
     st.lists(st.floats(0, 30), min_size=1, max_size=60),
 )
 def test_a_quota_is_never_exceeded_and_its_waits_are_exact(rate, burst, start, pauses):
-    quota, now, taken = Quota(60 / rate, burst), start, []
+    quota, now, taken = Quota(rate, burst, None), start, []
     for pause in pauses:
         now += pause
         wait = quota.take(now)

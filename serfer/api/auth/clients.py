@@ -29,43 +29,43 @@ class Scope(StrEnum):
 
 @dataclass
 class Quota:
-    """A bucket of `burst` requests that fills steadily: one every `interval_s` seconds.
+    """A bucket of `burst` requests that fills steadily, with `per_minute` a minute; `clock` is in seconds.
 
-    `full_at` is when it will be full again if nothing is taken out; times are in seconds of any clock.
+    `full_at` is when it will be full again if nothing is taken out.
     """
 
-    interval_s: float
+    per_minute: int
     burst: int
+    clock: Callable[[], float]
     full_at: float = float("-inf")
 
     def take(self, now: float) -> float:
         """Take one request out and return 0.0, or take none and return the seconds until there will be one."""
-        full_at = max(self.full_at, now) + self.interval_s
-        wait = full_at - now - self.burst * self.interval_s
+        interval_s = 60 / self.per_minute
+        full_at = max(self.full_at, now) + interval_s
+        wait = full_at - now - self.burst * interval_s
         if wait > _ROUNDING_S:
             return wait
         self.full_at = full_at
         return 0.0
 
-
-class Meters:
-    """What a key has used of its quotas for applications, by a clock in seconds."""
-
-    def __init__(self, clock: Callable[[], float], quotas: Mapping[str, Quota]) -> None:
-        self._clock = clock
-        self._quotas = quotas
-
-    def take(self, application: str) -> float:
-        """Count a request and return 0.0, or count none and return the seconds until there is one left."""
-        quota = self._quotas.get(application)
-        return quota.take(self._clock()) if quota else 0.0
+    def count(self, what: str = "") -> None:
+        """Count a request; raises Problem 429, with when to come again, where the quota is used up."""
+        wait = self.take(self.clock())
+        if wait:
+            raise Problem(
+                429,
+                f"the API key's quota of {self.per_minute} requests a minute{what} is used up",
+                slug="quota",
+                headers={"Retry-After": str(ceil(wait - _ROUNDING_S))},
+            )
 
 
 @dataclass(frozen=True)
 class Client:
     """The client of a request's key: its quota, its scopes and, where it is limited to some, its applications.
 
-    `applications` have the requests a minute of each, None for no quota; `meters` count them.
+    `applications` have the requests a minute of each, None for no quota; `quotas` count them.
     """
 
     name: str
@@ -73,12 +73,7 @@ class Client:
     burst: int | None = None
     scopes: frozenset[Scope] = frozenset({Scope.CLASSIFY})
     applications: tuple[tuple[str, int | None], ...] | None = None
-    meters: Meters | None = field(default=None, compare=False, repr=False)
-
-
-def rounded_up(wait_s: float) -> int:
-    """Return the whole seconds of a Retry-After after which a request that has to wait is not refused again."""
-    return ceil(wait_s - _ROUNDING_S)
+    quotas: Mapping[str, Quota] = field(default_factory=dict, compare=False, repr=False)
 
 
 def require_scope(client: Client | None, scope: Scope) -> None:
@@ -96,17 +91,8 @@ def require(client: Client | None, scope: Scope, application: str | None) -> Non
     """
     require_scope(client, scope)
     require_application(client, application)
-    if client is None or client.applications is None or application is None:
-        return
-    limits = dict(client.applications)
-    wait = client.meters.take(application) if client.meters else 0.0
-    if wait:
-        raise Problem(
-            429,
-            f"the API key's quota of {limits[application]} requests a minute for {application} is used up",
-            slug="quota",
-            headers={"Retry-After": str(rounded_up(wait))},
-        )
+    if client is not None and application is not None and application in client.quotas:
+        client.quotas[application].count(f" for {application}")
 
 
 def require_application(client: Client | None, application: str | None) -> None:

@@ -32,7 +32,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 
-from serfer.api.auth.clients import Client, Meters, Quota, Scope, rounded_up
+from serfer.api.auth.clients import Client, Quota, Scope
 from serfer.api.http.problems import Problem
 from serfer.core.errors import InputError, UsageError
 from serfer.files import locked, write_whole
@@ -112,14 +112,8 @@ class KeyRing:
         known = self._find(presented)
         if known is None:
             raise _unknown("the API key is not known")
-        wait = known.quota.take(now) if known.quota else 0.0
-        if wait:
-            raise Problem(
-                429,
-                f"the API key's quota of {known.client.requests_per_minute} requests a minute is used up",
-                slug="quota",
-                headers={"Retry-After": str(rounded_up(wait))},
-            )
+        if known.quota is not None:
+            known.quota.count()
         return known.client
 
     def _find(self, presented: str) -> _Known | None:
@@ -153,8 +147,10 @@ class KeyRing:
         self._known = tuple(known)
 
     def _new(self, client: Client, digest: bytes) -> _Known:
-        quotas = {name: Quota(60 / rate, rate) for name, rate in client.applications or () if rate}
-        return _Known(replace(client, meters=Meters(self._clock, quotas)), digest, _quota(client))
+        quotas = {name: Quota(rate, rate, self._clock) for name, rate in client.applications or () if rate}
+        rate = client.requests_per_minute
+        own = None if rate is None else Quota(rate, client.burst or rate, self._clock)
+        return _Known(replace(client, quotas=quotas), digest, own)
 
 
 def authorise(request: Request, ring: KeyRing) -> Client:
@@ -277,12 +273,6 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
     return status.st_mtime_ns, status.st_ino, status.st_size
-
-
-def _quota(client: Client) -> Quota | None:
-    if client.requests_per_minute is None:
-        return None
-    return Quota(60 / client.requests_per_minute, client.burst or client.requests_per_minute)
 
 
 def _unknown(detail: str) -> Problem:

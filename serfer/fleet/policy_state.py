@@ -12,8 +12,8 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from serfer.core.structure import structure, unstructure
 from serfer.files import lies_inside, write_whole
 from serfer.fleet.background import Background
 from serfer.fleet.log_events import log_event
+from serfer.s3 import is_bucket, open_client, s3_errors
 
 SAVE_EVERY_S: Final = 300.0
 FORMAT: Final = "serfer policy state"
@@ -37,8 +38,6 @@ _TROUBLE: Final = "state"
 _SCHEME: Final = "s3://"
 _MODE: Final = 0o600
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_CONNECT_S, _READ_S, _TRIES = 3, 10, 2
 
 
 class Named(Protocol):
@@ -251,19 +250,13 @@ class StateObject:
 
     @cached_property
     def _client(self) -> Any:  # noqa: ANN401 - a client of botocore's, untyped
-        from botocore.config import Config  # noqa: PLC0415 - only states in S3 need botocore
-        from botocore.session import get_session  # noqa: PLC0415 - same
+        from botocore.session import get_session  # noqa: PLC0415 - only states in S3 need botocore
 
-        config = Config(
-            connect_timeout=_CONNECT_S,
-            read_timeout=_READ_S,
-            retries={"mode": "standard", "total_max_attempts": _TRIES},
-        )
-        return get_session().create_client("s3", config=config)
+        return open_client(get_session(), connect_s=3, read_s=10, tries=2)
 
     def read(self, most_bytes: int) -> bytes | None:
         """Return the object's latest version; says in the log where the bucket keeps no others."""
-        with _s3_errors():
+        with s3_errors(_unavailable):
             self._look_for_versions()
             try:
                 body = self._client.get_object(**self._where)["Body"]
@@ -273,7 +266,7 @@ class StateObject:
 
     def write(self, data: bytes) -> None:
         """Put a new version."""
-        with _s3_errors():
+        with s3_errors(_unavailable):
             self._client.put_object(**self._where, Body=data)
 
     def set_aside(self) -> None:
@@ -297,7 +290,7 @@ def open_place(where: str, model: str, policy: str) -> StateFile | StateObject:
             raise UsageError(f"--policy-state is a directory, or s3://BUCKET/PREFIX, not {where!r:.80}")
         return StateFile(Path(where).expanduser().absolute(), name)
     url = urlsplit(where)
-    if not where.startswith(_SCHEME) or not _BUCKET.fullmatch(url.netloc) or url.query or url.fragment:
+    if not where.startswith(_SCHEME) or not is_bucket(url.netloc) or url.query or url.fragment:
         raise UsageError(f"--policy-state is a directory, or s3://BUCKET/PREFIX, not {where[:80]!r}")
     prefix = url.path.strip("/")
     return StateObject(url.netloc, f"{prefix}/{name}" if prefix else name)
@@ -327,11 +320,5 @@ def _bounded(data: bytes, most_bytes: int) -> bytes:
     return data
 
 
-@contextmanager
-def _s3_errors() -> Iterator[None]:
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only states in S3 need botocore
-
-    try:
-        yield
-    except (BotoCoreError, ClientError, ValueError) as error:  # ValueError: an invalid AWS_ENDPOINT_URL
-        raise UnavailableError(f"S3: {error}") from error
+def _unavailable(error: Exception) -> UnavailableError:
+    return UnavailableError(f"S3: {error}")

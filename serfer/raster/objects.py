@@ -1,11 +1,10 @@
-"""Objects of S3 as images and results, through boto3: its credentials, region and endpoint count for GDAL too."""
+"""Objects of S3 as images and results, through botocore: its credentials, region and endpoint count for GDAL too."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,17 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from serfer.core.errors import InputError, SerferError, UnavailableError
-from serfer.extras import named_extras
 from serfer.files import read_text
 from serfer.raster.durable import write_durably
 from serfer.raster.limits import MIB
 from serfer.raster.place import S3Place
+from serfer.s3 import DENIED, MISSING, code_of, open_client, part_size, put_in_parts, s3_errors
 
-_MISSING = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}
-_FORBIDDEN = {"403", "AccessDenied", "Forbidden"}
-_MOST_PARTS = 10_000  # of one upload, by S3's own limit
 _PART_BYTES = 16 * MIB
-_SENDERS = 4
 _MOST_RECORD_BYTES = 16 * 1024
 
 
@@ -43,30 +38,22 @@ class Bucket:
         self._unsigned = unsigned
 
     @cached_property
-    def _session(self) -> Any:  # noqa: ANN401 - boto3's
-        with named_extras(), _s3_errors(self.place, "opened"):
-            from boto3 import Session  # noqa: PLC0415 - of an extra
+    def _session(self) -> Any:  # noqa: ANN401 - botocore's
+        from botocore.session import get_session  # noqa: PLC0415 - most images are files
 
-            return Session(region_name=self.place.region)
+        return get_session()
 
     @cached_property
-    def _client(self) -> Any:  # noqa: ANN401 - boto3's
-        from botocore import UNSIGNED  # noqa: PLC0415 - most images are files
-        from botocore.config import Config  # noqa: PLC0415 - same
-
-        given: dict[str, Any] = {"connect_timeout": 5, "read_timeout": 60, "retries": {"mode": "standard"}}
-        if self._unsigned:
-            given["signature_version"] = UNSIGNED
-        region = self._session.region_name or "us-east-1"
-        with _s3_errors(self.place, "opened"):
-            return self._session.client(
-                "s3", region_name=region, endpoint_url=self.place.endpoint, config=Config(**given)
-            )
+    def _client(self) -> Any:  # noqa: ANN401 - botocore's
+        with self._errors("opened"):
+            region = self.place.region or self._session.get_config_variable("region") or "us-east-1"
+            endpoint = self.place.endpoint
+            return open_client(self._session, 5, 60, unsigned=self._unsigned, region_name=region, endpoint_url=endpoint)
 
     def head(self) -> Head | None:
         """Return what S3 says of the object, None where there is none; raises InputError, UnavailableError."""
         try:
-            with _s3_errors(self.place, "read"):
+            with self._errors("read"):
                 said = self._client.head_object(Bucket=self.place.bucket, Key=self.place.key)
         except _MissingError:
             return None
@@ -74,7 +61,7 @@ class Bucket:
 
     def listed(self) -> Iterator[str]:
         """Yield the keys that begin with the place's own, in their order; raises InputError, UnavailableError."""
-        with _s3_errors(self.place, "listed"):
+        with self._errors("listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.place.bucket, Prefix=self.place.key
             )
@@ -85,7 +72,7 @@ class Bucket:
         """Raise InputError where there is no such bucket; one that may not be listed may still be written to."""
         with suppress(_DeniedError):
             try:
-                with _s3_errors(self.place, "written"):
+                with self._errors("written"):
                     self._client.head_bucket(Bucket=self.place.bucket)
             except _MissingError:
                 raise InputError(f"{self.place} cannot be written: the bucket does not exist") from None
@@ -96,13 +83,13 @@ class Bucket:
 
     def bytes_at(self, start: int, count: int) -> bytes:
         """Return bytes of an object from a position within it on."""
-        with _s3_errors(self.place, "read"):
+        with self._errors("read"):
             part = f"bytes={start}-{start + count - 1}"
             said = self._client.get_object(Bucket=self.place.bucket, Key=self.place.key, Range=part)
             return bytes(said["Body"].read(count))
 
     def gdal_options(self) -> dict[str, str]:
-        """Return the options by which GDAL sends its requests where boto3 sends them, with credentials of now."""
+        """Return the options by which GDAL sends its requests where botocore sends them, with credentials of now."""
         url = urlsplit(self._client.meta.endpoint_url)
         given = {
             "AWS_REGION": self._client.meta.region_name,
@@ -111,18 +98,16 @@ class Bucket:
         }
         if not (url.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
             given["AWS_VIRTUAL_HOSTING"] = "FALSE"
-        if bundle := self._session._session.get_config_variable("ca_bundle"):  # noqa: SLF001 - botocore's session
+        if bundle := self._session.get_config_variable("ca_bundle"):
             given["CURL_CA_BUNDLE"] = bundle
         return given | ({"AWS_NO_SIGN_REQUEST": "YES"} if self._unsigned else self._credentials())
 
     def _credentials(self) -> dict[str, str]:
-        with _s3_errors(self.place, "opened"):
+        with self._errors("opened"):
             found = self._session.get_credentials()
             frozen = found and found.get_frozen_credentials()
         if not frozen:
-            raise UnavailableError(
-                f"{self.place}: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret"
-            )
+            raise _no_credentials(self.place)
         keys = {"AWS_ACCESS_KEY_ID": frozen.access_key, "AWS_SECRET_ACCESS_KEY": frozen.secret_key}
         return keys | ({"AWS_SESSION_TOKEN": frozen.token} if frozen.token else {})
 
@@ -132,36 +117,21 @@ class Bucket:
         `record` remembers an upload in parts; what a killed process began is deleted when it is called again.
         """
         self._forget(record)
-        if file.stat().st_size <= _PART_BYTES:
-            with _s3_errors(self.place, "written"), file.open("rb") as body:
-                self._client.put_object(Bucket=self.place.bucket, Key=self.place.key, Body=body)
-            return
-        where = {"Bucket": self.place.bucket, "Key": self.place.key}
-        with _s3_errors(self.place, "written"):
-            where["UploadId"] = self._client.create_multipart_upload(**where)["UploadId"]
+        size, where = file.stat().st_size, {"Bucket": self.place.bucket, "Key": self.place.key}
+        with self._errors("written"), file.open("rb") as body:
+            if size <= _PART_BYTES:
+                self._client.put_object(**where, Body=body)
+                return
+            step = part_size(size, _PART_BYTES)
             try:
-                write_durably(record, json.dumps(where).encode())
-                parts = self._send(file, where)
-                self._client.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
-            except BaseException:
-                with suppress(Exception):  # what went wrong first is what the caller should know
-                    self._client.abort_multipart_upload(**where)
-                raise
+                put_in_parts(
+                    self._client,
+                    where,
+                    iter(lambda: body.read(step), b""),
+                    lambda upload: write_durably(record, json.dumps(upload).encode()),
+                )
             finally:
                 record.unlink(missing_ok=True)
-
-    def _send(self, file: Path, where: dict[str, str]) -> list[dict[str, Any]]:
-        size = file.stat().st_size
-        step = max(_PART_BYTES, -(-size // _MOST_PARTS))
-
-        def one(number: int) -> dict[str, Any]:
-            with file.open("rb") as source:
-                source.seek((number - 1) * step)
-                said = self._client.upload_part(**where, PartNumber=number, Body=source.read(step))
-            return {"PartNumber": number, "ETag": said["ETag"]}
-
-        with ThreadPoolExecutor(_SENDERS) as senders:
-            return [*senders.map(one, range(1, -(-size // step) + 1))]
 
     def _forget(self, record: Path) -> None:
         """Delete the parts of an upload that an earlier process began and did not end."""
@@ -173,9 +143,12 @@ class Bucket:
         except (ValueError, KeyError, TypeError):
             mine = False
         if mine:
-            with suppress(_MissingError), _s3_errors(self.place, "written"):
+            with suppress(_MissingError), self._errors("written"):
                 self._client.abort_multipart_upload(**where)
         record.unlink(missing_ok=True)
+
+    def _errors(self, done: str) -> AbstractContextManager[None]:
+        return s3_errors(lambda error: _explained(self.place, done, error))
 
 
 class _MissingError(InputError):
@@ -186,38 +159,26 @@ class _DeniedError(InputError):
     """S3 says that the credentials do not allow it."""
 
 
-@contextmanager
-def _s3_errors(place: S3Place, done: str) -> Iterator[None]:
-    """Turn botocore's errors into ours, which name the object and what to check."""
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError  # noqa: PLC0415 - most are files
-
-    try:
-        yield
-    except ClientError as error:
-        raise _refused(place, done, error.response) from error
-    except NoCredentialsError as error:
-        raise UnavailableError(
-            f"{place}: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret"
-        ) from error
-    except BotoCoreError as error:
-        reason = str(error).rstrip(".")
-        raise UnavailableError(
-            f"{place} cannot be {done}: {reason}; check AWS_ENDPOINT_URL_S3 and the network"
-        ) from error
-
-
-def _refused(place: S3Place, done: str, said: Any) -> SerferError:  # noqa: ANN401 - botocore's dict
-    code = str(said.get("Error", {}).get("Code", ""))
-    message = str(said.get("Error", {}).get("Message", "")).rstrip(".")
-    status = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+def _explained(place: S3Place, done: str, error: Exception) -> SerferError:
+    """Return our error for one of botocore's: it names the object and what to check."""
+    code, response = code_of(error), getattr(error, "response", None)
+    failed = f"{place} cannot be {done}: "
+    if type(error).__name__ == "NoCredentialsError":
+        return _no_credentials(place)
+    if response is None:
+        return UnavailableError(f"{failed}{str(error).rstrip('.')}; check AWS_ENDPOINT_URL_S3 and the network")
     if code == "NoSuchBucket":
-        return InputError(f"{place} cannot be {done}: the bucket does not exist")
-    if code in _MISSING:
+        return InputError(f"{failed}the bucket does not exist")
+    if code in MISSING:
         return _MissingError(f"{place} does not exist")
-    if code in _FORBIDDEN:
+    if code in DENIED:
         return _DeniedError(
-            f"{place} cannot be {done}: access is denied to these credentials (S3 also says so of a missing object to "
-            "those who may not list the bucket)"
+            f"{failed}access is denied to these credentials (S3 also says so of a missing object to those who may not "
+            "list the bucket)"
         )
-    kind = UnavailableError if status >= 500 or code in {"SlowDown", "Throttling"} else InputError  # noqa: PLR2004 - HTTP
-    return kind(f"{place} cannot be {done}: {code} {message}".rstrip())
+    passes = response["ResponseMetadata"]["HTTPStatusCode"] >= 500 or code in {"SlowDown", "Throttling"}  # noqa: PLR2004 - HTTP
+    return (UnavailableError if passes else InputError)(f"{failed}{error}")
+
+
+def _no_credentials(place: S3Place) -> UnavailableError:
+    return UnavailableError(f"{place}: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")

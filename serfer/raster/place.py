@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from serfer.core.errors import UsageError
+from serfer.s3 import is_bucket
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ENDPOINT = re.compile(r"https?://[^/?#@\s]+")
 _OPTIONS = re.compile(r"(region|endpoint)=[^?]*")
 _MOST_KEY_BYTES = 1024
@@ -19,7 +19,7 @@ _FORM = "write s3://BUCKET/KEY[?region=REGION][&endpoint=URL]"
 
 @dataclass(frozen=True)
 class S3Place:
-    """An object of S3; region and endpoint are boto3's own where they are None."""
+    """An object of S3; region and endpoint are AWS settings' where they are None."""
 
     bucket: str
     key: str
@@ -54,7 +54,7 @@ def _s3(rest: str) -> S3Place:
     if not body or not _OPTIONS.fullmatch(tail):
         body, tail = rest, ""
     bucket, _, key = body.partition("/")
-    if not _BUCKET.fullmatch(bucket):
+    if not is_bucket(bucket):
         raise UsageError(f"{bucket[:80]!r} is not a name of an S3 bucket: {_FORM}")
     if not key or len(key.encode()) > _MOST_KEY_BYTES or not key.isprintable() or {".", ".."} & {*key.split("/")}:
         raise UsageError(f"a key in s3://{bucket} has 1 to 1,024 printable bytes and no part that is . or ..: {_FORM}")

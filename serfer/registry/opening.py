@@ -12,8 +12,8 @@ from serfer.files import lies_inside
 from serfer.registry.directory import DirectoryStore
 from serfer.registry.registry import Registry
 from serfer.registry.store import RegistryStore
+from serfer.s3 import is_bucket
 
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX: Final = re.compile(r"|[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*){0,7}")
 _FORM: Final = "give a directory, or s3://BUCKET/PREFIX"
 
@@ -48,7 +48,7 @@ def _open_store(url: str, *, create: bool) -> RegistryStore:
     ):
         return DirectoryStore(Path(unquote(parts.path)), create=create)
     prefix = parts.path.strip("/")
-    if parts.scheme == "s3" and _BUCKET.fullmatch(parts.netloc) and _PREFIX.fullmatch(prefix) and not parts.query:
+    if parts.scheme == "s3" and is_bucket(parts.netloc) and _PREFIX.fullmatch(prefix) and not parts.query:
         from serfer.registry.s3 import S3Store  # noqa: PLC0415 - only registries in S3 need botocore
 
         return S3Store(parts.netloc, f"{prefix}/" if prefix else "", create=create)

@@ -18,13 +18,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import get_session
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.registry.s3_artefacts import S3Artefacts
-from serfer.registry.s3_errors import MISSING, UNMET, code_of, s3_errors
 from serfer.registry.store import (
     MAX_DOCUMENT_BYTES,
     MAX_DOCUMENTS,
@@ -35,13 +33,15 @@ from serfer.registry.store import (
     check_prefix,
     check_size,
 )
+from serfer.s3 import MISSING, code_of, open_client
 
 _NONCE_BYTES: Final = 16
 _HEAD: Final = 2 * _NONCE_BYTES + 1
 _FORMAT: Final = {"serfer registry": 1}
 _NO_TAG: Final = f'"{"0" * 32}"'
 _MAX_VERSIONS: Final = 1000
-_CONNECT_S, _READ_S, _TRIES = 3, 20, 3
+_UNMET: Final = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", *MISSING})
+"""Codes of a conditional request whose condition does not hold, or could not be seen to hold."""
 
 
 class S3Store(S3Artefacts):
@@ -52,20 +52,20 @@ class S3Store(S3Artefacts):
     """
 
     def __init__(self, bucket: str, prefix: str, unix: Callable[[], float] = time.time, *, create: bool = True) -> None:
-        self._where = f"s3://{bucket}/{prefix}".rstrip("/")
-        with s3_errors(self._where):
-            super().__init__(_client(), bucket, f"{prefix}artefacts/", self._where, unix)
+        self._named = f"s3://{bucket}/{prefix}".rstrip("/")
+        with self._errors():
+            super().__init__(_client(), bucket, f"{prefix}artefacts/", self._named, unix)
             self._documents = f"{prefix}documents/"
             self._check_versioned()
             self._open(f"{prefix}registry.json", create=create)
 
     def __str__(self) -> str:
-        return self._where
+        return self._named
 
     def names(self, prefix: str) -> list[str]:
         """ListObjectsV2."""
         found: list[str] = []
-        with s3_errors(self._where):
+        with self._errors():
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._documents + check_prefix(prefix)):
                 found += [entry["Key"].removeprefix(self._documents) for entry in page.get("Contents", ())]
@@ -83,11 +83,11 @@ class S3Store(S3Artefacts):
         key, nonce = self._document(name), secrets.token_hex(_NONCE_BYTES)
         body = f"{nonce}\n".encode() + check_size(name, data)
         condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": f'"{expected}"'}
-        with s3_errors(self._where):
+        with self._errors():
             try:
                 return _tag(self._client.put_object(**self._object(key), Body=body, **condition))
             except ClientError as error:
-                if code_of(error) not in UNMET:
+                if code_of(error) not in _UNMET:
                     raise
                 return self._own_version(key, nonce)  # by an attempt before, whose response was lost
             except BotoCoreError:
@@ -97,14 +97,14 @@ class S3Store(S3Artefacts):
 
     def delete(self, name: str, expected: str) -> bool:
         """DeleteObject on condition: the bucket keeps the versions."""
-        with s3_errors(self._where):
+        with self._errors():
             try:
                 key = self._document(name)
                 if self._head(key) is None:
                     return False
                 self._client.delete_object(**self._object(key), IfMatch=f'"{expected}"')
             except ClientError as error:
-                if code_of(error) not in UNMET:
+                if code_of(error) not in _UNMET:
                     raise
                 return False
         return True
@@ -126,12 +126,12 @@ class S3Store(S3Artefacts):
 
     def _entries(self, name: str) -> list[dict[str, Any]]:
         key = self._document(name)
-        with s3_errors(self._where):
+        with self._errors():
             answer = self._client.list_object_versions(Bucket=self._bucket, Prefix=key, MaxKeys=_MAX_VERSIONS)
         return [entry for entry in answer.get("Versions", ()) if entry["Key"] == key]
 
     def _get(self, name: str, most_bytes: int, **version: str) -> tuple[bytes, str] | None:
-        with s3_errors(self._where):
+        with self._errors():
             try:
                 answer = self._client.get_object(**self._object(self._document(name)), **version)
             except ClientError as error:
@@ -204,7 +204,7 @@ class S3Store(S3Artefacts):
         except ClientError as error:
             if code_of(error) == "NotImplemented":
                 raise self._lacking() from error
-            return code_of(error) in UNMET
+            return code_of(error) in _UNMET
         return False
 
     def _lacking(self) -> UsageError:
@@ -215,12 +215,7 @@ class S3Store(S3Artefacts):
 
 
 def _client() -> Any:  # noqa: ANN401 - a client of botocore's, untyped
-    config = Config(
-        connect_timeout=_CONNECT_S,
-        read_timeout=_READ_S,
-        retries={"mode": "standard", "total_max_attempts": _TRIES},
-    )
-    return get_session().create_client("s3", config=config)
+    return open_client(get_session(), connect_s=3, read_s=20, tries=3)
 
 
 def _tag(answer: dict[str, Any]) -> str:

@@ -6,10 +6,8 @@ import hashlib
 import os
 import secrets
 from base64 import b64encode
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +15,11 @@ from botocore.exceptions import ClientError
 
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError
 from serfer.registry.files import opened, sha256_of
-from serfer.registry.s3_errors import MISSING, code_of, s3_errors
 from serfer.registry.store import ArtefactEntry, check_digest
+from serfer.s3 import DENIED, MISSING, code_of, part_size, put_in_parts, s3_errors
 
 PART_BYTES: Final = 16 << 20
-_MAX_PARTS: Final = 10_000
 _MAX_COPIED: Final = 5 << 30  # CopyObject takes no more
-_AT_ONCE: Final = 4
 _BLOCK: Final = 1 << 20
 
 
@@ -44,7 +40,7 @@ class S3Artefacts:
         with opened(path) as source:
             digest = sha256_of(source)
             os.lseek(source, 0, os.SEEK_SET)
-            with s3_errors(self._named):
+            with self._errors():
                 key, size = self._artefact(digest), os.fstat(source).st_size
                 there = self._head(key)
                 if there is None or not self._refreshed(key, there):
@@ -55,7 +51,7 @@ class S3Artefacts:
         """GetObject."""
         key = self._artefact(digest)
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        with s3_errors(self._named):
+        with self._errors():
             try:
                 body = self._client.get_object(**self._object(key))["Body"]
             except ClientError as error:
@@ -79,12 +75,12 @@ class S3Artefacts:
 
     def has_artefact(self, digest: str) -> bool:
         """HeadObject."""
-        with s3_errors(self._named):
+        with self._errors():
             return self._head(self._artefact(digest)) is not None
 
     def artefacts(self) -> Iterator[ArtefactEntry]:
         """ListObjectVersions, of which the latest count."""
-        with s3_errors(self._named):
+        with self._errors():
             pages = self._client.get_paginator("list_object_versions")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._artefacts):
                 for entry in page.get("Versions", ()):
@@ -97,7 +93,7 @@ class S3Artefacts:
     def delete_artefact(self, entry: ArtefactEntry) -> bool:
         """Delete the version that was seen, and those before it."""
         key = self._artefact(entry.digest)
-        with s3_errors(self._named):
+        with self._errors():
             there = self._client.list_object_versions(Bucket=self._bucket, Prefix=key).get("Versions", ())
             versions = [each["VersionId"] for each in there if each["Key"] == key]
             if not versions or versions[0] != entry.version:
@@ -125,7 +121,8 @@ class S3Artefacts:
 
     def _send(self, key: str, source: int, size: int, digest: str) -> None:
         if size > self.part_bytes:
-            self._send_parts(key, source, max(self.part_bytes, -(-size // _MAX_PARTS)), digest)
+            blocks = _blocks(key, source, part_size(size, self.part_bytes), digest)
+            put_in_parts(self._client, self._object(key), blocks)
             return
         body = os.pread(source, self.part_bytes + 1, 0)
         if hashlib.sha256(body).hexdigest() != digest:
@@ -133,38 +130,6 @@ class S3Artefacts:
         self._client.put_object(
             **self._object(key), Body=body, ChecksumSHA256=b64encode(bytes.fromhex(digest)).decode()
         )
-
-    def _send_parts(self, key: str, source: int, part_bytes: int, digest: str) -> None:
-        """Send a multipart upload, which becomes visible at once, or is taken back."""
-        upload = {
-            **self._object(key),
-            "UploadId": self._client.create_multipart_upload(**self._object(key))["UploadId"],
-        }
-        try:
-            parts = self._parts(upload, source, part_bytes, digest)
-            self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
-        except BaseException:
-            with suppress(ClientError):  # then the bucket's lifecycle rule takes it back
-                self._client.abort_multipart_upload(**upload)
-            raise
-
-    def _parts(self, upload: dict[str, Any], source: int, part_bytes: int, digest: str) -> list[dict[str, Any]]:
-        """Send the parts, some at once, and return them; raises InputError where the file is another one by now."""
-        sent: list[dict[str, Any]] = []
-        waiting: deque[tuple[int, Future[Any]]] = deque()
-        found, number = hashlib.sha256(), 0
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            while block := os.pread(source, part_bytes, number * part_bytes):
-                found.update(block)
-                number += 1
-                part = threads.submit(self._client.upload_part, **upload, PartNumber=number, Body=block)
-                waiting.append((number, part))
-                if len(waiting) == _AT_ONCE:
-                    sent.append(_finished(*waiting.popleft()))
-            sent += [_finished(*each) for each in waiting]
-        if found.hexdigest() != digest:
-            raise _changed(upload["Key"])
-        return sent
 
     def _head(self, key: str) -> dict[str, Any] | None:
         try:
@@ -178,12 +143,33 @@ class S3Artefacts:
     def _object(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": key}
 
+    def _errors(self) -> AbstractContextManager[None]:
+        return s3_errors(self._unavailable)
+
+    def _unavailable(self, error: Exception) -> UnavailableError:
+        words = str(error)
+        if code_of(error) == "NoSuchBucket":
+            words = "its bucket does not exist: create it"
+        elif code_of(error) in DENIED:
+            words = (
+                f"S3 refused ({error}): allow s3:GetObject, GetObjectVersion, PutObject, DeleteObject, "
+                "DeleteObjectVersion, ListBucket and ListBucketVersions"
+            )
+        return UnavailableError(f"the registry {self._named}: {words}")
+
     def _artefact(self, digest: str) -> str:
         return self._artefacts + check_digest(digest)
 
 
-def _finished(number: int, part: Future[Any]) -> dict[str, Any]:
-    return {"PartNumber": number, "ETag": part.result()["ETag"]}
+def _blocks(key: str, source: int, size: int, digest: str) -> Iterator[bytes]:
+    """Yield a file's blocks of so many bytes; raises InputError at the end where it is another file by now."""
+    found, start = hashlib.sha256(), 0
+    while block := os.pread(source, size, start):
+        found.update(block)
+        start += size
+        yield block
+    if found.hexdigest() != digest:
+        raise _changed(key)
 
 
 def _changed(key: str) -> InputError:

@@ -11,8 +11,8 @@ from botocore.exceptions import BotoCoreError
 from botocore.session import Session
 
 from serfer.core.errors import UsageError
+from serfer.s3 import is_bucket
 
-_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"(?!.*//)(?!(.*/)?\.{1,2}(/|$))[A-Za-z0-9!_.*/-]{0,200}")
 _ENDPOINT = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
 _OPTIONS = ("endpoint", "region")
@@ -51,7 +51,7 @@ def target(url: str) -> Target:
         raise UsageError(f"the S3 URL of --store is malformed: {_FORM}") from None
     if "@" in parts.netloc:
         raise UsageError("an S3 URL in --store holds no credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE instead")
-    if not _BUCKET.fullmatch(parts.netloc):
+    if not is_bucket(parts.netloc):
         raise UsageError(f"{parts.netloc[:80]!r} in --store is not a name of an S3 bucket: {_FORM}")
     prefix = parts.path.strip("/")
     if parts.fragment or not _PREFIX.fullmatch(prefix):

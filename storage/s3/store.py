@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+from urllib.parse import quote
 
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
 from botocore.session import Session
 
 from serfer.core.errors import UsageError, ValueTooLargeError
@@ -28,6 +31,7 @@ from storage.s3.objects import Objects
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 _THREADS = 32
+_LONGEST_LINK_S = 7 * 86_400  # that Signature Version 4 allows
 _OK, _NO_RANGE = 200, 416
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -89,14 +93,18 @@ class S3Store(Store):
         self._objects.delete([self._objects.name(key) for key in keys])
 
     def link(self, key: str, lifetime_s: int) -> str | None:
-        """Sign a GET; a directory bucket has no such links, since its sessions end after five minutes."""
+        """Presign a GET; a directory bucket has no such links, since its sessions end after five minutes.
+
+        A link lasts no longer than the credentials that sign it: those of a function or an instance last some hours.
+        """
         check_keys((key,))
         where = self._http.address
         if where.sessions:
             return None
-        from storage.s3.links import signed_link  # noqa: PLC0415  workers make no links
-
-        return signed_link(self._signer.keys(), where, self._objects.name(key), lifetime_s)
+        request = AWSRequest("GET", f"{where.url}/{quote(self._objects.name(key), safe='/-_.~')}")
+        expires = min(max(1, lifetime_s), _LONGEST_LINK_S)
+        S3SigV4QueryAuth(self._signer.keys(), where.service, where.region, expires).add_auth(request)
+        return str(request.url)
 
     def coordination(self) -> Coordination:
         """Coordinate by conditional puts over the same connections."""

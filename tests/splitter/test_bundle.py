@@ -133,6 +133,7 @@ def test_no_function_contains_torch_or_unused_packages(functions):
         assert {path.parts[1] for path in files if path.parts[0] == "serfer" and len(path.parts) > 1} <= {
             "core",
             "plan_directory.py",
+            "s3.py",
             "__init__.py",
             "__pycache__",
         }

@@ -20,11 +20,12 @@ from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_on
 from serfer.wiring.options import Choices
 from tests import left_behind
-from tests.api.conftest import PATIENCE, Observed, png, running_made
+from tests.api.conftest import Observed, png, running_made
 from tests.e2e.small import split_small
 
 AT_ONCE = 32
 LONGEST_S = 0.02
+PATIENCE = 120  # s: 32 photographs take 3 on two idle cores
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,10 @@ def serving(directory, forks):
     """Serve a plan on the loop that serves HTTP; yields a client."""
 
     async def make():
-        pipeline = await open_on(RunningLoop(), directory, Choices("memory://", "inprocess", "push"), Settings())
+        settings = Settings(api_deadline_ms=1000 * PATIENCE)
+        pipeline = await open_on(RunningLoop(), directory, Choices("memory://", "inprocess", "push"), settings)
         decoders = Decoders(forks=forks)
-        return make_app(Service({"small": pipeline}, Admission(AT_ONCE, AT_ONCE), Observed(), decoders), Settings())
+        return make_app(Service({"small": pipeline}, Admission(AT_ONCE, AT_ONCE), Observed(), decoders), settings)
 
     with running_made(make) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         yield client

@@ -203,7 +203,7 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
     query, idempotency_key = parsed.query, parsed.idempotency_key(images)
     if idempotency_key is not None:
         await routes.idempotency.check(idempotency_key)
-    place = routes.service.admission.place(query.client, query.left_s, promised=True)
+    place = routes.service.admission.place(query.client, query.left_s, kept=True)
     promised = replace(parsed, query=replace(query, place=place))
     held: Held = parsed.request.state.held
 

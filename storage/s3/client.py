@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import obstore
 import obstore.store
 from botocore.exceptions import BotoCoreError
+from botocore.httpsession import get_cert_path
 from botocore.session import Session
 from obstore.exceptions import BaseError
 
@@ -121,7 +122,7 @@ class S3Client:
 
     def close(self) -> None:
         """Close the connections; a later request opens new ones."""
-        self._small, self._large = (self._opened(seconds) for seconds in (READ_S, _LARGE_S))
+        self._stores: dict[float, obstore.store.S3Store] = {}
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> Found:
         """GetObject, with a Range where it is not for all of it; a range has a byte at least."""
@@ -130,11 +131,11 @@ class S3Client:
             options = {"range": (start, start + length)}
         elif start:
             options = {"range": {"offset": start}}
-        return self._ask(lambda: _found(obstore.get(self._small, name, options=options), read=True))
+        return self._ask(lambda store: _found(obstore.get(store, name, options=options), read=True))
 
     def head(self, name: str) -> Found:
         """HeadObject: no bytes; its refusals have no code."""
-        return self._ask(lambda: _found(obstore.get(self._small, name, options={"head": True}), read=False))
+        return self._ask(lambda store: _found(obstore.get(store, name, options={"head": True}), read=False))
 
     def put(
         self,
@@ -145,9 +146,8 @@ class S3Client:
         part: int | None = None,
     ) -> str:
         """PutObject, or a multipart upload with parts of so many bytes; return the entity tag."""
-        store = self._small if len(body) <= _SMALL else self._large
         put = self._ask(
-            lambda: obstore.put(
+            lambda store: obstore.put(
                 store,
                 name,
                 body,
@@ -156,60 +156,70 @@ class S3Client:
                 use_multipart=part is not None,
                 chunk_size=part or _SMALL,
                 max_concurrency=_PARTS_AT_ONCE,
-            )
+            ),
+            read_s=READ_S if len(body) <= _SMALL else _LARGE_S,
         )
         return put["e_tag"] or ""
 
     def delete(self, names: Sequence[str]) -> None:
         """DeleteObjects, a thousand a request."""
         if names:
-            self._ask(lambda: obstore.delete(self._small, names))
+            self._ask(lambda store: obstore.delete(store, names))
 
     def names(self, prefix: str, until: float) -> Iterator[list[str]]:
         """ListObjectsV2: yield the names below a prefix last changed at `until`, in seconds since the epoch, or before.
 
         A page at a time, in the order in which S3 lists them: in directory buckets that is any.
         """
-        pages, page = self._ask(lambda: self._listed(prefix))
+        pages, page = self._ask(lambda store: _listed(store, prefix))
         while page is not None:
             yield [entry["path"] for entry in page if entry["last_modified"].timestamp() <= until]
-            page = self._ask(lambda: next(pages, None), _ONCE)
-
-    def _listed(self, prefix: str) -> "tuple[Iterator[Sequence[ObjectMeta]], Sequence[ObjectMeta] | None]":
-        """Return the pages of a list and the first of them; one that failed has no further page."""
-        pages = obstore.list(self._small, prefix.rstrip("/") or None, chunk_size=1000)
-        return pages, next(pages, None)
+            page = self._ask(lambda _: next(pages, None), _ONCE)
 
     def sign(self, name: str, lifetime_s: int) -> str:
         """Return the URL of a GET that is good for so many seconds."""
-        return self._ask(lambda: obstore.sign(self._small, "GET", name, timedelta(seconds=lifetime_s)))
+        return self._ask(lambda store: obstore.sign(store, "GET", name, timedelta(seconds=lifetime_s)))
 
     def _opened(self, read_s: float) -> obstore.store.S3Store:
         where = self.address
-        authority: str | None = self._session.get_config_variable("ca_bundle")
-        return obstore.store.S3Store(
-            self._bucket,
-            aws_endpoint_url_s3=where.url,
-            virtual_hosted_style_request=True,
-            region=where.region,
-            s3_express=where.sessions,
-            unsigned_payload=_is_safe(where.url),
-            credential_provider=self._keys,
-            client_options={
-                "allow_http": True,
-                "connect_timeout": timedelta(seconds=CONNECT_S),
-                "read_timeout": timedelta(seconds=read_s),
-                "timeout": _LONGEST,
-                "user_agent": "serfer",
-                **({"root_certificate": Path(authority).read_bytes()} if authority else {}),
-            },
-            retry_config={"max_retries": 0},
-        )
+        authority = str(self._session.get_config_variable("ca_bundle") or get_cert_path(verify=True))
+        try:
+            return obstore.store.S3Store(
+                self._bucket,
+                aws_endpoint_url_s3=where.url,
+                virtual_hosted_style_request=True,
+                region=where.region,
+                s3_express=where.sessions,
+                unsigned_payload=_is_safe(where.url),
+                credential_provider=self._keys,
+                client_options={
+                    "allow_http": True,
+                    "connect_timeout": timedelta(seconds=CONNECT_S),
+                    "read_timeout": timedelta(seconds=read_s),
+                    "timeout": _LONGEST,
+                    "user_agent": "serfer",
+                    "root_certificate": Path(authority).read_bytes(),
+                },
+                retry_config={"max_retries": 0},
+            )
+        except (BaseError, OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise StoreUnavailableError(
+                f"no client can be made for S3 at {where.url}: {reason}; check --store and AWS_CA_BUNDLE"
+            ) from error
 
-    def _ask(self, request: Callable[[], _T], policy: RetryPolicy = _REQUESTS) -> _T:
+    def _ask(
+        self,
+        request: Callable[[obstore.store.S3Store], _T],
+        policy: RetryPolicy = _REQUESTS,
+        read_s: float | None = None,
+    ) -> _T:
+        read_s = READ_S if read_s is None else read_s
+        store = self._stores.get(read_s) or self._stores.setdefault(read_s, self._opened(read_s))
+
         def attempt() -> _T:
             try:
-                return request()
+                return request(store)
             except (BaseError, FileNotFoundError, ValueError) as error:
                 raise self._meaning(error) from error
 
@@ -240,6 +250,14 @@ def _found(result: "GetResult", *, read: bool) -> Found:
     except (KeyError, ValueError):
         expires = None
     return Found(bytes(result.bytes()) if read else b"", meta["size"], meta["e_tag"] or "", expires)
+
+
+def _listed(
+    store: obstore.store.S3Store, prefix: str
+) -> "tuple[Iterator[Sequence[ObjectMeta]], Sequence[ObjectMeta] | None]":
+    """Return the pages of a list and the first of them; one that failed has no further page."""
+    pages = obstore.list(store, prefix.rstrip("/") or None, chunk_size=1000)
+    return pages, next(pages, None)
 
 
 def _answer(text: str) -> Answer | None:

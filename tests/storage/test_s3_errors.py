@@ -195,6 +195,15 @@ def test_a_key_that_could_not_be_deleted_is_reported():
         assert "refused to delete: no: grant" in message_of(where, WAYS["delete"], StoreError)
 
 
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_bundle_of_certificates_that_cannot_be_read_is_named(monkeypatch, tmp_path, content):
+    bundle = tmp_path / "bundle.pem"
+    if content:
+        bundle.write_text(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    assert "AWS_CA_BUNDLE" in message_of("http://127.0.0.1:9", WAYS["get"])
+
+
 def test_no_credentials(monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

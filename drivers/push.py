@@ -30,7 +30,7 @@ from serfer.core.errors import UsageError
 from serfer.core.hedging import LearntHedging
 from serfer.core.keys import ResultPlace, output_key, query_id
 from serfer.core.plan import Plan
-from serfer.core.plan.answers import verified_parts
+from serfer.core.plan.answers import answer_arrays, verified_parts
 from serfer.core.run_machine import (
     Abort,
     Action,
@@ -155,10 +155,10 @@ class PushDriver:
         return await self._in_flight.run(self._in_flight.until_answered(begin, discard))
 
     def _discard(self, place: ResultPlace) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Return what deletes the parts of a result whose query has failed; raises UsageError without a store."""
+        """Return what deletes the chunks of a result whose query has failed; raises UsageError without a store."""
         if self._results is None:
             raise UsageError("there is no store of results: set SERFER_RESULTS to its URL, or pass --results")
-        keys = place.keys(len(self._route.plan.stages[-1].tiles))
+        keys = place.keys(answer_arrays(self._route.plan, 1))  # of any number of images
         return functools.partial(delete, self._results, keys, self._route.retry, self._route.clock)
 
     async def close(self) -> None:

@@ -313,7 +313,7 @@ class Worker:
             from lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
 
             self._check_last(task)
-            return _Written(None, write_result(self._results, self._plan, task.result, task.tile, tile, outputs))
+            return _Written(None, write_result(self._results, self._plan, task.result, tile, outputs))
         key = output_key(task.query, task.stage, task.tile)
         value = cells_to_bytes(outputs, tile, key)
         if task.inline:

@@ -87,7 +87,7 @@ browser: setup
 # What SAM deploys: real networks in every pair of choices, linted and built with no network, and what was built, run. And a
 # wheel in an environment of its own, with the newest versions that it allows, where a package index can be reached.
 deploy-check: setup
-	$(BIN)/python -m pytest -m "deploy and not weekly" -n 2 --dist loadscope tests/sam tests/test_packaging.py
+	$(BIN)/python -m pytest -m "deploy and not weekly" -n 3 --dist loadscope --no-loadscope-reorder tests/sam tests/test_packaging.py
 
 bench: setup
 	$(BIN)/serfer bench overhead --model alexnet --at-most 3

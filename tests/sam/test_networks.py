@@ -1,9 +1,12 @@
-"""Real networks in every combination that is offered: linted as SAM and as CloudFormation have them, and built.
+"""Real networks in combinations that are offered: linted as SAM and as CloudFormation have them, and built.
 
-Neither a network nor credentials are needed once a network is split. A BUILD directory is written once for each kind of
-drivers; its template and state machine are then those of each combination, since nothing else in it differs.
+A combination gives a template its shape, a network its names and counts: every pair of choices is seen on one network,
+and the others have one combination each, in which they differ; `make weekly` runs all. Neither a network nor
+credentials are needed once a network is split. A BUILD directory is written once for each kind of drivers; its template
+and state machine are then those of each combination, since nothing else in it differs.
 """
 
+import functools
 import json
 import shutil
 import subprocess
@@ -37,12 +40,23 @@ PAIRED = tuple(
     for column, engine in enumerate(ENGINES)
 )
 """Combinations in which any two choices are seen together."""
+BUILT = tuple((drivers, "s3", engine) for drivers in DRIVERS for engine in ("push", "stepfunctions"))
 pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
 
 
 @pytest.fixture(autouse=True)
 def _region(monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+def on_each(cases):
+    return pytest.mark.parametrize("chosen", cases, ids="-".join)
+
+
+def on_one(cases, chosen):
+    """Parametrise with all cases, of which a commit runs one."""
+    weekly = pytest.mark.weekly
+    return on_each([pytest.param(case, marks=() if number == chosen else weekly) for number, case in enumerate(cases)])
 
 
 class _Network:
@@ -61,12 +75,16 @@ class _Network:
     @pytest.fixture(scope="class")
     @classmethod
     def packaged(cls, directory, tmp_path_factory):
-        """Return the BUILD directories of both kinds of drivers; what is built there takes up to 3 GB."""
+        """Return the BUILD directory of a kind of drivers, written once; what is built there takes up to 3 GB."""
         root = tmp_path_factory.mktemp(cls.model)
-        for drivers in DRIVERS:
+
+        @functools.cache
+        def packaged(drivers):
             chosen = options(drivers, engine="stepfunctions", store="s3")
             package(directory, root / drivers, chosen, load_settings(), progress=lambda _: None)
-        yield root
+            return root / drivers
+
+        yield packaged
         shutil.rmtree(root)
 
     @pytest.fixture
@@ -74,7 +92,7 @@ class _Network:
         """Write a combination's own files into the BUILD directory of its drivers, and return that."""
 
         def build(drivers, store, engine):
-            chosen, place = options(drivers, store, engine), packaged / drivers
+            chosen, place = options(drivers, store, engine), packaged(drivers)
             (place / "template.yaml").write_text(dump(make_template(chosen, [plan])), encoding="utf-8")
             if chosen.by_state_machine:
                 text = json.dumps(state_machine(plan, chosen), indent=2)
@@ -83,9 +101,8 @@ class _Network:
 
         return build
 
-    @pytest.mark.parametrize("chosen", PAIRED, ids="-".join)
-    def test_nothing_is_found_in_its_template(self, chosen, plan):
-        """As SAM's translator makes it, of which cfn-lint knows most; SAM's own form is linted by its CLI below."""
+    def check_template(self, chosen, plan):
+        """Lint it as SAM's translator makes it, of which cfn-lint knows most; SAM CLI lints its own form below."""
         assert findings(json.dumps(translated(make_template(options(*chosen), [plan])))) == []
 
     @pytest.mark.skipif(not shutil.which("node") or not VALIDATOR.exists(), reason="npm was not there for `make setup`")
@@ -112,12 +129,6 @@ class _Network:
         for function in functions.values():
             check_function(function, shipped_aws().functions)  # its true size with its layers among others
 
-    @pytest.mark.parametrize(
-        "chosen", [(drivers, "s3", engine) for drivers in DRIVERS for engine in ("push", "stepfunctions")], ids="-".join
-    )
-    def test_it_is_built_and_within_the_limits(self, chosen, build, plan):
-        self.build_and_check(build(*chosen), plan)
-
 
 def check_plan_on_instance(built, plan, place):
     """Put together what user-data-gpu.sh does, and look whether it is the whole network."""
@@ -136,13 +147,37 @@ def check_plan_on_instance(built, plan, place):
 class TestAlexNet(_Network):
     model = "alexnet"
 
+    @on_one(PAIRED, 5)
+    def test_nothing_is_found_in_its_template(self, chosen, plan):
+        self.check_template(chosen, plan)
+
+    @on_one(BUILT, 0)
+    def test_it_is_built_and_within_the_limits(self, chosen, build, plan):
+        self.build_and_check(build(*chosen), plan)
+
 
 class TestVgg16(_Network):
     model = "vgg16"
 
+    @on_one(PAIRED, 11)
+    def test_nothing_is_found_in_its_template(self, chosen, plan):
+        self.check_template(chosen, plan)
+
+    @on_one(BUILT, 3)
+    def test_it_is_built_and_within_the_limits(self, chosen, build, plan):
+        self.build_and_check(build(*chosen), plan)
+
 
 class TestEfficientNetLite0(_Network):
     model = "efficientnet-lite0"
+
+    @on_each(PAIRED)
+    def test_nothing_is_found_in_its_template(self, chosen, plan):
+        self.check_template(chosen, plan)
+
+    @on_each(BUILT)
+    def test_it_is_built_and_within_the_limits(self, chosen, build, plan):
+        self.build_and_check(build(*chosen), plan)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -185,4 +220,4 @@ class TestEfficientNetLite0(_Network):
     def test_the_same_inputs_give_the_same_bytes_with_all_that_is_packed(self, packaged, directory, tmp_path):
         chosen = options("function", engine="stepfunctions", store="s3")
         again = package(directory, tmp_path / "build", chosen, load_settings(), progress=lambda _: None)
-        assert again == load_deployment(packaged / "function")
+        assert again == load_deployment(packaged("function"))

@@ -6,6 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 DEMO_STAMP := .venv/.demo
 DOCS_STAMP := .venv/docs/.set-up
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test lint unit docs slow weekly weekly-clean browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
 
@@ -66,9 +67,11 @@ $(DOCS_STAMP): requirements-docs.txt
 	.venv/docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt
 	touch $(DOCS_STAMP)
 
-# What takes minutes: the zoo but for its largest network, and hundreds of random ones.
+# What takes minutes: the zoo but for its largest network, and hundreds of random ones, by the day's seed.
+SEED = $(or $(TEST_SEED),$(shell date -u +%Y%m%d))
+
 slow: setup
-	$(BIN)/python -m pytest -m "slow and not weekly" --timeout 2400 -n 2 --dist loadfile
+	TEST_SEED=$(SEED) $(BIN)/python -m pytest -m "slow and not weekly" --hypothesis-seed=$(SEED) --timeout 2400 -n 3 $(BY_FILE)
 
 # What is exhaustive, in shards of an hour at most: hours. What passed is not run again at the same commit (tests/weekly.py).
 # SHARD=NAME runs those with that in their name.

@@ -142,8 +142,11 @@ def against_the_cheaper(world, load):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mixed", "changing")),
-        *(pytest.param(kind, marks=pytest.mark.weekly) for kind in ("square", "exponential", "heavy", "walk")),
+        pytest.param("mixed", marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, marks=pytest.mark.weekly)
+            for kind in ("changing", "square", "exponential", "heavy", "walk")
+        ),
     ],
 )
 def test_loads_of_many_kinds_cost_little_more_than_the_cheaper_of_the_plain_rule_and_lambda_alone(kind):

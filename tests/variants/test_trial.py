@@ -36,8 +36,13 @@ def test_a_hostile_file_is_refused_in_a_line(name, tmp_path):
     check(name, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.weekly if number % 3 else pytest.mark.slow)
+        for number, name in enumerate(FILES)
+    ],
+)
 def test_every_hostile_file_is_refused_in_a_line(name, tmp_path):
     check(name, tmp_path)
 

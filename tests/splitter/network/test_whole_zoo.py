@@ -167,8 +167,21 @@ def test_the_weights_are_of_the_stated_origin(network):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [False, True], ids=["2x2", "own"])
-def test_a_split_network_equals_its_module_and_fits_its_functions(network, own, shelf):
+def test_a_split_network_equals_its_module_and_fits_its_functions(network, shelf):
+    """Every second network on its own grids, the others on 2 x 2."""
+    check_split(network, shelf, own=own_in_turn(network))
+
+
+@pytest.mark.weekly
+def test_a_split_network_on_the_other_grids_equals_its_module_too(network, shelf):
+    check_split(network, shelf, own=not own_in_turn(network))
+
+
+def own_in_turn(network):
+    return [*ZOO].index(network.entry.name) % 2 == 1
+
+
+def check_split(network, shelf, *, own):
     grids = (list(network.entry.grids) or "auto") if own else "2x2"
     with tempfile.TemporaryDirectory(dir=shelf) as directory:
         plan = serfer.split(network.entry.name, out=Path(directory) / "plan", grids=grids)

@@ -66,10 +66,10 @@ class Runner:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param("efficientnet-lite0-224x224", marks=pytest.mark.slow),
+        pytest.param("efficientnet-lite0-224x224", marks=pytest.mark.weekly),
         pytest.param("efficientnet-lite0-225x301", marks=pytest.mark.slow),
         pytest.param("alexnet-224x224", marks=pytest.mark.slow),
-        pytest.param("alexnet-225x301", marks=pytest.mark.slow),
+        pytest.param("alexnet-225x301", marks=pytest.mark.weekly),
     ],
 )
 def network(request, zoo, shelf):

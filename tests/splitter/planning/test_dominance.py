@@ -126,7 +126,10 @@ WAYS_OF_LARGE = ({"weights": "auto"}, {"weights": "auto", "max_loss": 0.05})
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *(pytest.param("alexnet", way, marks=pytest.mark.slow) for way in FEWER_WAYS),
+        *(
+            pytest.param("alexnet", way, marks=pytest.mark.slow if way in WAYS_OF_LARGE else pytest.mark.weekly)
+            for way in FEWER_WAYS
+        ),
         *(
             pytest.param(name, way, marks=pytest.mark.weekly)
             for name in ("vgg16", "resnet152")

@@ -26,9 +26,9 @@ from serfer.core.exactness import TOLERANCE, relative_error
 from serfer.plan_directory import load_plan
 from tests.splitter.windows.random_maps import draw
 
-FEW, DAILY, WEEKLY = 5, 300, 3000
+FEW, DAILY, WEEKLY = 5, 100, 3000
 FIXED_SEED = 34
-LANES = 10
+FEW_LANES, LANES = 2, 10
 NOT_A_REASON = re.compile(
     r"Traceback|\b\w*(Index|Key|Type|Value|Attribute|Assertion)Error\b|object has no|__\w+__|Symbolic"
 )
@@ -151,12 +151,15 @@ def test_a_few_random_networks_have_the_map_of_the_whole_image():
     check(range(FEW), FIXED_SEED)
 
 
-@pytest.mark.parametrize("lane", range(LANES))
 @pytest.mark.parametrize(
-    "count", [pytest.param(DAILY, marks=pytest.mark.slow), pytest.param(WEEKLY, marks=pytest.mark.weekly)]
+    ("count", "lanes", "lane"),
+    [
+        *(pytest.param(DAILY, FEW_LANES, lane, marks=pytest.mark.slow) for lane in range(FEW_LANES)),
+        *(pytest.param(WEEKLY, LANES, lane, marks=pytest.mark.weekly) for lane in range(LANES)),
+    ],
 )
-def test_random_networks_have_the_map_of_the_whole_image_or_are_refused(lane, count):
-    check(range(lane, count, LANES), seed())
+def test_random_networks_have_the_map_of_the_whole_image_or_are_refused(count, lanes, lane):
+    check(range(lane, count, lanes), seed())
 
 
 if __name__ == "__main__":

@@ -282,6 +282,7 @@ def test_what_cannot_keep_an_answer_says_so_before_anything_runs(tiled):
             pipeline.submit(images(1), context=context)
 
 
+@pytest.mark.slow
 def test_a_state_machine_refuses_by_name(tiled, url, settings, redis):
     chosen = {"workers": "local", "driver": "stepfunctions", "settings": settings, "store": redis}
     with (

@@ -47,7 +47,7 @@ def test_answers_are_those_of_zips_bit_for_bit(place, settings, where):
     assert np.array_equal(answer(place(where), settings, workers="inprocess")[0], expected)
 
 
-@pytest.mark.parametrize("driver", ["poll", "stepfunctions-express"])
+@pytest.mark.parametrize("driver", ["poll", pytest.param("stepfunctions-express", marks=pytest.mark.slow)])
 def test_every_driver_answers_with_fetched_weights(place, settings, driver):
     logits, _ = answer(place("fetched"), settings, driver=driver)
     assert np.array_equal(logits, answer(place("zip"), settings, workers="inprocess")[0])

@@ -91,10 +91,10 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
             dependency_bytes = dependency_bytes()
         limit = package_limit(limit_mb, dependency_bytes, facts.functions)
         budget = Budget(limit, facts, memory, store, profiles=profiles or shipped_profiles())
-        from splitter.windows.build import Wanted, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
+        from splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
 
         progress = progress or (lambda _step: None)
-        wanted = Wanted(side, *overlap)
+        wanted = WindowRequest(side, *overlap)
         plan, notes = build_map_plan(model, sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

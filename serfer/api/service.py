@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from drivers.driver import RequestContext
 from serfer.api.admission import Admission, Place
-from serfer.api.decoding.decoders import Decoded, Decoders
+from serfer.api.decoding.decoders import DecodedImages, Decoders
 from serfer.api.http.problems import Problem
 from serfer.api.jobs.offline import OfflineJobs
 from serfer.api.jobs.registrations import Registrar
@@ -293,7 +293,7 @@ class Service:
         query: ServiceQuery,
         place: Place,
         run: Callable[[float], Awaitable[Result]],
-        decoded: Decoded | None = None,
+        decoded: DecodedImages | None = None,
     ) -> ServiceResult:
         """Wait for a turn, and run a query in the time that is left; a cancelled caller cancels it."""
         waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)

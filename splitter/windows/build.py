@@ -45,7 +45,7 @@ _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WindowRequest:
     """Windows as they are asked for: of `side` pixels of the result, None for the cheapest.
 
     With an `overlap` they are images of their own that have so many pixels around what they write, compared with the
@@ -61,7 +61,7 @@ def build_map_plan(
     model: Any,  # noqa: ANN401 - a module, a path or a name
     sizes: Sequence[tuple[int, int]],
     place: Path,
-    wanted: Wanted,
+    wanted: WindowRequest,
     channels: int,
     budget: Budget,
     description: Description,
@@ -128,7 +128,7 @@ class _Making:
                 self.notes.extend(_check_other(network, _example(self.example.shape[1], small)))
         return cut, choice
 
-    def overlapping(self, wanted: Wanted, overlap: int) -> tuple[WindowTiles, WindowChoice]:
+    def overlapping(self, wanted: WindowRequest, overlap: int) -> tuple[WindowTiles, WindowChoice]:
         """Return windows that are images of their own, and measure what that makes of a sample."""
         network, size = self.network, self.sizes[0]
         self.progress("finding what shifts with the image")

@@ -46,7 +46,9 @@ $(STAMP): $(DEMO_STAMP) requirements-ministack.txt requirements-sam.txt bench/py
 demo: $(DEMO_STAMP)
 	$(BIN)/serfer classify examples/images/chelsea.png examples/images/coffee.png --compare
 
-test: setup lint unit
+# Types are checked while tests wait for their processes.
+test: setup
+	@$(MAKE) --no-print-directory -j 2 lint unit
 
 lint: setup
 	$(BIN)/ruff check .
@@ -54,9 +56,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Most tests wait for processes of their own, so three runs share two cores well; a file's tests stay together.
+# Many tests wait for processes of their own, so four runs share two cores well. A file's tests stay together, and files
+# come in the order of tests/conftest.py: the long ones first.
 unit: setup
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 4 $(BY_FILE)
 
 # The documentation as HTML, in docs/_build; any warning is an error. It needs nothing of the other set-up.
 docs: $(DOCS_STAMP)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import ResultPlace, StoreCounts
 from serfer.core.run_machine import LOST, Retry, StageRun
-from serfer.core.wire import Buffer, Crop, Warmed
+from serfer.core.wire import Buffer, Crop, WarmUpAnswer
 
 TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys expire this long after
 
@@ -80,7 +80,7 @@ class WarmUpRecord:
     memory_mb: int
     started: float
     ms: float
-    result: Warmed | None
+    result: WarmUpAnswer | None
     plan: str = ""
 
     @property

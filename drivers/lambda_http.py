@@ -29,8 +29,8 @@ from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import (
     Report,
     Task,
-    Warmed,
     WarmUp,
+    WarmUpAnswer,
     decode_report,
     decode_reports,
     decode_warmed,
@@ -126,7 +126,7 @@ class LambdaInvoker:
         """Invoke asynchronously: the response says only that the event was accepted."""
         return await self._post(function, encode_task(task), _EVENT_S, lambda _: None, "Event")
 
-    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
+    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
         """Send a warm-up request, and wait until the environment that took it is free again."""
         return await self._post(function, encode_warm_up(request), request.hold_s + _START_S, decode_warmed)
 

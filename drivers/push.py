@@ -35,7 +35,7 @@ from serfer.core.hedging import LearntHedging
 from serfer.core.inline import data_paths
 from serfer.core.keys import ResultPlace, inbox_key, input_key, output_key, query_id, query_keys
 from serfer.core.plan import Gang, Piece, Plan
-from serfer.core.plan.answers import verified_parts
+from serfer.core.plan.answers import answer_arrays, verified_parts
 from serfer.core.plan.borders import BORDER_HEADER, Member, members
 from serfer.core.plan.gang_times import patience_s
 from serfer.core.run_machine import (
@@ -154,10 +154,10 @@ class PushDriver(QueryDriver):
             return await self._until_answered(lambda: PushRun(self, request), discard)
 
     def _discard(self, place: ResultPlace) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Return what deletes the parts of a result whose query has failed; raises UsageError without a store."""
+        """Return what deletes the chunks of a result whose query has failed; raises UsageError without a store."""
         if self._results is None:
             raise UsageError("there is no store of results: set SERFER_RESULTS to its URL, or pass --results")
-        keys = place.keys(len(self.plan.stages[-1].tiles))
+        keys = place.keys(answer_arrays(self.plan, 1))  # of any number of images
         return functools.partial(delete, self._results, keys, self.retry, self.clock)
 
     async def close(self) -> None:

@@ -172,8 +172,7 @@ class GangRun:
         if last and self._task.result:
             from lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
 
-            place, at = self._task.result, self._task.tile
-            share.counts += write_result(self._results, self._plan, place, at, tile, outputs)
+            share.counts += write_result(self._results, self._plan, self._task.result, tile, outputs)
             return
         value = cells_to_bytes(outputs, tile, key)
         if last and self._task.inline:

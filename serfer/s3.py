@@ -1,6 +1,6 @@
 """S3 through a client of botocore's: registries, policies' states, images and results of maps.
 
-Activations have a faster client (storage/s3, docs/adr/0023). Where places are files, botocore, which takes 0.2 s to
+Activations have a faster client (storage/s3, docs/adr/0044). Where places are files, botocore, which takes 0.2 s to
 import, is not imported.
 """
 

@@ -91,7 +91,6 @@ class Settings(BaseSettings):
     """The largest result that is kept for a client of `/v2`."""
     api_downloads: int = Field(default=16, gt=0, le=10_000)
     """Outputs of results that a driver sends at once, half of them to one client."""
-    results_link_key: SecretStr = SecretStr("")
     """The secret, of at least 32 characters and the same in all drivers, that links to outputs of results are signed
     with; without one, outputs are for who has the API key.
     """
@@ -204,13 +203,6 @@ class Settings(BaseSettings):
             if not _HOST.fullmatch(re.sub(r":[0-9]{1,5}$", "", name)):
                 raise ValueError(f"{name!r} is not a host, or HOST:PORT: give it without scheme and path")
         return hosts
-
-    @field_validator("results_link_key")
-    @classmethod
-    def _long(cls, key: SecretStr) -> SecretStr:
-        if not re.fullmatch(r"|[\x21-\x7e]{32,1024}", key.get_secret_value()):
-            raise ValueError("give at least 32 visible characters, such as those of `openssl rand -hex 32`")
-        return key
 
     @field_validator("yield_key")
     @classmethod

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
-from serfer.core.errors import UsageError
+from serfer.core.errors import PlanWarning, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
@@ -22,7 +23,6 @@ MOST_OVERLAP = 8_192
 """Pixels that windows may have around what they write."""
 
 
-@named_extras()
 def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     model: Any,  # noqa: ANN401 - an nn.Module, or a path as text
     sizes: Sequence[tuple[int, int]],
@@ -47,7 +47,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
     The result of all windows is the network's on the whole image: windows read exactly what their pixels depend on, and
     padding stands only where the image ends (docs/how-to/map.md). One function computes all windows; its weights are in
-    its zip where they fit, else fetched.
+    its zip where they fit, else fetched. Warns (PlanWarning) where the check says little.
 
     Args:
         model: An nn.Module in evaluation mode, "module.py:factory", or the path of an ONNX file whose height and width
@@ -84,17 +84,21 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     description = Description.of(preprocess, labels, None, Reduction.of(reduce, None), resized=False)
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
-    if callable(dependency_bytes):
-        dependency_bytes = dependency_bytes()
-    limit = package_limit(limit_mb, dependency_bytes, facts.functions)
-    memory = memory_choices(memory_mb, facts.functions)
-    budget = Budget(limit, facts, memory, store, profiles=profiles or shipped_profiles())
-    from splitter.windows.build import Wanted, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
+    memory, side, sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)
+    overlap = approximation(approximate, sample)
+    with named_extras():
+        if callable(dependency_bytes):
+            dependency_bytes = dependency_bytes()
+        limit = package_limit(limit_mb, dependency_bytes, facts.functions)
+        budget = Budget(limit, facts, memory, store, profiles=profiles or shipped_profiles())
+        from splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
 
-    wanted = Wanted(window_side(window), *approximation(approximate, sample))
-    return build_map_plan(
-        model, checked_sizes(sizes), place, wanted, channels, budget, description, progress or (lambda _step: None)
-    )
+        progress = progress or (lambda _step: None)
+        wanted = WindowRequest(side, *overlap)
+        plan, notes = build_map_plan(model, sizes, place, wanted, channels, budget, description, progress)
+    for note in notes:
+        warnings.warn(note, PlanWarning, stacklevel=2)
+    return plan
 
 
 def approximation(overlap: int | None, sample: Path | str | None) -> tuple[int | None, Path | None]:

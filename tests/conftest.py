@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import botocore.session
 import httpx
@@ -41,9 +42,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A busy machine takes its time: how long an example takes says nothing about the code.
 _USUAL_EXAMPLES = settings.default.max_examples
-settings.register_profile("commit", deadline=None, max_examples=20)  # `make weekly` finds what is rarer
+settings.register_profile("commit", deadline=None, max_examples=12)  # `make weekly` finds what is rarer
+_LEAST_EXAMPLES = 3
 settings.load_profile("commit")
 
+_HERE = Path(__file__).parent
 _SEED = "TEST_SEED"  # of tests that draw other cases each day; the processes of one run share it
 os.environ.setdefault(_SEED, datetime.now(UTC).strftime("%Y%m%d"))
 
@@ -133,17 +136,35 @@ def pytest_collection_finish():
     gc.enable()
 
 
+_FIRST = ("e2e", "variants", "instance", "splitter", "bench", "api")  # the files that take long, or wait
+
+
 def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest, so that runs that share the work end together (--dist loadfile)."""
+    set_examples(items)
+    turns = {name: turn for turn, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: turns.get(item.path.relative_to(_HERE).parts[0], len(turns)))
+
+
+def set_examples(items):
+    """Let properties have as many times their own examples as the variable says; without it, a third of them.
+
+    Those that are marked slow draw all that they ask for.
+    """
     times = int(os.environ.get(_TIMES, "0"))
-    if times < 1:
-        return
-    multiplied = set()  # items of one test function, which parameters and derived classes have, share its settings
+    seen = set()  # items of one test function, which parameters and derived classes have, share its settings
     for item in items:
         function = getattr(item, "obj", None)
         function = getattr(function, "__func__", function)
-        if is_hypothesis_test(function) and function not in multiplied:
-            multiplied.add(function)
-            own = getattr(function, "_hypothesis_internal_use_settings", None) or settings.default
+        if not is_hypothesis_test(function) or function in seen:
+            continue
+        seen.add(function)
+        own = getattr(function, "_hypothesis_internal_use_settings", None) or settings.default
+        if times:
             examples = _USUAL_EXAMPLES if own is settings.default else own.max_examples
-            more = settings(own, max_examples=times * examples, derandomize=False, database=None)
-            function._hypothesis_internal_use_settings = more
+            changed = settings(own, max_examples=times * examples, derandomize=False, database=None)
+        elif own is settings.default or any(item.get_closest_marker(name) for name in ("slow", "weekly")):
+            continue
+        else:
+            changed = settings(own, max_examples=min(own.max_examples, max(_LEAST_EXAMPLES, own.max_examples // 3)))
+        function._hypothesis_internal_use_settings = changed

@@ -4,11 +4,12 @@ import socket
 import subprocess
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import left_behind
-from tests.conftest import pytest_collection_modifyitems
+from tests.conftest import set_examples
 
 
 @settings(max_examples=7)
@@ -22,11 +23,26 @@ def usual(_):
     """Stand for one without a number of its own."""
 
 
+def items_of(*functions, markers=()):
+    marker = dict.fromkeys(markers, True).get
+    return [SimpleNamespace(obj=function, get_closest_marker=marker) for function in functions] * 3
+
+
 def test_examples_are_multiplied_once_however_many_items_a_property_has(monkeypatch):
+    monkeypatch.setattr(about, "_hypothesis_internal_use_settings", settings(max_examples=7))
+    monkeypatch.setattr(usual, "_hypothesis_internal_use_settings", None)
     monkeypatch.setenv("TEST_EXAMPLES", "2")
-    pytest_collection_modifyitems([SimpleNamespace(obj=each) for each in (about, usual)] * 3)
+    set_examples(items_of(about, usual))
     assert about._hypothesis_internal_use_settings.max_examples == 14
     assert usual._hypothesis_internal_use_settings.max_examples == 200
+
+
+@pytest.mark.parametrize(("markers", "examples"), [((), 7), (("slow",), 21)])
+def test_a_commit_draws_a_third_of_the_examples_that_a_property_asks_for(monkeypatch, markers, examples):
+    monkeypatch.setattr(about, "_hypothesis_internal_use_settings", settings(max_examples=21))
+    monkeypatch.delenv("TEST_EXAMPLES", raising=False)
+    set_examples(items_of(about, markers=markers))
+    assert about._hypothesis_internal_use_settings.max_examples == examples
 
 
 def test_a_process_that_is_left_behind_is_named_by_its_command_line():

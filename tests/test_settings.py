@@ -48,7 +48,6 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "api_downloads": 3,
         "results": "s3://bucket/results",
         "results_ttl_s": 3600.0,
-        "results_link_key": "a-key-of-at-least-thirty-two-characters",
         "api_held_bytes": 8,
         "api_body_timeout_s": 0.5,
         "api_header_timeout_s": 1.5,
@@ -89,7 +88,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         monkeypatch.setenv(f"SERFER_{name.upper()}", text)
     settings = load_settings()
-    secrets = ("instance_key", "local_access", "results_link_key", "yield_key", "webhook_secret")
+    secrets = ("instance_key", "local_access", "yield_key", "webhook_secret")
     assert not [name for name in secrets if values[name] in repr(settings)]
     for name in secrets:
         assert getattr(settings, name).get_secret_value() == values.pop(name)

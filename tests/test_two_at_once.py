@@ -15,6 +15,7 @@ from serfer.api.auth.keys import add_key, read_keys, remove_key
 from serfer.api.jobs.registrations import Submission
 from serfer.api.jobs.runner import Runner
 from serfer.core.errors import UnavailableError
+from serfer.core.geometry import Span
 from serfer.files import write_whole
 from serfer.fleet.policy_state import open_place
 from serfer.fleet.recorder import Recorder
@@ -26,6 +27,7 @@ from serfer.registry.registration_record import SUBMISSIONS, document_name
 from storage import open_store
 from tests.applications.worlds import DIGEST, NOW, register, variant, version
 from tests.e2e.small import CLASSES, split_small
+from tests.results.stored import array_of, dense
 
 PROCESSES = range(4)
 PATIENCE = 60.0
@@ -214,13 +216,14 @@ def test_a_plan_directory_is_fetched_into_the_cache_whole(place, tmp_path, by_fo
 
 
 PARTS = len(PROCESSES) * len(TIMES)
+ARRAY = array_of("scores", dense(1, 2 * PARTS, 3), 1, (PARTS, 1))
 
 
 def put_parts(process, path):
     for number in TIMES:
         while True:
             try:
-                parts = ResultParts.create_or_resume(path, {"plan": "one"}, PARTS)
+                parts = ResultParts.create_or_resume(path, {"plan": "one"}, ARRAY)
             except UnavailableError:  # another works there
                 continue
             with parts:
@@ -230,9 +233,9 @@ def put_parts(process, path):
 
 def test_the_parts_of_a_map_are_one_processs_at_a_time_and_none_is_lost(tmp_path, by_four):
     by_four(put_parts, tmp_path / "map.parts")
-    with ResultParts.create_or_resume(tmp_path / "map.parts", {"plan": "one"}, PARTS) as parts:
+    with ResultParts.create_or_resume(tmp_path / "map.parts", {"plan": "one"}, ARRAY) as parts:
         assert parts.verify() == set()
-        assert {int(parts.get(number).flat[0]) for number in range(PARTS)} == {*PROCESSES}
+        assert {int(parts.rows(number, 0, Span(0, 2)).flat[0]) for number in range(PARTS)} == {*PROCESSES}
 
 
 def write_file(process, path):

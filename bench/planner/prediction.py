@@ -28,7 +28,7 @@ from splitter.network.source import load
 from splitter.network.zoo import find
 from splitter.planning.planner import Choice, choices_of, prepare
 from splitter.planning.split_options import Budget
-from splitter.profiling.profile import Meter, Repeated, Task, given_to, stage_tasks, timed, worker_session
+from splitter.profiling.profile import Meter, Repetitions, Task, given_to, stage_tasks, timed, worker_session
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.global_pooling import with_tile_pools
@@ -151,7 +151,7 @@ def _predicted(
     )
 
 
-def _run(task: Task, meter: Meter, max_s: float) -> Repeated:
+def _run(task: Task, meter: Meter, max_s: float) -> Repetitions:
     session = worker_session(task.model())
     given = given_to(session)
     return meter.repeat(lambda: timed(session, given), max_s)

@@ -10,9 +10,9 @@ from drivers.dispatching.environments import Environments
 from drivers.dispatching.prewarming import WarmingInvoker
 from drivers.invoker import SharedInvoker
 from serfer.core.run_machine import Failure, FailureKind
-from serfer.core.wire import Report, Task, Warmed, WarmUp
+from serfer.core.wire import Report, Task, WarmUp, WarmUpAnswer
 
-_Result = TypeVar("_Result", Report | Failure, Warmed | Failure, list[Report | Failure])
+_Result = TypeVar("_Result", Report | Failure, WarmUpAnswer | Failure, list[Report | Failure])
 
 
 class FunctionInvoker(SharedInvoker, WarmingInvoker, Protocol):
@@ -45,7 +45,7 @@ class ObservedInvoker:
         """Invoke a function once for several tasks."""
         return await self._observed(function, self._invoker.invoke_shared(function, tasks, timeout_s))
 
-    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
+    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
         """Send a warm-up request, and wait until its environment is free again."""
         return await self._observed(function, self._invoker.warm(function, request))
 
@@ -55,7 +55,7 @@ class ObservedInvoker:
 
     async def _observed(self, function: str, invocation: Awaitable[_Result]) -> _Result:
         """Wait for an invocation, and note its end; one that ends without a result may have lost its environment."""
-        environments, results = self._environments[function], list[Report | Warmed | Failure]()
+        environments, results = self._environments[function], list[Report | WarmUpAnswer | Failure]()
         use = environments.began(self._clock.time())
         try:
             result = await invocation

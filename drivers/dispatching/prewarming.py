@@ -20,14 +20,14 @@ from drivers.invoker import Invoker
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.units import MS_PER_S
-from serfer.core.wire import Warmed, WarmUp
+from serfer.core.wire import WarmUp, WarmUpAnswer
 
 
 @runtime_checkable
 class WarmingInvoker(Invoker, Protocol):
     """An invoker of functions that have environments to warm."""
 
-    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
+    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
         """Send a warm-up request, and wait until its environment is free again."""
         ...
 
@@ -64,7 +64,7 @@ class WarmUps:
         for request in [*self.in_flight]:
             self.record(request, None)
 
-    def record(self, request: _Request, result: Warmed | None) -> None:
+    def record(self, request: _Request, result: WarmUpAnswer | None) -> None:
         """Note a request in flight as one to be billed."""
         since = self.in_flight.pop(request)
         ms = MS_PER_S * (self._clock.time() - since)

@@ -22,7 +22,7 @@ from drivers.instance.open_inference import (
     HEADER,
     MOST_HEAD,
     Form,
-    Inferred,
+    InferenceOutput,
     answer_bytes,
     decode_answer,
     encode_request,
@@ -131,7 +131,7 @@ class InstanceClient(InstanceProbe):
 
     async def infer(
         self, array: NDArray[Any], timeout_s: float, patience_s: float, request: str = ""
-    ) -> Inferred | Fault:
+    ) -> InferenceOutput | Fault:
         """Ask for the logits of (N, C, H, W) float32, or of (N, H, W, C) uint8 pixels.
 
         The instance is to answer within `timeout_s` and is waited for `patience_s`; `request` is the query's id in its
@@ -212,7 +212,9 @@ class InstanceClient(InstanceProbe):
             raise InputError("the model takes pixels alone, and this query has none")
         return form.floats, array
 
-    async def _ask(self, output: str, name: str, values: NDArray[Any], timeout_s: float, request: str) -> Inferred:
+    async def _ask(
+        self, output: str, name: str, values: NDArray[Any], timeout_s: float, request: str
+    ) -> InferenceOutput:
         query = values, name, output, timeout_s
         large = values.nbytes > _AT_ONCE  # copying it would hold up the other queries
         content, length = await asyncio.to_thread(encode_request, *query) if large else encode_request(*query)

@@ -45,7 +45,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Inferred:
+class InferenceOutput:
     """An answer: (N, K) float32 logits; the images of its batch and its compute time, if the server states them."""
 
     logits: NDArray[np.float32]
@@ -125,7 +125,7 @@ def answer_bytes(images: int, classes: int) -> int:
     return MOST_HEAD + images * classes * _FLOAT_BYTES
 
 
-def decode_answer(body: bytes, header: str | None, output: str, shape: tuple[int, int]) -> Inferred:
+def decode_answer(body: bytes, header: str | None, output: str, shape: tuple[int, int]) -> InferenceOutput:
     """Read an answer whose `header` says how many of its bytes are JSON; raises InputError for any other shape."""
     if header is None or not (header.isascii() and header.isdigit() and len(header) <= _MOST_DIGITS):
         raise InputError(f"the answer has no {HEADER}: the server knows no binary tensors")
@@ -141,7 +141,7 @@ def decode_answer(body: bytes, header: str | None, output: str, shape: tuple[int
         raise InputError(f"{len(raw):,} bytes follow the answer's JSON, which do not make FP32 {list(shape)}")
     about = _parameters(document)
     batch, computed_ms = _number(about.get("batch")), _number(about.get("computed_ms"))
-    return Inferred(np.frombuffer(raw, "<f4").reshape(shape), None if batch is None else int(batch), computed_ms)
+    return InferenceOutput(np.frombuffer(raw, "<f4").reshape(shape), None if batch is None else int(batch), computed_ms)
 
 
 def _named(tensors: Sequence[Mapping[str, Any]], datatype: str, shape: Sequence[int]) -> str | None:

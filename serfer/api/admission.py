@@ -57,21 +57,21 @@ _SPARE: Final = 8  # the part of the bytes that is for clients which hold no mor
 
 
 class Place:
-    """A place that a client's request has until `release`; as a context, until its end.
+    """A place that a client's request has until `release`; as a context, until its end unless it is kept.
 
-    `waiting` is the slot that it waits for, or has waited for last.
+    `waiting` is the slot that it waits for, or has waited for last. What is kept cannot be lost.
     """
 
-    def __init__(self, client: str, pool: Places | None = None, *, promised: bool = False) -> None:
+    def __init__(self, client: str, pool: Places | None = None, *, kept: bool = False) -> None:
         self.client = client
-        self.promised = promised
+        self.kept = kept
         self.waiting: asyncio.Future[bool] | None = None
         self._pool = pool
 
     @property
     def can_be_lost(self) -> bool:
-        """Whether the request waits, and was not promised an answer."""
-        return self.waiting is not None and not self.waiting.done() and not self.promised
+        """Whether the request waits, and its place is not kept."""
+        return self.waiting is not None and not self.waiting.done() and not self.kept
 
     def lose(self, refusal: Problem) -> None:
         """Refuse the request where it waits."""
@@ -89,7 +89,8 @@ class Place:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        if not self.kept:
+            self.release()
 
 
 class Places:
@@ -132,13 +133,13 @@ class Places:
             return False
         return len(self) < self.most or self._surplus(client) is not None
 
-    def take(self, client: str = "", *, promised: bool = False) -> Place:
+    def take(self, client: str = "", *, kept: bool = False) -> Place:
         """Return a place for a request, another client's where that has too many; raises Problem 429 for none."""
         if not self.has_room(client):
             raise self.refusal()
         if len(self) >= self.most and (surplus := self._surplus(client)):
             surplus.lose(self.refusal())
-        place = Place(client, self, promised=promised)
+        place = Place(client, self, kept=kept)
         self._taken.setdefault(client, {})[place] = None
         return place
 
@@ -403,12 +404,12 @@ class Admission:
             self._pressed = True
             raise self.queries.refusal()
 
-    def place(self, client: str, left_s: float, *, promised: bool = False) -> Place:
+    def place(self, client: str, left_s: float, *, kept: bool = False) -> Place:
         """Return a query's place, which it has before it is decoded; raises Problem 429 as `check`."""
         self.check(client, left_s)
         if not len(self.queries):
             self._departed = None  # idle time says nothing
-        return self.queries.take(client, promised=promised)
+        return self.queries.take(client, kept=kept)
 
     @asynccontextmanager
     async def turn(self, place: Place, left_s: float) -> AsyncIterator[float]:

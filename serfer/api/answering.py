@@ -9,7 +9,7 @@ from serfer.api.http.uploads import Upload
 from serfer.api.objectives import OPENING, is_cold, same_classes, selected
 from serfer.api.observability.timeline import served_report
 from serfer.api.service import Service, ServiceQuery, ServiceResult
-from serfer.applications.applications import Asked, Choice, Run
+from serfer.applications.applications import ApplicationQuery, Choice, Run
 from serfer.core.plan import Plan
 from serfer.core.served import ServedReport
 from serfer.pipeline.pipeline import Pipeline
@@ -22,7 +22,7 @@ class Question:
     query: ServiceQuery
     top_k: int
     explain: bool
-    asked: Asked | None
+    asked: ApplicationQuery | None
 
 
 async def answer(

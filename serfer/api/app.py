@@ -33,13 +33,12 @@ from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.requests import client_of
 from serfer.api.results.document import KeptResults
-from serfer.api.results.links import LinkSigner
 from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router
 from serfer.api.routes.health import health_router
 from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
 from serfer.api.routes.jobs import jobs_router
-from serfer.api.routes.kept import Keeping, kept_router, outputs_guard, outputs_router
+from serfer.api.routes.kept import Keeping, kept_router
 from serfer.api.routes.load import load_router
 from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
@@ -135,7 +134,6 @@ def make_app(
         app.include_router(router, dependencies=guarded)
     if service.repository is not None:
         app.include_router(changes_router(holding, service.repository), dependencies=operated)
-    app.include_router(outputs_router(keeping), dependencies=[Depends(outputs_guard(keys, kept))])
     app.include_router(releases_router(service, keys, is_open=settings.open_registry))
     app.include_router(registrations_router(service, keys, settings))
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
@@ -152,9 +150,7 @@ def _kept(service: Service, settings: Settings, *, streams: bool) -> KeptResults
     """Return the results that a service keeps, None where it keeps none."""
     if service.results is None:
         return None
-    key = settings.results_link_key.get_secret_value().encode()
-    signer = LinkSigner(key, time.time) if key else None
-    return KeptResults(service.results, signer, None if streams else settings.api_max_answer_bytes)
+    return KeptResults(service.results, None if streams else settings.api_max_answer_bytes)
 
 
 def _guard(keys: KeyRing, service: Service, posts: Scope = Scope.CLASSIFY) -> Any:  # noqa: ANN401 - a dependency of FastAPI's

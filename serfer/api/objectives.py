@@ -9,7 +9,7 @@ from fastapi import Query
 
 from serfer.api.http.problems import Problem
 from serfer.api.service import Service, ServiceResult
-from serfer.applications.applications import Asked, Choice
+from serfer.applications.applications import ApplicationQuery, Choice
 from serfer.core.served import SelectedVariant
 from serfer.core.variants import NAME, OBJECTIVES, Objectives
 
@@ -41,7 +41,9 @@ def objectives_of(
     return application, Objectives(latency_ms, min_accuracy, max_cost_usd, variant, network, strict)
 
 
-def asked_of(service: Service, model: str | None, requested: tuple[str | None, Objectives], query: str) -> Asked | None:
+def asked_of(
+    service: Service, model: str | None, requested: tuple[str | None, Objectives], query: str
+) -> ApplicationQuery | None:
     """Return what a query asks of an application; None for a query of a model.
 
     A query that names neither is one of a model, where the service has any. Raises Problem 404 for an unknown
@@ -61,7 +63,7 @@ def asked_of(service: Service, model: str | None, requested: tuple[str | None, O
     name = application or next(iter(applications.names), "")
     if name not in applications.names:
         raise Problem(HTTPStatus.NOT_FOUND, applications.absent(name))
-    return Asked(name, objectives, query)
+    return ApplicationQuery(name, objectives, query)
 
 
 def selected(choice: Choice) -> SelectedVariant:
@@ -81,7 +83,7 @@ def selected(choice: Choice) -> SelectedVariant:
     )
 
 
-def as_text(asked: Asked | None) -> str:
+def as_text(asked: ApplicationQuery | None) -> str:
     """Return what makes one query's objectives differ from another's."""
     return "" if asked is None else f"{asked.application} {asked.objectives}"
 

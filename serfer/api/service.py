@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from drivers.driver import RequestContext
 from serfer.api.admission import Admission, Place
-from serfer.api.decoding.decoders import Decoded, Decoders
+from serfer.api.decoding.decoders import DecodedImages, Decoders
 from serfer.api.http.problems import Problem
 from serfer.api.jobs.offline import OfflineJobs
 from serfer.api.jobs.registrations import Registrar
@@ -51,7 +51,7 @@ class ServiceQuery:
     """A query to a model, and the deadline of its answer, on time.monotonic's clock.
 
     `allowed_s` is the time between the request's arrival and its deadline; `client` names who shares the service
-    fairly with other clients: an API key's name, or an address. `place` is the one that was promised to it, if any.
+    fairly with other clients: an API key's name, or an address. `place` is the one that is kept for it, if any.
     """
 
     model: str
@@ -204,11 +204,11 @@ class Service:
             raise query.late("nothing was begun")
         self.admission.check(query.client, query.left_s)
 
-    def _place(self, query: ServiceQuery) -> AbstractContextManager[Place]:
+    def _place(self, query: ServiceQuery) -> Place:
         """Return a query's place, for as long as it is prepared and runs; raises as `check`."""
         if query.left_s <= 0:
             raise query.late("nothing was begun")
-        return nullcontext(query.place) if query.place else self.admission.place(query.client, query.left_s)
+        return query.place or self.admission.place(query.client, query.left_s)
 
     async def classify(
         self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
@@ -293,7 +293,7 @@ class Service:
         query: ServiceQuery,
         place: Place,
         run: Callable[[float], Awaitable[Result]],
-        decoded: Decoded | None = None,
+        decoded: DecodedImages | None = None,
     ) -> ServiceResult:
         """Wait for a turn, and run a query in the time that is left; a cancelled caller cancels it."""
         waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)

@@ -66,7 +66,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ApplicationQuery:
     """What a query asks of an application; `query` is its id."""
 
     application: str
@@ -240,7 +240,7 @@ class Applications(Loop):
                 self._trouble("store", served, error)
         self._lookers.shutdown(wait=False)
 
-    def choose(self, asked: Asked, *, live: bool = False) -> Choice:
+    def choose(self, asked: ApplicationQuery, *, live: bool = False) -> Choice:
         """Select the variant that answers a query; with `live`, never the canary's.
 
         Raises UsageError for an unknown application, network or variant, and UnmetObjectivesError where the objectives
@@ -249,7 +249,7 @@ class Applications(Loop):
         self.served(asked.application).ask(asked.objectives)
         return self._select(asked, live=live)
 
-    def _select(self, asked: Asked, *, live: bool) -> Choice:
+    def _select(self, asked: ApplicationQuery, *, live: bool) -> Choice:
         served = self.served(asked.application)
         trial = served.table.trial
         if trial is None or live or trial.shadow:
@@ -263,12 +263,14 @@ class Applications(Loop):
         All variants of a network take the same tensors. Raises as `choose`, and what opening raises.
         """
         served = self.served(application)
-        chosen = self._choice(served, Asked(application, Objectives(network=network), ""), [served.table.live])
+        chosen = self._choice(
+            served, ApplicationQuery(application, Objectives(network=network), ""), [served.table.live]
+        )
         with self.pipelines.running(chosen.model):
             await self.pipelines.open(chosen.model, chosen.variant, chosen.selection.place)
             return self.pipelines.get(chosen.model)
 
-    async def answer(self, asked: Asked, run: Run[T]) -> tuple[Choice, T]:
+    async def answer(self, asked: ApplicationQuery, run: Run[T]) -> tuple[Choice, T]:
         """Answer a query on the variant that is selected for it.
 
         Where a variant cannot be opened another one answers, and where the canary fails the live release. Raises what
@@ -299,7 +301,7 @@ class Applications(Loop):
                 return choice, answered
             choice = replace(choice, failed=failed)
 
-    def _elsewhere(self, asked: Asked, error: SerferError, *, live: bool) -> Choice:
+    def _elsewhere(self, asked: ApplicationQuery, error: SerferError, *, live: bool) -> Choice:
         """Select where a query that failed is answered; raises its error where there is no other place."""
         try:
             return self._select(asked, live=live)
@@ -343,7 +345,7 @@ class Applications(Loop):
         finally:
             meter.end()
 
-    def _copy(self, asked: Asked, answered: T, run: Run[T]) -> None:
+    def _copy(self, asked: ApplicationQuery, answered: T, run: Run[T]) -> None:
         """Have a shadow answer a copy of a query that was answered, if it is one of its share and few are copied."""
         served = self._served[asked.application]
         trial = served.table.trial
@@ -365,7 +367,7 @@ class Applications(Loop):
         if not task.cancelled() and (error := task.exception()) is not None:  # nobody waits for it
             log_event(logging.ERROR, "applications", error, message=repr(error)[:300])
 
-    async def _compare(self, served: ServedApplication, asked: Asked, answered: T, run: Run[T]) -> None:
+    async def _compare(self, served: ServedApplication, asked: ApplicationQuery, answered: T, run: Run[T]) -> None:
         try:
             copied = await self._on(self._choice(served, asked, served.table.sides(canary_first=True)), run)
         except Exception as error:  # noqa: BLE001 - whatever becomes of a copy, its query has its answer
@@ -374,7 +376,7 @@ class Applications(Loop):
         served.compared += 1
         served.agreed += run.agree(answered, copied)
 
-    def _choice(self, served: ServedApplication, asked: Asked, sides: Sequence[Side]) -> Choice:
+    def _choice(self, served: ServedApplication, asked: ApplicationQuery, sides: Sequence[Side]) -> Choice:
         """Select a variant of the first side that has what a query names; raises as `choose`."""
         table = served.table
         side = next((side for side in sides if side.has(asked.objectives)), sides[0])

@@ -29,7 +29,7 @@ _MAX_REASON = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScalingDecision:
     """What was decided last: how many copies of each variant on instances there are to be, and why."""
 
     desired: dict[str, Annotated[int, Bounds(0, 1e6)]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class DriverEntry:
     live: Conduct = field(default_factory=Conduct)
     canary: Conduct = field(default_factory=Conduct)
     demand: tuple[NetworkDemand, ...] = ()
-    scaled: Scaled | None = None
+    scaled: ScalingDecision | None = None
 
 
 class Exchange(DriverRegistry[DriverEntry]):
@@ -96,6 +96,6 @@ def _plain(value: bytes) -> Any:  # noqa: ANN401 - any JSON value
 def _is_sound(entry: DriverEntry) -> bool:
     counted = all(len(conduct.answered) == BUCKETS for conduct in (entry.live, entry.canary))
     names = [*entry.variants, *entry.demand]
-    scaled = entry.scaled or Scaled()
+    scaled = entry.scaled or ScalingDecision()
     few = max(len(names), len(scaled.desired)) <= _MAX_VARIANTS and len(scaled.reason) <= _MAX_REASON
     return counted and few

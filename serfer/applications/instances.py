@@ -39,7 +39,7 @@ _FULL_S = 1.0  # what is refused may come again then
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _ModelEntry:
     """A model as an instance lists it, as far as it concerns us."""
 
     name: str
@@ -48,7 +48,7 @@ class _Listed:
 
 @dataclass(frozen=True)
 class _Listing:
-    models: tuple[_Listed, ...]
+    models: tuple[_ModelEntry, ...]
     instance: InstanceState | None = None
 
 

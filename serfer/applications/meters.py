@@ -40,7 +40,7 @@ class DriverSignals:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _Completion:
     at: float
     ms: float
     cold: bool
@@ -53,7 +53,7 @@ class VariantMeter:
         self.in_flight = 0
         self._kept_s = kept_s
         self._clock = clock
-        self._ended: deque[_Ended] = deque(maxlen=_MOST)
+        self._ended: deque[_Completion] = deque(maxlen=_MOST)
         self._alone: deque[float] = deque(maxlen=_FEW * 7)
         self._throttled: deque[float] = deque(maxlen=_MOST)
         self._most: tuple[int, float] = (0, 0.0)  # the most queries at once that were answered, and when last
@@ -66,7 +66,7 @@ class VariantMeter:
     def answer(self, ms: float, *, cold: bool, alone: bool) -> None:
         """Count a query that was answered; to be called before `end`."""
         now = self._clock()
-        self._ended.append(_Ended(now, ms, cold))
+        self._ended.append(_Completion(now, ms, cold))
         if alone and not cold and self.in_flight == 1:
             self._alone.append(ms)
         most, when = self._most

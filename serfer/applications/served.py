@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from serfer.applications.exchange import DriverEntry, Scaled
+from serfer.applications.exchange import DriverEntry, ScalingDecision
 from serfer.applications.meters import DriverSignals, VariantMeter, functions_signals, in_use
 from serfer.applications.tables import Table
 from serfer.control.canary import Conduct, ConductCounter, Verdict, judge, total
@@ -68,7 +68,7 @@ class ServedApplication:
         self.agreed = 0
         self.others: Sequence[DriverEntry] = ()
         self.warming: set[str] = set()
-        self.own_scaled: Scaled | None = None
+        self.own_scaled: ScalingDecision | None = None
         self._table: Table | None = None
         self._demanding = Demanding({})
         self._place = place
@@ -148,7 +148,7 @@ class ServedApplication:
         return total_demand([self.own_demand, *(each.demand for each in self.others)])
 
     @property
-    def scaled(self) -> Scaled | None:
+    def scaled(self) -> ScalingDecision | None:
         """What was decided last of copies on instances, here or by the driver that leads; None where nobody does."""
         others = (each.scaled for each in self.others if each.scaled is not None)
         return self.own_scaled or next(others, None)

@@ -36,7 +36,7 @@ from serfer.core.units import MIB
 from serfer.files import check_place, write_whole
 from serfer.instance.network import Hardware
 from serfer.instance.opening import Instance, InstanceChoices, measure_networks
-from serfer.instance.tuned import Machine, Tuned, measure
+from serfer.instance.tuned import Machine, TunedNetwork, measure
 from serfer.settings import Settings, load_settings
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]
@@ -218,7 +218,7 @@ def tune(
     _show(tuned, machine, as_json=as_json)
 
 
-def _show(tuned: Tuned, machine: Machine, *, as_json: bool) -> None:
+def _show(tuned: TunedNetwork, machine: Machine, *, as_json: bool) -> None:
     if as_json:
         print_json(tuned.as_dict(machine))
         return

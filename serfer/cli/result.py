@@ -79,9 +79,9 @@ def result_object(manifest: ResultManifest) -> dict[str, Any]:
         "outputs": [
             {
                 "name": output.name,
-                "shape": [*output.array_shape(manifest.images)],
+                "shape": [*output.shape],
                 "dtype": output.dtype,
-                "bytes": output.nbytes(manifest.images),
+                "bytes": output.nbytes,
             }
             for output in manifest.outputs
         ],
@@ -92,8 +92,8 @@ def print_result(manifest: ResultManifest) -> None:
     """Print a result's outputs, its id and when it expires."""
     table = columns("output", "shape", "type", "bytes")
     for output in manifest.outputs:
-        shape = "x".join(map(str, output.array_shape(manifest.images)))
-        table.add_row(plain(output.name), shape, output.dtype, byte_size(output.nbytes(manifest.images)))
+        shape = "x".join(map(str, output.shape))
+        table.add_row(plain(output.name), shape, output.dtype, byte_size(output.nbytes))
     out.print(table)
     until = datetime.fromtimestamp(manifest.expires).astimezone()
     out.print(f"result {manifest.id} of {plain(manifest.model)}, until {until:%Y-%m-%d %H:%M %Z}", soft_wrap=True)

@@ -58,7 +58,7 @@ from serfer.cli.shared.terminal import err
 from serfer.control.selection import DEFAULT
 from serfer.fleet.open_pool import PolicyOptions, routing_of
 from serfer.settings import load_settings
-from serfer.wiring.options import workers_of
+from serfer.wiring.options import Choices, workers_of
 
 
 def serve(
@@ -135,9 +135,9 @@ def serve(
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json", in_background=True)
-    opening = Opening(
-        store, workers_of(workers, stack, "local"), driver, object_store, cache_s, stack, routing, applications
-    )
+    workers = workers_of(workers, stack, "local")
+    choices = Choices(store, workers, driver, object_store, cache_s=cache_s, stack=stack)
+    opening = Opening(choices, routing, applications)
 
     def started(url: str) -> None:
         if not settings.keys_file and host not in LOOPBACK:

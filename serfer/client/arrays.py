@@ -1,32 +1,27 @@
 """Arrays on their way from a service into memory or a file, without numpy.
 
-Values come in order, as a .npy file, or as parts, rectangles of the array. A file is written aside and renamed when it
-is whole, so that what is interrupted leaves none.
+Values come in chunks, rectangles of the array. A file is written aside and renamed when it is whole, so that what is
+interrupted leaves none.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import math
 import secrets
-import sys
-import zlib
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Protocol
 
+from serfer.core.crc32c import crc32c
 from serfer.core.errors import ServiceError, UnavailableError
+from serfer.core.zarr import CRC_BYTES, Chunk, ChunkedArray
 
 TYPES: Final = {"FP32": ("<f4", 4), "INT64": ("<i8", 8), "INT32": ("<i4", 4), "UINT8": ("|u1", 1), "BOOL": ("|b1", 1)}
 """Of each datatype of the protocol numpy's name, and the bytes of a value."""
-CRC_BYTES: Final = 4
-_CODES: Final = {"INT64": "q", "INT32": "i", "UINT8": "B", "BOOL": "B"}  # of the standard library's arrays
 _MAGIC: Final = b"\x93NUMPY"
 _ALIGN = 64
-_LONGEST_HEAD = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -141,54 +136,12 @@ def _writing(path: object) -> Iterator[None]:
         raise UnavailableError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-class NpySink:
-    """Takes a .npy file in pieces, which must be the array of a form, and puts its values in their place."""
+class ChunkSink:
+    """Takes a chunk of an array, and puts its values in their place; all of it must be there, and match its CRC-32C."""
 
-    def __init__(self, form: ArrayForm, values: Values) -> None:
-        self._form = form
-        self._values = values
-        self._head: bytearray | None = bytearray()
-        self._got = 0
-
-    def start(self) -> None:
-        """Begin, or begin again."""
-        self._head, self._got = bytearray(), 0
-        self._values.start()
-
-    def write(self, chunk: bytes) -> None:
-        """Take what came; raises ServiceError for what is not this array."""
-        values = memoryview(chunk)
-        if self._head is not None:
-            self._head += chunk
-            length = _head_length(self._head)
-            if length is None or len(self._head) < length:
-                return
-            if not _is_head_of(self._form, self._head[:length]):
-                raise _wrong(f"output {self._form.name!r} has another type or shape than was said")
-            values, self._head = memoryview(bytes(self._head[length:])), None
-        if self._got + len(values) > self._form.nbytes:
-            raise _wrong(f"output {self._form.name!r} is longer than its shape says")
-        self._values.place(self._got, values)
-        self._got += len(values)
-
-    def end(self) -> None:
-        """Check that nothing is missing; raises ServiceError."""
-        if self._got != self._form.nbytes or self._head is not None:
-            raise _wrong(f"output {self._form.name!r} is cut short")
-
-
-class PartSink:
-    """Takes a part, the rectangle of `shape` from `start`, and puts its values in their place in the array of `form`.
-
-    It comes as float32 and, in four bytes, their CRC-32 begun with `seed`; all of it must be there.
-    """
-
-    def __init__(self, form: ArrayForm, start: Sequence[int], shape: Sequence[int], seed: int, values: Values) -> None:
-        self._form = form
-        self._start = start
-        self._shape = tuple(shape)
-        self._seed = seed
-        self._bytes = ArrayForm(form.name, "FP32", self._shape).nbytes
+    def __init__(self, array: ChunkedArray, chunk: Chunk, values: Values) -> None:
+        self._array = array
+        self._chunk = chunk
         self._values = values
         self._data = bytearray()
 
@@ -196,82 +149,33 @@ class PartSink:
         """Begin, or begin again."""
         self._data = bytearray()
 
-    def write(self, chunk: bytes) -> None:
-        """Take what came; raises ServiceError for more than the part has."""
-        self._data += chunk
-        if len(self._data) > self._bytes + CRC_BYTES:
-            raise _wrong(f"a part of output {self._form.name!r} is longer than its shape says")
+    def write(self, data: bytes) -> None:
+        """Take what came; raises ServiceError for more than a chunk has."""
+        self._data += data
+        if len(self._data) > self._array.chunk_bytes:
+            raise _wrong(f"a chunk of output {self._array.name!r} is longer than its shape says")
 
     def end(self) -> None:
-        """Put the part in its place; raises ServiceError where it is cut short or altered."""
+        """Put the chunk in its place; raises ServiceError where it is cut short or altered."""
         data = memoryview(self._data)
-        floats, said = data[: self._bytes], data[self._bytes :]
-        if zlib.crc32(floats, self._seed).to_bytes(CRC_BYTES, "little") != said:
-            raise _wrong(f"a part of output {self._form.name!r} is cut short, or was altered")
-        place_part(self._values, self._form, self._start, self._shape, _converted(floats, self._form))
+        values, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
+        if len(data) != self._array.chunk_bytes or crc32c(values).to_bytes(CRC_BYTES, "little") != crc:
+            raise _wrong(f"a chunk of output {self._array.name!r} is cut short, or was altered")
+        place_chunk(self._values, self._array, self._chunk, values)
 
 
-def _converted(floats: memoryview, form: ArrayForm) -> memoryview:
-    """Return little-endian float32 values as those of an array's type, in which each has the same value."""
-    if form.datatype == "FP32":
-        return floats
-    values = array("f", floats.tobytes())
-    if sys.byteorder == "big":
-        values.byteswap()
-    try:
-        converted = array(_CODES[form.datatype], map(int, values))
-    except (ValueError, OverflowError):  # NaN, infinity, and what the type cannot hold
-        raise _wrong(f"output {form.name!r} has values that are not {form.datatype}") from None
-    if sys.byteorder == "big":
-        converted.byteswap()
-    return memoryview(converted).cast("B")
-
-
-def _head_length(head: bytes | bytearray) -> int | None:
-    """Return how long the head of a .npy file is, None where too little is there to know it; raises ServiceError."""
-    if not _MAGIC.startswith(bytes(head[: len(_MAGIC)])):
-        raise _wrong("what comes is not a .npy file")
-    digits = 2 if head[6:7] == b"\x01" else 4
-    if len(head) < 8 + digits:
-        return None
-    length = 8 + digits + int.from_bytes(head[8 : 8 + digits], "little")
-    if length > _LONGEST_HEAD:
-        raise _wrong("the .npy file has too long a head")
-    return length
-
-
-def _is_head_of(form: ArrayForm, head: bytes | bytearray) -> bool:
-    """Return whether a .npy file's head says what a form says."""
-    try:
-        said = ast.literal_eval(head[head.index(b"{") :].decode("latin-1").strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return False
-    expected = {"descr": TYPES[form.datatype][0], "fortran_order": False, "shape": form.shape}
-    return isinstance(said, dict) and said == expected
-
-
-def place_part(values: Values, form: ArrayForm, start: Sequence[int], shape: Sequence[int], data: memoryview) -> None:
-    """Put a part, the rectangle of `shape` that begins at `start`, into the array of `form`, run by run."""
-    whole = form.shape
-    inner = len(whole)  # axes from here on are whole, so that a run of them is contiguous
-    while inner > 0 and shape[inner - 1 :] == whole[inner - 1 :]:
-        inner -= 1
-    run_axes = max(inner - 1, 0)  # the axis before them may be cut, and still be one run
-    strides = [math.prod(whole[axis + 1 :]) * form.itemsize for axis in range(len(whole))]
-    run = math.prod(shape[run_axes:]) * form.itemsize
-    base = sum(place * stride for place, stride in zip(start, strides, strict=True))
-    for number, offset in enumerate(_offsets(shape[:run_axes], strides)):
-        values.place(base + offset, data[number * run : (number + 1) * run])
-
-
-def _offsets(shape: Sequence[int], strides: Sequence[int]) -> Iterator[int]:
-    """Yield where each run begins, from the part's own beginning, in C order."""
-    if not shape:
-        yield 0
-        return
-    for place in range(shape[0]):
-        for offset in _offsets(shape[1:], strides[1:]):
-            yield place * strides[0] + offset
+def place_chunk(values: Values, array: ChunkedArray, chunk: Chunk, data: memoryview) -> None:
+    """Put a chunk's values into the array, run by run: rows, or, where no column is cut, all rows of a plane."""
+    height, width, item = array.rows.size, array.cols.size, array.item_bytes
+    stored_rows, stored_cols = array.rows.chunk, array.cols.chunk
+    rows, cols = chunk.rect.rows, chunk.rect.cols
+    step = rows.size if array.cols.count == 1 else 1
+    run = step * cols.size * item
+    for plane in range(array.planes):
+        for row in range(0, rows.size, step):
+            start = (plane * stored_rows + row) * stored_cols * item
+            place = ((plane * height + rows.start + row) * width + cols.start) * item
+            values.place(place, data[start : start + run])
 
 
 def _wrong(fault: str) -> ServiceError:

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from serfer.client.arrays import CRC_BYTES, NpySink, PartSink, Values
+from serfer.client.arrays import ChunkSink, Values
 from serfer.client.messages import (
     Call,
     Form,
@@ -35,10 +35,9 @@ from serfer.client.messages import (
     retry_after,
     unreadable,
 )
-from serfer.client.stored import Parts, StoredOutput, StoredResult, read_parts, read_stored
+from serfer.client.stored import StoredOutput, StoredResult, read_location, read_stored, read_stored_array
 from serfer.client.tensors import INLINE, LINK, ServedTensor, infer_call, read_tensors
 from serfer.core.errors import (
-    KeyRefusedError,
     RequestRefusedError,
     ServiceDeadlineError,
     ServiceError,
@@ -47,10 +46,10 @@ from serfer.core.errors import (
 )
 from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.served import JobStatus, ServedModel, ServedRegistration, ServedReport
+from serfer.core.zarr import METADATA
 
 T = TypeVar("T")
 _SLOWEST = 1_000_000.0  # bytes a second that a download is allowed time for
-_NPY = {"Accept": "application/x-npy"}
 _LAST_LOOK_S = 0.05  # with less time left, another look is pointless
 
 
@@ -233,39 +232,23 @@ class Conversation:
         yield from self._answer(Call("DELETE", _result_place(result), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
     def fetch(self, output: StoredOutput, values: Values, timeout_s: float | None) -> Steps[None]:
-        """Download an output: as one file where the service has that, else part by part from where it lies."""
-        form = output.form
-        usual_s = self._timeout_s + form.nbytes / _SLOWEST
+        """Download an output, chunk by chunk, from the service or from where it says that a chunk lies."""
+        usual_s = self._timeout_s + output.form.nbytes / _SLOWEST
         deadline = self.clock.monotonic() + (usual_s if timeout_s is None else _checked(timeout_s))
-        if output.link:
-            yield from self._answer(Call("GET", output.link, headers=_NPY, sink=NpySink(form, values)), deadline)
-            return
+        reply = yield from self._answer(Call("GET", f"{output.place}/{METADATA}"), deadline)
+        array = read_stored_array(reply, output.form)
         values.start()
-        parts = yield from self._parts(output, deadline)
-        for number in range(len(parts.parts)):
-            try:
-                yield from self._fetch_part(parts, number, values, deadline)
-            except KeyRefusedError:  # the links' time was over
-                parts = yield from self._parts(output, deadline)
-                yield from self._fetch_part(parts, number, values, deadline)
-
-    def _parts(self, output: StoredOutput, deadline: float) -> Steps[Parts]:
-        reply = yield from self._answer(Call("GET", output.parts), deadline)
-        return read_parts(reply, output.form)
-
-    def _fetch_part(self, parts: Parts, number: int, values: Values, deadline: float) -> Steps[None]:
-        if number >= len(parts.parts):
-            raise ServiceError("the parts of the output have changed meanwhile: download it again")
-        part = parts.parts[number]
-        call = Call(
-            method="GET",
-            path=part.url,
-            expected=(HTTPStatus.PARTIAL_CONTENT,),
-            headers={"Range": f"bytes={part.offset}-{part.offset + part.bytes + CRC_BYTES - 1}"},
-            sink=PartSink(parts.layout, part.start, part.shape, part.seed, values),
-            elsewhere=True,
-        )
-        yield from self._answer(call, deadline)
+        for chunk in array.chunks:
+            call = Call(
+                method="GET",
+                path=f"{output.place}/{chunk.path}",
+                expected=(HTTPStatus.OK, HTTPStatus.TEMPORARY_REDIRECT),
+                sink=ChunkSink(array, chunk, values),
+            )
+            reply = yield from self._answer(call, deadline)
+            if reply.status == HTTPStatus.TEMPORARY_REDIRECT:
+                lies = Call("GET", read_location(reply), sink=call.sink, elsewhere=True)
+                yield from self._answer(lies, deadline)
 
     def _inferred(
         self,

@@ -111,7 +111,8 @@ class _Body:
         self._response = response
         self._kept = bytearray()
         self._most = MAX_REPLY_BYTES if call.most_reply_bytes is None else call.most_reply_bytes
-        self._sink = call.sink if response.status_code in call.expected else None
+        wanted = response.status_code in call.expected and not response.has_redirect_location
+        self._sink = call.sink if wanted else None
         if self._sink is not None:
             self._sink.start()
 

@@ -4,8 +4,8 @@
     serfer:QUERY:STAGE:TILE:in       the inbox of member TILE of the gang that begins with STAGE: borders of its tiles
     serfer:QUERY:STAGE:TILE:rN       the result of the N-th event of a task (the poll driver's)
 
-    serfer:result:OWNER:ID:TILE      what a tile of the last stage wrote for its owner to keep: its outputs' cells
-    serfer:result:OWNER:ID:manifest  written last, it makes a result whole: without it there is none
+    serfer:result:OWNER:ID/N/c/...   the chunk of output N that a tile of the last stage wrote for its owner to keep
+    serfer:result:OWNER:ID/zarr.json written last, it makes a result whole: without it there is none
 
 Others have prefixes of their own: `serfer:cached:` answers that are given again, `serfer:later:` asynchronous ones.
 
@@ -19,8 +19,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from serfer.core.errors import InputError
+
+if TYPE_CHECKING:
+    from serfer.core.zarr import ChunkedArray
 
 INPUT_STAGE = -1
 NO_QUERY = "0" * 32
@@ -32,7 +36,7 @@ RESULT_TTL_S = 86_400.0
 """The default lifetime of a result, in seconds."""
 MOST_RESULT_TTL_S = 30 * 86_400.0
 RESULT_MARGIN_S = 900.0
-"""Seconds by which parts outlive their result, so that a download that has begun can end."""
+"""Seconds by which chunks outlive their result, so that a download that has begun can end."""
 _OWNER = re.compile(r"[0-9a-f]{8,64}|local", re.ASCII)
 _RESULT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _OUTPUT = re.compile(rf"serfer:(?:{_QUERY.pattern}):(-1|[0-9]{{1,9}}):[0-9]{{1,9}}", re.ASCII)
@@ -116,20 +120,26 @@ class ResultPlace:
     @property
     def manifest_key(self) -> str:
         """The key of its manifest."""
+        return self.key("zarr.json")
+
+    @property
+    def old_manifest_key(self) -> str:
+        """The key of the manifest of a result that was kept before results were zarr arrays."""
         return f"{self._prefix}:manifest"
 
     @property
-    def parts_ttl(self) -> float:
-        """The time to live of its parts, in seconds."""
+    def chunks_ttl(self) -> float:
+        """The time to live of its chunks, in seconds."""
         return self.ttl + RESULT_MARGIN_S
 
-    def key(self, tile: int) -> str:
-        """Return the key of what tile `tile` of the last stage writes."""
-        return f"{self._prefix}:{tile}"
+    def key(self, path: str) -> str:
+        """Return the key of what lies at `path` in its group of arrays."""
+        return f"{self._prefix}/{path}"
 
-    def keys(self, tiles: int) -> list[str]:
-        """Return all its keys, the manifest's first: whoever deletes in this order leaves nothing that looks whole."""
-        return [self.manifest_key, *map(self.key, range(tiles))]
+    def keys(self, outputs: Sequence[ChunkedArray]) -> list[str]:
+        """Return all its keys, the manifest's first: what is deleted in this order leaves nothing that looks whole."""
+        chunks = (f"{number}/{chunk.path}" for number, array in enumerate(outputs) for chunk in array.chunks)
+        return [self.manifest_key, *map(self.key, chunks)]
 
     @property
     def _prefix(self) -> str:

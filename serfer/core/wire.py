@@ -291,7 +291,7 @@ class WarmUp(NamedTuple):
     tile: int | None = None
 
 
-class Warmed(NamedTuple):
+class WarmUpAnswer(NamedTuple):
     """The answer to a warm-up request: the environment's name, the ms of its start if it was new, and its sessions.
 
     `fetch_ms`, a part of `init_ms`, were waited for weights that are fetched.
@@ -331,18 +331,18 @@ def decode_warm_up(event: Any) -> WarmUp | None:  # noqa: ANN401 - whatever an i
     return None
 
 
-def encode_warmed(answer: Warmed) -> dict[str, Any]:
+def encode_warmed(answer: WarmUpAnswer) -> dict[str, Any]:
     """Write the answer to a warm-up request as a Lambda response."""
     return {"warm": answer._asdict()}
 
 
-def decode_warmed(payload: Any) -> Warmed:  # noqa: ANN401 - whatever a function answered
+def decode_warmed(payload: Any) -> WarmUpAnswer:  # noqa: ANN401 - whatever a function answered
     """Read the answer to a warm-up request; raises InputError for anything that no worker of ours answers."""
     match payload:
         case {"warm": {"environment": str(name), "init_ms": int() | float() as init_ms, "sessions": int(sessions)}}:
             fetch_ms = payload["warm"].get("fetch_ms", 0.0)
             if isinstance(fetch_ms, int | float):
-                return Warmed(name, float(init_ms), sessions, float(fetch_ms))
+                return WarmUpAnswer(name, float(init_ms), sessions, float(fetch_ms))
     raise InputError("the function's answer says nothing of a warm-up; is it a function of this plan?")
 
 

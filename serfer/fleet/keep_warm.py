@@ -64,7 +64,7 @@ class InFlight:
 
     def counted(self, driver: Driver) -> Driver:
         """Return a driver whose queries are counted."""
-        return _Counted(driver, self)
+        return _CountingDriver(driver, self)
 
     def change(self, by: int) -> None:
         """Count queries that begin, or end."""
@@ -72,7 +72,7 @@ class InFlight:
         self._most = max(self._most, self._now)
 
 
-class _Counted:
+class _CountingDriver:
     def __init__(self, driver: Driver, count: InFlight) -> None:
         self._driver = driver
         self._count = count

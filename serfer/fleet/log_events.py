@@ -32,7 +32,7 @@ def log_event(
 
 
 @dataclass(frozen=True)
-class _Logged:
+class _LastMessage:
     message: str
     at: float
 
@@ -46,7 +46,7 @@ class TroubleLog:
 
     event: str
     clock: Callable[[], float] = time.monotonic
-    _last: dict[Hashable, _Logged] = field(default_factory=dict)
+    _last: dict[Hashable, _LastMessage] = field(default_factory=dict)
 
     def note(
         self,
@@ -59,7 +59,7 @@ class TroubleLog:
         """Log what is wrong with `key`, unless that was done lately."""
         now, last = self.clock(), self._last.get(key)
         if last is None or now - last.at >= (SAME_S if message == last.message else CHANGED_S):
-            self._last[key] = _Logged(message, now)
+            self._last[key] = _LastMessage(message, now)
             log_event(logging.WARNING, self.event, error, **fields, message=message)
 
     def over(self, key: Hashable, **fields: Any) -> None:  # noqa: ANN401 - any JSON value

@@ -40,13 +40,13 @@ _MODE: Final = 0o600
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Named(Protocol):
+class NamedPolicy(Protocol):
     """A policy of any kind; what it has learnt is kept where it is a Learner."""
 
     name: str
 
 
-_Kept = TypeVar("_Kept", bound=Named)
+_Kept = TypeVar("_Kept", bound=NamedPolicy)
 
 
 class StateKeeper:
@@ -86,7 +86,7 @@ class StateKeeper:
         self._say(logging.INFO, f"restored, {len(data):,} bytes")
         return policy
 
-    def offer(self, policy: Named) -> None:
+    def offer(self, policy: NamedPolicy) -> None:
         """Have the policy's snapshot of now saved, in place of an earlier one that still waits for that."""
         if not isinstance(policy, Learner):
             return

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from drivers.instance.client import Fault, FaultKind, InstanceClient
-from drivers.instance.open_inference import Inferred
+from drivers.instance.open_inference import InferenceOutput
 from drivers.target import InstanceAnswer
 from serfer.control.policy import NO_QUERIES, Dispatched, LatencyWindow
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
@@ -197,7 +197,7 @@ class Pool:
 
     def counted(self, driver: Driver) -> Driver:
         """Return a driver whose queries count as in flight on Lambda, and whose latencies are observed."""
-        return _Counted(driver, self._count, self._latencies, self._clock)
+        return _CountingDriver(driver, self._count, self._latencies, self._clock)
 
     def use(self, instances: Iterable[ServingInstance]) -> None:
         """Send queries to these instances, and to no others; queries in flight may finish."""
@@ -310,7 +310,7 @@ class Pool:
     def _hangs_s(self) -> float:
         return max(_LEAST_S, _SLOS * self.router.scenario.slo_ms / _MS_PER_S)
 
-    def _served(self, endpoint: _Endpoint, result: Inferred, took_ms: float) -> InstanceAnswer:
+    def _served(self, endpoint: _Endpoint, result: InferenceOutput, took_ms: float) -> InstanceAnswer:
         images, kind = len(result.logits), self.router.scenario.kind(endpoint.purchase.kind)
         usd_per_s = kind.market_usd_per_hour(endpoint.purchase.market) / S_PER_HOUR
         return InstanceAnswer(
@@ -367,7 +367,7 @@ def _is_of(endpoint: _Endpoint, listed: ServingInstance) -> bool:
     return (endpoint.client.url, endpoint.purchase) == (listed.url.rstrip("/"), listed.purchase)
 
 
-class _Counted:
+class _CountingDriver:
     """A driver that counts the queries in flight, and notes what those that are answered took."""
 
     def __init__(

@@ -31,7 +31,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # after a start that brought no instance
 
 
 @dataclass
-class _Known:
+class _SeenInstance:
     """An instance: when it was first seen, whether it was ever ready, how often in a row it was not.
 
     `taken` says that it is a spot instance which its owner ends.
@@ -69,7 +69,7 @@ class Reconciler:
 
     boot_s: float
     purchase: Purchase
-    _known: dict[str, _Known] = field(default_factory=dict)
+    _known: dict[str, _SeenInstance] = field(default_factory=dict)
     _count: int = 0
     _after_start: int | None = None
     _pause_s: float = 0.0
@@ -125,7 +125,7 @@ class Reconciler:
             if known.leaves is None and (member.state == "draining" or self._is_broken(known, member, now)):
                 self._note_end(known, now, ends=member.state == "draining")
 
-    def _note_end(self, known: _Known, now: float, *, ends: bool) -> None:
+    def _note_end(self, known: _SeenInstance, now: float, *, ends: bool) -> None:
         """Note that an instance ends without being asked, or that it is broken."""
         known.leaves, known.broken = now, not ends
         known.taken = ends and self._is_spot
@@ -151,7 +151,7 @@ class Reconciler:
         self._pause_s = min(max(_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
         self._paused_until = now + self._pause_s
 
-    def _is_broken(self, known: _Known, member: Member, now: float) -> bool:
+    def _is_broken(self, known: _SeenInstance, member: Member, now: float) -> bool:
         if known.was_ready:
             return known.failures >= _MOST_FAILURES
         allowed_s = _BOOTS * self.boot_s + _BOOT_MARGIN_S
@@ -206,6 +206,6 @@ class Reconciler:
             return InstanceState.LEAVING if known.taken else InstanceState.DRAINING
         return InstanceState.SERVING if known.was_ready else InstanceState.BOOTING
 
-    def _new(self, now: float) -> _Known:
+    def _new(self, now: float) -> _SeenInstance:
         self._count += 1
-        return _Known(now, self._count)
+        return _SeenInstance(now, self._count)

@@ -21,7 +21,7 @@ _REPEATS, _BUDGET_S = 3, 4.0  # of the profile that it starts with, each size's 
 
 
 @dataclass(frozen=True)
-class Measured:
+class NetworkMeasurement:
     """A network as it was measured when the instance started.
 
     `size` are the bytes that it takes when loaded, `load_size` those that loading takes; `load_s` are seconds, `loss`
@@ -47,7 +47,7 @@ def measure(
     load: Callable[[], Network],
     hardware: Hardware,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[Network, Measured]:
+) -> tuple[Network, NetworkMeasurement]:
     """Load a network, compare its answers, profile it, and measure what it takes, while nothing else grows.
 
     Its bytes are those of its weights at least, and on a GPU whose memory cannot be read exactly those. Raises what
@@ -71,7 +71,7 @@ def measure(
     load_size = size
     if device == "cpu":  # ONNX Runtime holds what it reads beside its own copy
         load_size = max(size, peak - used if used is not None and peak is not None else size + least)
-    return network, Measured(
+    return network, NetworkMeasurement(
         plan=plan,
         directory=directory,
         device=device,
@@ -92,7 +92,7 @@ def weight_bytes(plan: Plan) -> int:
     return plan.unsplit.bytes + sum(files.values())
 
 
-def load_again(known: Measured, hardware: Hardware) -> Network:
+def load_again(known: NetworkMeasurement, hardware: Hardware) -> Network:
     """Load a network that was measured before; raises PlanError for one whose files are others now, as `open_network`.
 
     It computes an image, so that the first query does not wait for what a first batch takes.

@@ -15,7 +15,7 @@ from serfer.core.plan import Plan
 from serfer.core.units import MIB, MS_PER_S
 from serfer.core.wire import MAX_BATCH
 from serfer.instance.engine import Engine
-from serfer.instance.measuring import Measured, load_again, measure, weight_bytes
+from serfer.instance.measuring import NetworkMeasurement, load_again, measure, weight_bytes
 from serfer.instance.memory import default_bound, give_back
 from serfer.instance.network import Hardware, Network, load_whole, open_network, prepared_device
 from serfer.instance.residents import Resident, Residents
@@ -87,7 +87,7 @@ class MeasuredNetworks:
     They may take `bound` bytes, None: any number.
     """
 
-    networks: Mapping[str, tuple[Network | None, Measured]]
+    networks: Mapping[str, tuple[Network | None, NetworkMeasurement]]
     bound: int | None
     choices: InstanceChoices
 
@@ -105,7 +105,7 @@ def measure_networks(
         choices = replace(choices, hardware=replace(choices.hardware, spin=False))
     bound = _bound(choices, plans)
     kept = [*plans] if choices.preload else [next(iter(plans))]
-    opened: dict[str, tuple[Network | None, Measured]] = {}
+    opened: dict[str, tuple[Network | None, NetworkMeasurement]] = {}
     for name in sorted(plans, key=lambda one: one in kept):  # each of the others is alone in memory for a time
         chosen = choices.of(name)
         load = partial(_loaded, plans[name], models[name], chosen)
@@ -142,7 +142,7 @@ def _bound(choices: InstanceChoices, plans: Mapping[str, Plan]) -> int | None:
     return bound
 
 
-def _check_fits(name: str, measured: Measured, bound: int | None, others: list[Measured]) -> None:
+def _check_fits(name: str, measured: NetworkMeasurement, bound: int | None, others: list[NetworkMeasurement]) -> None:
     """Refuse a network that does not fit, alone or beside others that are to stay."""
     if bound is None:
         return

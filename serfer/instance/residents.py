@@ -28,7 +28,7 @@ from serfer.core.errors import NetworkLoadError, OverloadedError
 from serfer.core.served import InstanceState, ModelState, ModelStatus
 from serfer.instance.device import Device
 from serfer.instance.engine import Engine
-from serfer.instance.measuring import Measured
+from serfer.instance.measuring import NetworkMeasurement
 from serfer.instance.memory import give_back
 from serfer.instance.network import Network
 
@@ -39,7 +39,9 @@ _LOG = logging.getLogger(__name__)
 class Resident:
     """A network and its engine: a Target, whether or not the network is in memory."""
 
-    def __init__(self, name: str, measured: Measured, window_s: float, engine: Engine, owner: Residents) -> None:
+    def __init__(
+        self, name: str, measured: NetworkMeasurement, window_s: float, engine: Engine, owner: Residents
+    ) -> None:
         self.name = name
         self.measured = measured
         self.window_s = window_s
@@ -90,7 +92,7 @@ class Residents:
     `load` opens a network, in a thread; it may raise anything.
     """
 
-    def __init__(self, bound: int | None, load: Callable[[Measured], Network]) -> None:
+    def __init__(self, bound: int | None, load: Callable[[NetworkMeasurement], Network]) -> None:
         self.bound = bound
         self.device = Device()
         self._load = load
@@ -99,7 +101,7 @@ class Residents:
         self._change = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="serfer-loader")
 
-    def add(self, name: str, measured: Measured, network: Network | None, window_s: float) -> Resident:
+    def add(self, name: str, measured: NetworkMeasurement, network: Network | None, window_s: float) -> Resident:
         """Serve one more network, which is in memory if it is given."""
         engine = Engine(
             measured.plan,

@@ -40,7 +40,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedNetwork:
     """A network's profile on a device, and its tuning for an objective; `loss` is relative to the logits' range."""
 
     model: str
@@ -111,7 +111,7 @@ def measure(
     most: int,
     repeats: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> Tuned:
+) -> TunedNetwork:
     """Profile a plan's whole network and tune it; raises what opening it raises, InputError as `tune` does."""
     check_objective(slo_ms)
     plan = load_whole(directory)
@@ -119,4 +119,4 @@ def measure(
     network = open_network(plan, directory, hardware, most)
     loss = compare(plan, network, expected(plan, directory)).error
     measured = profile(plan, network, repeats, budget_s=_BUDGET_S, progress=progress)
-    return Tuned(plan.model, network.device, network.precision, slo_ms, measured, tune(measured, slo_ms), loss)
+    return TunedNetwork(plan.model, network.device, network.precision, slo_ms, measured, tune(measured, slo_ms), loss)

@@ -87,7 +87,7 @@ class Mapper:
                 self.watcher.note(f"{image}: {note}")
             missing = [*range(len(job.windows))]
             if job.directory.exists() and not self.options.restart:
-                with ResultParts.create_or_resume(job.directory, job.identity, len(job.windows)) as parts:
+                with ResultParts.create_or_resume(job.directory, job.identity, job.form.array) as parts:
                     missing = sorted({*missing} - parts.done())
             return self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
 
@@ -114,7 +114,7 @@ class Mapper:
                 self.watcher.note(f"{image}: {note}")
             if self.options.restart:
                 ResultParts.discard(job.directory)
-            parts = stack.enter_context(ResultParts.create_or_resume(job.directory, job.identity, len(job.windows)))
+            parts = stack.enter_context(ResultParts.create_or_resume(job.directory, job.identity, job.form.array))
             done = parts.done()
             if job.exists and (parts.written or (len(done) == len(job.windows) and _written_before(out, parts, job))):
                 report = job.report(Outcome(), len(job.windows), time.monotonic() - started, 0.0, self._nothing(job))
@@ -122,7 +122,7 @@ class Mapper:
                 parts.remove()
                 return report
             parts.written = False
-            check_result(out, job.form.layout, job.form.dtype, job.form.options(self.plan, self.options))
+            check_result(out, job.form.array, job.form.options(self.plan, self.options))
             report = self._run(job, parts, done, out, started)
             for note in report.notes[len(job.notes) :]:
                 self.watcher.note(f"{image}: {note}")
@@ -135,7 +135,7 @@ class Mapper:
         return self.prices.estimate(job.windows, (), job.source.size, job.concurrency)
 
     def _run(self, job: _Job, parts: ResultParts, done: set[int], out: str | Path, started: float) -> MapReport:
-        if warning := check_space(parts, job.form.layout, out, job.form.dtype):
+        if warning := check_space(parts, out):
             self.watcher.note(warning)
         missing = [number for number in range(len(job.windows)) if number not in done]
         estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
@@ -168,8 +168,6 @@ class Mapper:
         write_result(
             out,
             parts,
-            job.form.layout,
-            dtype=job.form.dtype,
             georeference=job.form.georeference(job.source),
             options=job.form.options(self.plan, self.options),
         )
@@ -225,7 +223,7 @@ class Mapper:
         exists = directory.exists() and not options.restart and _is_file(out)
         written = form.options(self.plan, options)
         if check:
-            check_result(out, form.layout, form.dtype, replace(written, overwrite=written.overwrite or exists))
+            check_result(out, form.array, replace(written, overwrite=written.overwrite or exists))
         return _Job(
             mapper=self,
             source=source,
@@ -272,17 +270,17 @@ class _Job:
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
         """Return what has been done."""
-        plan, layout = self.mapper.plan, self.form.layout
+        plan, array = self.mapper.plan, self.form.array
         stopped = ""
         if outcome.over_ceiling:
             stopped = f"more would pass --max-cost-usd {self.mapper.options.max_cost_usd:g}"
         return MapReport(
             image=self.source.name,
             result=None if outcome.failures or stopped else self.out,
-            height=layout.height,
-            width=layout.width,
-            channels=layout.channels,
-            dtype=self.form.dtype,
+            height=array.rows.size,
+            width=array.cols.size,
+            channels=array.channels,
+            dtype=array.dtype,
             plan=plan.digest,
             exact=self.mapper.windows.exact,
             difference=self.mapper.windows.difference,
@@ -347,8 +345,6 @@ def _written_before(out: str | Path, parts: ResultParts, job: _Job) -> bool:
         write_result(
             again,
             parts,
-            job.form.layout,
-            dtype=job.form.dtype,
             georeference=job.form.georeference(job.source),
             options=job.form.options(plan, options),
         )

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Rect
 from serfer.core.plan import Plan
-from serfer.core.plan.windows import ImageWindow, ImageWindows
+from serfer.core.plan.windows import AxisWindows, ImageWindow, ImageWindows
+from serfer.core.zarr import Axis, ChunkedArray
 from serfer.mapping.no_data import Place, missing_written
 from serfer.mapping.options import MapOptions
-from serfer.raster import Georeference, RasterSource, ResultLayout, ResultOptions
+from serfer.raster import Georeference, RasterSource, ResultOptions
 
 _TYPES = {"float32": "float32", "int64": "int32", "int32": "int32", "uint8": "uint8", "bool": "uint8"}
 _MOST_CLASSES = 255  # of uint8, one value being no data
@@ -29,8 +30,7 @@ class ResultForm:
     middle of what the network reads.
     """
 
-    layout: ResultLayout
-    dtype: str
+    array: ChunkedArray
     mask: bool
     no_data: float | None
     place: Place | None
@@ -45,8 +45,16 @@ class ResultForm:
         mask = whole and shape.channels == 1 and 0 < len(plan.labels) <= _MOST_CLASSES and options.dtype is None
         dtype = "uint8" if mask else options.dtype or _TYPES[tensor.dtype]
         return cls(
-            layout=ResultLayout(windows.height, windows.width, shape.channels, [each.written for each in windows]),
-            dtype=dtype,
+            array=ChunkedArray(
+                name=tensor.name,
+                dtype=dtype,
+                dims=(shape.channels, windows.height, windows.width),
+                images=1,
+                channels=shape.channels,
+                rows=_axis(windows.rows),
+                cols=_axis(windows.cols),
+                flat=False,
+            ),
             mask=mask,
             no_data=_no_data(dtype) if no_data else None,
             place=Place.of(windows),
@@ -57,8 +65,8 @@ class ResultForm:
 
         Raises InputError for what does not fit.
         """
-        flat = values.reshape(self.layout.channels, written.rows.size, written.cols.size)
-        part = np.ascontiguousarray(_cast(flat, self.dtype))
+        flat = values.reshape(self.array.channels, written.rows.size, written.cols.size)
+        part = np.ascontiguousarray(_cast(flat, self.array.dtype))
         if empty is not None and empty.any():
             part = part if part.flags.writeable and part.base is None else part.copy()
             part[:, empty] = self.no_data
@@ -79,8 +87,8 @@ class ResultForm:
 
     def empty_part(self, written: Rect) -> NDArray[Any]:
         """Return the part of a window all of whose pixels have no data."""
-        shape = self.layout.channels, written.rows.size, written.cols.size
-        return np.full(shape, self.no_data, self.dtype)
+        shape = self.array.channels, written.rows.size, written.cols.size
+        return np.full(shape, self.no_data, self.array.dtype)
 
     def georeference(self, source: RasterSource) -> Georeference:
         """Return where the result's pixels lie, the image's being where they are; nowhere if that is not known."""
@@ -91,7 +99,7 @@ class ResultForm:
 
     def options(self, plan: Plan, options: MapOptions) -> ResultOptions:
         """Return how the result is written."""
-        channels = self.layout.channels
+        channels = self.array.channels
         return ResultOptions(
             nodata=self.no_data,
             compression=options.compression,
@@ -100,6 +108,10 @@ class ResultForm:
             names=plan.labels if len(plan.labels) == channels else (),
             tags={"SERFER_PLAN": plan.digest, "SERFER_MODEL": plan.model, "SERFER_WEIGHTS": plan.weights},
         )
+
+
+def _axis(windows: AxisWindows) -> Axis:
+    return Axis((0, *(window.written.stop for window in windows.windows)))
 
 
 def _no_data(dtype: str) -> float:

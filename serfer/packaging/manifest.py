@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serfer.core.structure import structure
 
-_PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD", ".."})
+_PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD", "sboms", ".."})
 _PRUNED_SUFFIXES = (".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md")
 
 

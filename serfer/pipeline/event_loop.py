@@ -52,10 +52,6 @@ class LoopThread:
             return call(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._computing, call, *arguments)
 
-    async def aclose(self) -> None:
-        """Do the same as `close`, for a coroutine on another loop."""
-        await asyncio.to_thread(self.close)
-
     def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
         """Cancel what still runs, let it end, run `last`, and stop the loop and its thread."""
         self.wait(_end_everything(last))

@@ -12,7 +12,7 @@ from serfer.core.errors import SerferError
 from serfer.core.keys import NO_QUERY, input_key, output_key
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure, FailureKind
-from serfer.core.wire import Warmed, WarmUp
+from serfer.core.wire import WarmUp, WarmUpAnswer
 from storage.store import Store
 
 _PATIENCE_S = 5.0
@@ -25,7 +25,7 @@ class Functions(Protocol):
         """Check whether a function could be invoked, which starts nothing."""
         ...
 
-    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
+    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
         """Warm up an environment of a function."""
         ...
 

@@ -30,7 +30,8 @@ class Keeper:
     def check(self, plan: Plan, place: ResultPlace, images: int) -> None:
         """Refuse, before anything runs, what could not be kept.
 
-        Raises UsageError for a window of a map, ResultDamagedError for a plan with more tiles than a manifest may have.
+        Raises UsageError for a window of a map, PlanError for a plan whose last tiles are not a grid's,
+        ResultDamagedError for one with more of them than a manifest may have.
         """
         if plan.windows:
             raise UsageError("a window of a map is not kept by itself: serfer map writes the whole image's result")

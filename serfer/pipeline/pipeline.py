@@ -1,4 +1,7 @@
-"""A plan that is ready to answer: images or arrays in, outputs or classes out."""
+"""A plan that is ready to answer: images or arrays in, outputs or classes out.
+
+Its coroutines may be awaited on any event loop; its other methods block a thread, or return what is to come.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,6 @@ MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
 
 class Pipeline:
     """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement.
-
-    Its coroutines (`answer`, `answer_pixels`, `look_up`, `warm_up`, `look`, `aclose`) may be awaited on any event loop.
-    Its other methods block a thread, or return what is to come.
 
     A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
     Without a driver the target takes all. With `plans`, which has the driver then, queries also run on a second plan.
@@ -446,7 +446,7 @@ class Pipeline:
             try:
                 await self._loop.run(self._let_go())
             finally:
-                await self._loop.aclose()
+                await asyncio.to_thread(self._loop.close)
 
     async def _let_go(self) -> None:
         try:

@@ -24,7 +24,7 @@ from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.units import MS_PER_S
-from serfer.core.wire import Warmed, WarmUp
+from serfer.core.wire import WarmUp, WarmUpAnswer
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class WarmedFunction:
 
 
 @dataclass
-class Sent:
+class SentQuery:
     """A warm-up request of a function, sent at `started`; its `result` once it has one, at `ended`."""
 
     function: WarmedFunction
     started: float
     ended: float | None = None
-    result: Warmed | Failure | None = None
+    result: WarmUpAnswer | Failure | None = None
 
     def record(self, now: float) -> WarmUpRecord | None:
         """Return what a report counts; None for a request that has failed, which is not billed."""
@@ -57,13 +57,13 @@ class Sent:
 
 
 @dataclass
-class Chosen:
+class PlanChoice:
     """A query's plan and its driver, why, and the warm-up requests that the query has caused."""
 
     plan: Plan
     driver: Driver
     reason: str
-    sent: Sequence[Sent] = ()
+    sent: Sequence[SentQuery] = ()
     took_s: float | None = field(default=None, init=False)  # in warm environments
 
     def complete(self, answer: Answer) -> Answer:
@@ -84,9 +84,9 @@ class OnePlan:
     reason: str = ""
 
     @contextmanager
-    def choose(self) -> Iterator[Chosen]:
+    def choose(self) -> Iterator[PlanChoice]:
         """Yield the plan for a query."""
-        yield Chosen(self.plan, self.driver, self.reason)
+        yield PlanChoice(self.plan, self.driver, self.reason)
 
     def counted(self, count: Callable[[Driver], Driver]) -> OnePlan:
         """Return it with a driver that something else counts the queries of."""
@@ -119,11 +119,11 @@ class TwoPlans:
         self._warming: set[asyncio.Task[None]] = set()
 
     @contextmanager
-    def choose(self) -> Iterator[Chosen]:
+    def choose(self) -> Iterator[PlanChoice]:
         """Yield the plan for a query that starts now and ends with the context; on the event loop."""
         decision = self._policy.decide(self._clock.time())
         way = self._warm if decision.warm else self._cold
-        chosen = Chosen(way.plan, way.driver, decision.reason, self._warm_up(decision))
+        chosen = PlanChoice(way.plan, way.driver, decision.reason, self._warm_up(decision))
         try:
             yield chosen
         finally:
@@ -141,18 +141,18 @@ class TwoPlans:
         if self._warming:
             await asyncio.wait([*self._warming])
 
-    def _warm_up(self, decision: Decision) -> list[Sent]:
+    def _warm_up(self, decision: Decision) -> list[SentQuery]:
         """Send the warm-up requests of a decision, those that find a free slot."""
         sent = []
         for name in decision.warm_ups:
             if self._slots.try_acquire():
-                sent.append(Sent(self._functions[name], self._clock.time()))
+                sent.append(SentQuery(self._functions[name], self._clock.time()))
                 task = asyncio.get_running_loop().create_task(self._send(name, sent[-1]))
                 self._warming.add(task)
                 task.add_done_callback(self._warming.discard)
         return sent
 
-    async def _send(self, name: str, sent: Sent) -> None:
+    async def _send(self, name: str, sent: SentQuery) -> None:
         """Send a request; the query that has caused it does not wait for it, and may have ended before."""
         try:
             sent.result = await self.warmer.warm(name, sent.function.request)

@@ -15,7 +15,7 @@ from serfer.core.plan import Plan, Stage
 from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport
 from serfer.core.run_machine import StageRun, gang_starts
 from serfer.core.units import MS_PER_S
-from serfer.core.wire import Report, Warmed
+from serfer.core.wire import Report, WarmUpAnswer
 
 _MB_PER_GB = 1024
 
@@ -105,7 +105,7 @@ def _stage_report(number: int, stage: Stage, run: StageRun, answer: Answer, gang
     received = sum(report.counts.bytes_get for report in run.reports)
     ended = run.started if run.ended is None else run.ended
     warm_ups = [each for each in answer.overheads.warm_ups if each.stage == number and not each.plan]
-    fetches: list[Report | Warmed] = [*run.reports, *(each.result for each in warm_ups if each.result)]
+    fetches: list[Report | WarmUpAnswer] = [*run.reports, *(each.result for each in warm_ups if each.result)]
     return StageReport(
         name=f"stage-{number}",
         grid=str(stage.grid),

@@ -19,7 +19,7 @@ from serfer.pipeline.reference import original, unsplit
 
 
 @dataclass(frozen=True)
-class Compared:
+class AnswerComparison:
     """One input's answer beside the unsplit network's; `loss` is beside the model as given, where that is another."""
 
     input: str
@@ -38,7 +38,7 @@ class Compared:
 class Verification:
     """The differences of a plan's answers, input by input."""
 
-    rows: tuple[Compared, ...]
+    rows: tuple[AnswerComparison, ...]
 
     @property
     def exact(self) -> bool:
@@ -78,7 +78,7 @@ def verify(
     _check_there(images)
     computed = unsplit(pipeline.plan, directory)
     given = original(pipeline.plan, directory) if pipeline.plan.original else None
-    rows: list[Compared] = []
+    rows: list[AnswerComparison] = []
     for name, batch in _inputs(pipeline, images, random):
         progress(f"comparing: input {len(rows) + 1}")
         whole = computed(batch)
@@ -86,7 +86,7 @@ def verify(
         answer = pipeline.run(batch)
         delta = difference(answer, whole)
         loss = difference(answer, given(batch)) if given else None
-        rows.append(Compared(name, delta.exact, delta, loss))
+        rows.append(AnswerComparison(name, delta.exact, delta, loss))
     return Verification(tuple(rows))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from serfer.core.errors import InputError, UnavailableError
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
-from serfer.core.wire import Warmed, WarmUp
+from serfer.core.wire import WarmUp, WarmUpAnswer
 
 HOLD_S = 0.5
 MOST_AT_ONCE = 1000
@@ -28,7 +28,7 @@ class Warmer(Protocol):
         """Return what a function is called where it is invoked."""
         ...
 
-    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
+    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
         """Send one, and wait until its environment is free again."""
         ...
 
@@ -100,8 +100,8 @@ def environments(plan: Plan, queries: int) -> dict[tuple[int, int], int]:
     }
 
 
-def _warmth(function: str, answers: Sequence[Warmed | Failure]) -> Warmth:
-    warmed = [one for one in answers if isinstance(one, Warmed)]
+def _warmth(function: str, answers: Sequence[WarmUpAnswer | Failure]) -> Warmth:
+    warmed = [one for one in answers if isinstance(one, WarmUpAnswer)]
     starts = [one.init_ms for one in warmed if one.init_ms > 0]
     problem = next((f"{one.kind.value}: {one.message}" for one in answers if isinstance(one, Failure)), None)
     environments = len({one.environment for one in warmed})

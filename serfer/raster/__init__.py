@@ -11,7 +11,6 @@ This package knows nothing of plans or networks. What reads or writes TIFF needs
 from serfer.raster.georeference import Georeference
 from serfer.raster.limits import RasterLimits
 from serfer.raster.reading.source import RasterSource, open_raster
-from serfer.raster.results.layout import ResultLayout
 from serfer.raster.results.options import ResultOptions
 from serfer.raster.results.parts import ResultParts
 from serfer.raster.results.result import check_result, write_result
@@ -21,7 +20,6 @@ __all__ = [
     "Georeference",
     "RasterLimits",
     "RasterSource",
-    "ResultLayout",
     "ResultOptions",
     "ResultParts",
     "check_result",

@@ -10,7 +10,7 @@ Nothing in it expires: `Registry.collect_garbage` deletes the artefacts that no 
 
 from __future__ import annotations
 
-from serfer.registry.garbage import Collected
+from serfer.registry.garbage import CollectionReport
 from serfer.registry.opening import check_apart, open_registry
 from serfer.registry.registration import (
     HEARTBEAT_S,
@@ -29,7 +29,7 @@ __all__ = [
     "TAKEOVER_S",
     "ApplicationVersion",
     "ArtefactEntry",
-    "Collected",
+    "CollectionReport",
     "Document",
     "DocumentVersion",
     "Latest",

@@ -18,7 +18,7 @@ from serfer.registry.store import RegistryStore
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CollectionReport:
     """What was deleted, and what is kept: numbers of artefacts and registrations, and bytes."""
 
     artefacts: int
@@ -28,7 +28,7 @@ class Collected:
     kept_bytes: int
 
 
-def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float] = time.time) -> Collected:
+def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float] = time.time) -> CollectionReport:
     """Delete artefacts and registrations; see the module's text. Raises InputError where a record cannot be read."""
     if not older_than_s >= 0:
         raise UsageError("garbage is older than a number of seconds, 0 or more")
@@ -40,7 +40,7 @@ def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float]
         if entry.digest not in kept and entry.age_s >= older_than_s and store.delete_artefact(entry):
             deleted, deleted_bytes = deleted + 1, deleted_bytes + entry.bytes
     total = sum(entry.bytes for entry in entries)
-    return Collected(deleted, deleted_bytes, registrations, len(entries) - deleted, total - deleted_bytes)
+    return CollectionReport(deleted, deleted_bytes, registrations, len(entries) - deleted, total - deleted_bytes)
 
 
 def _delete_registrations(store: RegistryStore, older_than_s: float, now: float) -> int:

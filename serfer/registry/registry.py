@@ -14,7 +14,7 @@ from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.retry import retry
 from serfer.core.variants import Application
 from serfer.registry import garbage
-from serfer.registry.garbage import Collected
+from serfer.registry.garbage import CollectionReport
 from serfer.registry.plan_files import fetch_directory, fetch_to, put_directory
 from serfer.registry.records import APPLICATIONS, decode_application, document_name, encode_record
 from serfer.registry.store import RegistryStore
@@ -199,7 +199,7 @@ class Registry:
         """
         fetch_to(self.store, digest, place)
 
-    def collect_garbage(self, older_than_s: float) -> Collected:
+    def collect_garbage(self, older_than_s: float) -> CollectionReport:
         """Delete the artefacts that no application and no registration refers to; returns what was deleted.
 
         Those that were put within `older_than_s` stay: a registration that is running may be about to refer to them.

@@ -1,9 +1,9 @@
-"""Results: answers that stay in a store until their lifetime has passed, read by parts."""
+"""Results: answers that stay in a store until their lifetime has passed, as groups of zarr arrays."""
 
 from __future__ import annotations
 
-from serfer.results.manifest import ResultManifest, ResultOutput, ResultPart, planned_manifest
+from serfer.results.manifest import ResultManifest, planned_manifest
 from serfer.results.results import Results, npy_bytes
 from serfer.results.stored import StoredResult
 
-__all__ = ["ResultManifest", "ResultOutput", "ResultPart", "Results", "StoredResult", "npy_bytes", "planned_manifest"]
+__all__ = ["ResultManifest", "Results", "StoredResult", "npy_bytes", "planned_manifest"]

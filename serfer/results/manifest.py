@@ -1,7 +1,12 @@
-"""The manifest of a result: what it holds, and where each part of each output lies.
+"""The manifest of a result: the zarr.json of its group, written last.
 
-It is JSON, written last and protected by a checksum. It names tiles, not keys: keys follow from the owner and the id
-that the reader asked for, so that no manifest leads to what is not its own.
+    {"zarr_format": 3, "node_type": "group",
+     "attributes": {"serfer": {"format", "id", "created", "expires", "plan", "model", "crc32c"}},
+     "consolidated_metadata": {"kind": "inline", "must_understand": false, "metadata": {"0": ..., "1": ...}}}
+
+The metadata of its arrays, output by output, are in it as zarr-python consolidates them, so that one read says all. It
+names no keys: these follow from the owner and the id that the reader asked for, so that no manifest leads to what is
+not its own.
 """
 
 from __future__ import annotations
@@ -9,80 +14,44 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Annotated
+from typing import Annotated, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from serfer.core.checksum import CHECKSUM_BYTES
+from serfer.core.crc32c import crc32c
 from serfer.core.errors import ResultDamagedError, SerferError
-from serfer.core.geometry import Rect
 from serfer.core.keys import ResultPlace
-from serfer.core.plan import MAX_ELEMENTS, MAX_RANK, OUTPUT_TYPES, Plan, Shape, stored_bytes
+from serfer.core.plan import OUTPUT_TYPES, Plan
+from serfer.core.plan.answers import answer_arrays
 from serfer.core.structure import Bounds, structure, unstructure
-from serfer.core.units import FLOAT_BYTES
+from serfer.core.zarr import METADATA, MOST_METADATA_BYTES, ChunkedArray, read_array
 
-FORMAT = 1
-MOST_BYTES = 4 * 1024 * 1024
-"""The most bytes of a manifest."""
-MOST_IMAGES, MOST_OUTPUTS, MOST_TILES = 1024, 256, 1024
-_MOST_OFFSET = 1 << 42
+FORMAT = 2  # 1 had parts of its own format
+MOST_IMAGES, MOST_OUTPUTS, MOST_CHUNKS = 1024, 256, 1024
 _MOST_TEXT = 500
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class ResultPart:
-    """The rectangle of an output that a tile wrote: cell `cell` of its object, from byte `start`."""
-
-    tile: Annotated[int, Bounds(0, MOST_TILES - 1)]
-    cell: Annotated[int, Bounds(0, MOST_OUTPUTS - 1)]
-    start: Annotated[int, Bounds(0, _MOST_OFFSET)]
-    rect: Rect
-
-
-@dataclass(frozen=True, slots=True)
-class ResultOutput:
-    """An output: an image's share has `dims` and is of type `dtype`; its parts cut `shape`, which has as many values.
-
-    Parts are float32, little-endian, whatever the output's type: (N, C, rows, cols), or (N, cols) of a vector.
-    """
-
-    name: str
-    dtype: str
-    dims: tuple[int, ...]
-    shape: Shape
-    parts: tuple[ResultPart, ...]
-
-    def array_shape(self, images: int) -> tuple[int, ...]:
-        """Return the shape of the array for `images` images."""
-        return (images, *self.dims)
-
-    def nbytes(self, images: int) -> int:
-        """Return the bytes of the array for `images` images, in its own type."""
-        return images * self.shape.elements * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class ResultManifest:
-    """A whole result: `created` and `expires` are seconds since the epoch, `plan` is the digest of its plan.
-
-    `tiles` objects hold the parts of all `outputs` for `images` images.
-    """
-
+class _Attributes:
     format: Annotated[int, Bounds(FORMAT, FORMAT)]
     id: str
-    owner: str
     created: Annotated[float, Bounds(0)]
     expires: Annotated[float, Bounds(0)]
     plan: str
     model: str
-    images: Annotated[int, Bounds(1, MOST_IMAGES)]
-    tiles: Annotated[int, Bounds(1, MOST_TILES)]
-    outputs: tuple[ResultOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultManifest:
+    """A whole result: `created` and `expires` are seconds since the epoch, `plan` is the digest of its plan."""
+
+    id: str
+    owner: str
+    created: float
+    expires: float
+    plan: str
+    model: str
+    outputs: tuple[ChunkedArray, ...]
 
     @property
     def place(self) -> ResultPlace:
@@ -90,40 +59,46 @@ class ResultManifest:
         return ResultPlace(self.owner, self.id)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all its arrays, in their own types."""
-        return sum(output.nbytes(self.images) for output in self.outputs)
+    def images(self) -> int:
+        """How many images it is the answer to."""
+        return self.outputs[0].images
 
-    def output(self, name: str) -> ResultOutput | None:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its outputs."""
+        return sum(output.nbytes for output in self.outputs)
+
+    def output(self, name: str) -> ChunkedArray | None:
         """Return the output called `name`, None where there is none."""
         return next((output for output in self.outputs if output.name == name), None)
+
+    def documents(self) -> dict[str, dict[str, Any]]:
+        """Return each zarr.json of the group by its path."""
+        metadata = {str(number): output.metadata() for number, output in enumerate(self.outputs)}
+        attributes = _Attributes(FORMAT, self.id, self.created, self.expires, self.plan, self.model)
+        group = {
+            "zarr_format": 3,
+            "node_type": "group",
+            "attributes": {"serfer": unstructure(attributes)},
+            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": metadata},
+        }
+        return {METADATA: group} | {f"{number}/{METADATA}": document for number, document in metadata.items()}
 
 
 def planned_manifest(plan: Plan, place: ResultPlace, images: int, created: float) -> ResultManifest:
     """Return the manifest of the answer to a query of `images` images, whose tiles wrote to `place`."""
-    last = plan.stages[-1]
-    parts: list[list[ResultPart]] = [[] for _ in last.outputs]
-    for number, tile in enumerate(last.tiles):
-        end = 0
-        for index, cell in enumerate(tile.cells):
-            parts[cell.output].append(ResultPart(number, index, end, cell.rect))
-            end += stored_bytes(last.outputs[cell.output].channels * cell.rect.area, 1, images)
-    outputs = tuple(
-        ResultOutput(tensor.name, tensor.dtype, tensor.dims, shape, tuple(own))
-        for tensor, shape, own in zip(plan.output_tensors, last.outputs, parts, strict=True)
-    )
-    expires = created + place.ttl
-    manifest = ResultManifest(
-        FORMAT, place.id, place.owner, created, expires, plan.digest, plan.model, images, len(last.tiles), outputs
-    )
+    outputs = answer_arrays(plan, images)
+    manifest = ResultManifest(place.id, place.owner, created, created + place.ttl, plan.digest, plan.model, outputs)
     _check(manifest)
     return manifest
 
 
 def encode_manifest(manifest: ResultManifest) -> bytes:
-    """Return a manifest as JSON; raises ResultDamagedError for one that `decode_manifest` would refuse."""
+    """Return a manifest as zarr.json; raises ResultDamagedError for one that `decode_manifest` would refuse."""
     _check(manifest)
-    encoded = json.dumps(unstructure(manifest), allow_nan=False, separators=(",", ":")).encode()
+    group = manifest.documents()[METADATA]
+    group["attributes"]["serfer"]["crc32c"] = crc32c(_canonical(group))
+    encoded = _canonical(group)
     _check_length(len(encoded))
     return encoded
 
@@ -132,19 +107,39 @@ def decode_manifest(encoded: bytes | memoryview, place: ResultPlace) -> ResultMa
     """Return the manifest of the result at `place`; raises ResultDamagedError for anything that is not one."""
     _check_length(len(encoded))
     try:
-        value = json.loads(bytes(encoded))
-    except (ValueError, RecursionError):
-        raise ResultDamagedError("the result's manifest is not JSON") from None
-    manifest = structure(ResultManifest, value, "the result's manifest", error=ResultDamagedError)
-    if (manifest.owner, manifest.id) != (place.owner, place.id):
+        group = json.loads(bytes(encoded))
+        said = group["attributes"]["serfer"]
+        crc = said.pop("crc32c")
+        documents = group["consolidated_metadata"]["metadata"]
+        arrays = [documents[str(number)] for number in range(min(len(documents), MOST_OUTPUTS + 1))]
+        canonical = _canonical(group)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        raise _unsound("is not that of a group of arrays") from None
+    if crc != crc32c(canonical):
+        raise _unsound("was altered, so run it again")
+    attributes = structure(_Attributes, said, "the result's manifest", error=ResultDamagedError)
+    manifest = ResultManifest(
+        attributes.id,
+        place.owner,
+        attributes.created,
+        attributes.expires,
+        attributes.plan,
+        attributes.model,
+        tuple(read_array(array, "the result's manifest") for array in arrays),
+    )
+    if manifest.id != place.id:
         raise _unsound("is that of another result")
     _check(manifest)
     return manifest
 
 
+def _canonical(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+
+
 def _check_length(length: int) -> None:
-    if length > MOST_BYTES:
-        raise _unsound(f"has {length:,} bytes, and {MOST_BYTES:,} are the most")
+    if length > MOST_METADATA_BYTES:
+        raise _unsound(f"has {length:,} bytes, and {MOST_METADATA_BYTES:,} are the most")
 
 
 def _check(manifest: ResultManifest) -> None:
@@ -157,57 +152,16 @@ def _check(manifest: ResultManifest) -> None:
         raise _unsound("expires before it was created")
     if not _DIGEST.fullmatch(manifest.plan) or len(manifest.model) > _MOST_TEXT:
         raise _unsound("has no plan's digest")
-    names = [output.name for output in manifest.outputs]
-    if not 0 < len(names) <= MOST_OUTPUTS or len(set(names)) != len(names):
+    names = {output.name for output in manifest.outputs}
+    if not 0 < len(manifest.outputs) <= MOST_OUTPUTS or len(names) != len(manifest.outputs):
         raise _unsound("has no outputs, too many, or two of one name")
+    if not all(output.images == manifest.images <= MOST_IMAGES for output in manifest.outputs):
+        raise _unsound("has too many images")
     for output in manifest.outputs:
-        _check_output(output, manifest)
-
-
-def _check_output(output: ResultOutput, manifest: ResultManifest) -> None:
-    shape, dims = output.shape, output.dims
-    sides = (shape.channels, shape.height, shape.width, *dims)
-    if len(dims) > MAX_RANK or not all(0 < side <= MAX_ELEMENTS for side in sides):
-        raise _unsound(f"has an impossible shape of output {output.name!r:.80}")
-    if not prod(dims) == shape.elements <= MAX_ELEMENTS or (shape.flat and (shape.channels, shape.height) != (1, 1)):
-        raise _unsound(f"has an impossible shape of output {output.name!r:.80}")
-    if output.dtype not in OUTPUT_TYPES or len(output.name) > _MOST_TEXT:
-        raise _unsound(f"has an unknown type of output {output.name!r:.80}")
-    within = all(part.tile < manifest.tiles and _inside(part.rect, shape.whole) for part in output.parts)
-    if not 0 < len(output.parts) <= MOST_TILES or not within or not _cover(output.parts, shape):
-        raise _unsound(f"has parts that do not make output {output.name!r:.80}")
-
-
-def _inside(rect: Rect, whole: Rect) -> bool:
-    return rect.rows.size > 0 and rect.cols.size > 0 and whole.contains(rect)
-
-
-def _cover(parts: Sequence[ResultPart], shape: Shape) -> bool:
-    """Return whether parts, all inside, cover a map, each position once."""
-    rows = sorted({0, shape.height, *(edge for part in parts for edge in (part.rect.rows.start, part.rect.rows.stop))})
-    cols = sorted({0, shape.width, *(edge for part in parts for edge in (part.rect.cols.start, part.rect.cols.stop))})
-    row, col = ({edge: place for place, edge in enumerate(edges)} for edges in (rows, cols))
-    times: NDArray[np.uint16] = np.zeros((len(rows) - 1, len(cols) - 1), dtype=np.uint16)
-    if len(parts) * times.size > 1 << 28:  # of a grid's tiles these are few
-        return False
-    for part in parts:
-        rect = part.rect
-        times[row[rect.rows.start] : row[rect.rows.stop], col[rect.cols.start] : col[rect.cols.stop]] += 1
-    return bool((times == 1).all())
-
-
-def cell_bytes(output: ResultOutput, part: ResultPart, images: int) -> int:
-    """Return the bytes of a part's cell, its checksum apart."""
-    return FLOAT_BYTES * images * output.shape.channels * part.rect.area
-
-
-def object_bytes(manifest: ResultManifest) -> list[int]:
-    """Return the bytes that each of its tiles wrote."""
-    sizes = [0] * manifest.tiles
-    for output in manifest.outputs:
-        for part in output.parts:
-            sizes[part.tile] += cell_bytes(output, part, manifest.images) + CHECKSUM_BYTES
-    return sizes
+        if output.dtype not in OUTPUT_TYPES:
+            raise _unsound(f"has an unknown type of output {output.name!r:.80}")
+        if output.rows.count * output.cols.count > MOST_CHUNKS:
+            raise _unsound(f"has too many chunks of output {output.name!r:.80}")
 
 
 def _unsound(fault: str) -> ResultDamagedError:

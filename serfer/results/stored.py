@@ -21,7 +21,7 @@ from serfer.results.results import Results
 class StoredResult:
     """An answer that lies in the store of results until `manifest.expires`, in seconds since the epoch.
 
-    Every method raises ResultDamagedError where a part of it is gone or altered, StoreUnavailableError where the store
+    Every method raises ResultDamagedError where a chunk of it is gone or altered, StoreUnavailableError where the store
     does not answer.
     """
 

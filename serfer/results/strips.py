@@ -1,27 +1,26 @@
 """An output read in C order by strips, with bounded memory, each byte checked once.
 
-planes (n, c)      strip: some planes whole,          a part's bytes of a strip are one range:
-┌────┬────┐        or some rows of one plane          its planes, or its rows of the plane,
-│ 0  │ 1  │                                           lie one behind the other
+planes (n, c)      strip: some planes whole,          a chunk's bytes of a strip are one range: its planes, or
+┌────┬────┐        or some rows of one plane          its rows of the plane, lie one behind the other; rows that
+│ 0  │ 1  │                                           are stored behind its last one go with that
 ├────┼────┤
-│ 2  │ 3  │        strips take each part's bytes from first to last, so that its checksum grows with them,
+│ 2  │ 3  │        strips take each chunk's bytes from first to last, so that its checksum grows with them,
 └────┴────┘        and is compared when the last of them has been read
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.checksum import CHECKSUM_BYTES, checksum
+from serfer.core.crc32c import crc32c
 from serfer.core.errors import MissingKeyError, ResultDamagedError
 from serfer.core.geometry import Rect, Span
-from serfer.core.units import FLOAT_BYTES
-from serfer.results.manifest import ResultManifest, ResultOutput, ResultPart
+from serfer.core.zarr import CRC_BYTES, Chunk, ChunkedArray
+from serfer.results.manifest import ResultManifest
 from storage.store import Range, Store
 
 Array = NDArray[Any]
@@ -30,86 +29,81 @@ STRIP_BYTES = 8 * 1024 * 1024
 
 
 class Strip(NamedTuple):
-    """Rows of planes `planes`: all of them, or, of a single plane, some."""
+    """Planes `planes`: all rows of them, or, of a single plane, some."""
 
     planes: Span
     rows: Span
 
 
-def strips(output: ResultOutput, images: int, most_bytes: int = STRIP_BYTES) -> Iterator[Strip]:
+def strips(output: ChunkedArray, most_bytes: int = STRIP_BYTES) -> Iterator[Strip]:
     """Yield the strips of an output in C order, each of at most `most_bytes` or one row."""
-    shape = output.shape
-    planes, row_bytes = images * shape.channels, FLOAT_BYTES * shape.width
-    at_once = most_bytes // (row_bytes * shape.height)
-    if at_once:
-        for start in range(0, planes, at_once):
-            yield Strip(Span(start, min(start + at_once, planes)), Span(0, shape.height))
+    height, row_bytes = output.rows.size, output.item_bytes * output.cols.size
+    if at_once := most_bytes // (row_bytes * height):
+        for start in range(0, output.planes, at_once):
+            yield Strip(Span(start, min(start + at_once, output.planes)), Span(0, height))
         return
     rows = max(1, most_bytes // row_bytes)
-    for plane in range(planes):
-        for start in range(0, shape.height, rows):
-            yield Strip(Span(plane, plane + 1), Span(start, min(start + rows, shape.height)))
+    for plane in range(output.planes):
+        for start in range(0, height, rows):
+            yield Strip(Span(plane, plane + 1), Span(start, min(start + rows, height)))
 
 
 class OutputReader:
-    """Reads an output once, strip by strip; each part's checksum is compared when its last byte has been read."""
+    """Reads an output once, strip by strip; each chunk's checksum is compared when its last byte has been read."""
 
-    def __init__(self, store: Store, manifest: ResultManifest, output: ResultOutput) -> None:
+    def __init__(self, store: Store, manifest: ResultManifest, output: ChunkedArray) -> None:
         self._store, self._manifest, self._output = store, manifest, output
-        place = manifest.place
-        self._keys = [place.key(part.tile) for part in output.parts]
-        self._sums = [checksum(b"", key, part.cell) for key, part in zip(self._keys, output.parts, strict=True)]
+        self._number = manifest.outputs.index(output)
+        self._sums: dict[Chunk, int] = {}
 
     def read(self, strip: Strip) -> Array:
         """Return the next strip, (planes, rows, cols), in the output's own type.
 
         Raises:
-            ResultDamagedError: a part is missing, too short, or altered.
+            ResultDamagedError: a chunk is missing, too short, or altered.
             StoreUnavailableError: the store does not answer.
         """
-        width = self._output.shape.width
-        rect = Rect(strip.rows, Span(0, width))
-        pieces = [
-            (number, overlap)
-            for number, part in enumerate(self._output.parts)
-            if (overlap := part.rect.overlap(rect)) is not None
-        ]
-        values = self._get([self._range(number, overlap, strip) for number, overlap in pieces])
-        whole = np.empty((strip.planes.size, strip.rows.size, width), dtype=self._output.dtype)
-        for (number, overlap), value in zip(pieces, values, strict=True):
-            data = self._checked(number, value, overlap, strip)
-            shape = strip.planes.size, overlap.rows.size, overlap.cols.size
-            whole[:, *overlap.within(rect).slices] = np.frombuffer(data, dtype="<f4").reshape(shape)
+        output = self._output
+        rect = Rect(strip.rows, Span(0, output.cols.size))
+        pieces = [(chunk, common) for chunk in output.chunks if (common := chunk.rect.overlap(rect)) is not None]
+        values = self._get([self._range(chunk, common, strip) for chunk, common in pieces])
+        whole = np.empty((strip.planes.size, strip.rows.size, output.cols.size), dtype=output.dtype)
+        dtype = np.dtype(output.dtype).newbyteorder("<")
+        for (chunk, common), value in zip(pieces, values, strict=True):
+            data = np.frombuffer(self._checked(chunk, value, strip), dtype)
+            stored = data.reshape(strip.planes.size, -1, output.cols.chunk)
+            whole[:, *common.within(rect).slices] = stored[:, : common.rows.size, : common.cols.size]
         return whole
 
-    def _range(self, number: int, overlap: Rect, strip: Strip) -> Range:
-        """Return the bytes of a part that a strip has; with the checksum, where they are the part's last."""
-        part = self._output.parts[number]
-        row_bytes = FLOAT_BYTES * part.rect.cols.size
-        rows = strip.planes.start * part.rect.rows.size + overlap.rows.start - part.rect.rows.start
-        length = strip.planes.size * overlap.rows.size * row_bytes
-        tail = CHECKSUM_BYTES if self._is_last(part, overlap, strip) else 0
-        return Range(self._keys[number], part.start + rows * row_bytes, length + tail)
+    def _range(self, chunk: Chunk, common: Rect, strip: Strip) -> Range:
+        """Return the bytes of a chunk that a strip has; with the checksum, where they are the chunk's last."""
+        output = self._output
+        row_bytes, stored = output.item_bytes * output.cols.chunk, output.rows.chunk
+        rows = common.within(chunk.rect).rows
+        stop = stored if common.rows.stop == chunk.rect.rows.stop else rows.stop
+        start = (strip.planes.start * stored + rows.start) * row_bytes
+        length = strip.planes.size * (stop - rows.start) * row_bytes
+        key = self._manifest.place.key(f"{self._number}/{chunk.path}")
+        return Range(key, start, length + (CRC_BYTES if self._is_last(chunk, strip) else 0))
 
-    def _is_last(self, part: ResultPart, overlap: Rect, strip: Strip) -> bool:
-        planes = self._manifest.images * self._output.shape.channels
-        return strip.planes.stop == planes and overlap.rows.stop == part.rect.rows.stop
+    def _is_last(self, chunk: Chunk, strip: Strip) -> bool:
+        return strip.planes.stop == self._output.planes and strip.rows.stop >= chunk.rect.rows.stop
 
-    def _get(self, ranges: Sequence[Range]) -> list[bytes]:
+    def _get(self, ranges: list[Range]) -> list[bytes]:
         try:
             return self._store.get_many(ranges)
         except MissingKeyError as error:
-            raise ResultDamagedError(f"result {self._manifest.id} lacks a part, so run it again: {error}") from error
+            raise ResultDamagedError(f"result {self._manifest.id} lacks a chunk, so run it again: {error}") from error
 
-    def _checked(self, number: int, value: bytes, overlap: Rect, strip: Strip) -> memoryview:
-        """Return a part's values of a strip, without the checksum that may follow them."""
-        part, view = self._output.parts[number], memoryview(value)
-        last = self._is_last(part, overlap, strip)
-        data = view[:-CHECKSUM_BYTES] if last else view
-        self._sums[number] = zlib.crc32(data, self._sums[number])
-        if last and self._sums[number].to_bytes(CHECKSUM_BYTES, "little") != view[len(data) :]:
+    def _checked(self, chunk: Chunk, value: bytes, strip: Strip) -> memoryview:
+        """Return a chunk's values of a strip, without the checksum that may follow them."""
+        view = memoryview(value)
+        last = self._is_last(chunk, strip)
+        data = view[:-CRC_BYTES] if last else view
+        self._sums[chunk] = crc32c(data, self._sums.get(chunk, 0))
+        if last and self._sums[chunk].to_bytes(CRC_BYTES, "little") != view[len(data) :]:
             raise ResultDamagedError(
-                f"a part of result {self._manifest.id} was altered, so run it again: the checksum of output "
-                f"{self._output.name!r:.80} does not match that of tile {part.tile}"
+                f"a chunk of result {self._manifest.id} was altered, so run it again: the checksum of chunk "
+                f"{chunk.path} of output {self._output.name!r:.80} does not match"
             )
         return data

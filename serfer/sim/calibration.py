@@ -233,7 +233,7 @@ class LocalRun:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _TaskMeasurement:
     """A task as it was measured: its number, what its worker did, waits for other members apart, and all else, in ms.
 
     `took_ms` is that of its whole invocation, `init_ms` of a cold start.
@@ -246,7 +246,7 @@ class _Measured:
     init_ms: float
 
 
-def _measured(answer: Answer) -> Iterator[_Measured]:
+def _measured(answer: Answer) -> Iterator[_TaskMeasurement]:
     """Yield a query's tasks in the order of the stages, each by the attempt that answered."""
     tiles = [tile for stage in answer.stages for tile in stage.tiles]
     for number, tile in enumerate(tiles):
@@ -256,7 +256,7 @@ def _measured(answer: Answer) -> Iterator[_Measured]:
             for report in (one for one in reports if one is tile.report):
                 took_ms = ((attempt.ended or attempt.requested) - attempt.requested) * _MS
                 left_ms = max(0.0, took_ms - sum(one.total_ms for one in reports))
-                yield _Measured(number, report.total_ms - report.wait_ms, left_ms, took_ms, report.init_ms)
+                yield _TaskMeasurement(number, report.total_ms - report.wait_ms, left_ms, took_ms, report.init_ms)
 
 
 def _is_cold(result: Result) -> bool:

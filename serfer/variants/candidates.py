@@ -55,7 +55,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class CandidateChoice:
     """The candidates that are kept, in order of place, dollars and latency, and by name what made the others go."""
 
     kept: tuple[Candidate, ...]
@@ -82,7 +82,7 @@ class PlanRequest:
         return self.precision == "fp32" and not self.pooled
 
 
-def choose(candidates: Iterable[Candidate], most: int) -> Chosen:
+def choose(candidates: Iterable[Candidate], most: int) -> CandidateChoice:
     """Drop candidates that are the same as others or beaten, then those in between until at most `most` are left.
 
     Half of the room is for each place; what one leaves is the other's. Of a place, the cheapest and the fastest stay.
@@ -107,7 +107,7 @@ def choose(candidates: Iterable[Candidate], most: int) -> Chosen:
         some = spread(mine, rooms[place])
         dropped |= {each.name: f"there is room for {most} variants" for each in mine if each not in some}
         thinned += some
-    return Chosen(tuple(thinned), dropped)
+    return CandidateChoice(tuple(thinned), dropped)
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

@@ -28,7 +28,7 @@ class InstanceType:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class InstanceMeasurement:
     """A whole network as measured in a precision, and the plan directory that has it: artefact and plan digest."""
 
     precision: str
@@ -52,7 +52,7 @@ def instance_type(
     return InstanceType(kind, usd_per_hour or prices[kind], assumed=False)
 
 
-def why_not(measured: Measured, whole: InstanceFigures, max_loss: float) -> str:
+def why_not(measured: InstanceMeasurement, whole: InstanceFigures, max_loss: float) -> str:
     """Return why a precision is not worth variants beside the network in fp32, empty where it is."""
     figures = measured.figures
     lost = loss(figures.accuracy, whole.accuracy)
@@ -73,13 +73,13 @@ def busy(figures: InstanceFigures, here: int) -> str:
     )
 
 
-def instance_variants(measured: Measured, kind: InstanceType, version: int, network: str) -> list[Variant]:
+def instance_variants(measured: InstanceMeasurement, kind: InstanceType, version: int, network: str) -> list[Variant]:
     """Return the variants of a precision, one for each batch size worth it; their versions and names are short."""
     figures = measured.figures
     return [_variant(measured, size, kind, version, network) for size in worthwhile_batches(figures.best_ms)]
 
 
-def _variant(measured: Measured, size: int, kind: InstanceType, version: int, network: str) -> Variant:
+def _variant(measured: InstanceMeasurement, size: int, kind: InstanceType, version: int, network: str) -> Variant:
     figures, batch = measured.figures, measured.figures.sizes[size]
     qps = size / batch.median_ms * MS_PER_S
     usd = kind.usd_per_hour / _S_PER_HOUR / qps

@@ -28,7 +28,7 @@ from serfer.variants.candidates import Candidate, PlanRequest, choose, loss, pla
 from serfer.variants.child import InstanceFigures, InstanceJob
 from serfer.variants.figures import PlanFigures, predicted
 from serfer.variants.images import ImageFiles, ValidationFiles
-from serfer.variants.instances import InstanceType, Measured, busy, instance_type, instance_variants, why_not
+from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import BaseNetwork, Progress, make_plan, short_name
 from serfer.variants.quantising import with_quantised
 from serfer.variants.steps import Steps
@@ -105,7 +105,7 @@ class MakingOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PlanOutcome:
     """A plan that was made and its predicted figures, or `why` there is none; plans of one `shape` are the same."""
 
     why: str = ""
@@ -117,7 +117,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class PrecisionOutcome:
     """A precision of the whole network that was measured, or `why` not."""
 
     why: str = ""
@@ -132,7 +132,7 @@ class NamedPlan:
 
     base: str
     request: PlanRequest
-    made: Made
+    made: PlanOutcome
     figures: PlanFigures
 
 
@@ -185,28 +185,28 @@ class Making:
         items_of = dict(zip(candidates, items, strict=True))
         return [items_of[candidate] for candidate in chosen.kept]
 
-    def _made(self, request: PlanRequest) -> Made:
-        def make() -> Made:
+    def _made(self, request: PlanRequest) -> PlanOutcome:
+        def make() -> PlanOutcome:
             out = self._work / request.name
             try:
                 plan = make_plan(self._base, request, out, self._options.facts, self._files.calibration, self._progress)
             except (ModelError, PlanError) as error:
-                return Made(why=str(error)[:_MOST_WORDS])
+                return PlanOutcome(why=str(error)[:_MOST_WORDS])
             figures = predicted(plan, self._options.facts)
             artefact = self._registry.put_directory(out)
-            return Made("", short_name(plan, request), plan.digest[:16], artefact, plan.digest, figures)
+            return PlanOutcome("", short_name(plan, request), plan.digest[:16], artefact, plan.digest, figures)
 
-        made = self._steps.done(Made, f"plan {request.name}", f"making a plan: {request.name}", make)
+        made = self._steps.done(PlanOutcome, f"plan {request.name}", f"making a plan: {request.name}", make)
         if made.why:
             self._remarks.append(f"{request.name} was not made: {made.why}")
         return made
 
-    def _instances(self, whole: Made) -> list[Measured]:
+    def _instances(self, whole: PlanOutcome) -> list[InstanceMeasurement]:
         """Measure the whole network in each precision, and return those worth variants, fp32 first."""
         fp32 = self._tried("fp32", whole)
         if fp32.figures is None:
             raise InputError(f"the network cannot be measured: {fp32.why}")
-        measured = [Measured("fp32", whole.artefact, whole.plan, fp32.figures)]
+        measured = [InstanceMeasurement("fp32", whole.artefact, whole.plan, fp32.figures)]
         self._remarks += filter(None, [busy(fp32.figures, processors())])
         lossy = ["int8"]
         if fp32.figures.device == "cuda":
@@ -215,7 +215,7 @@ class Making:
             self._remarks.append("fp16 was not tried on instances: ONNX Runtime computes it in fp32 on processors")
         for precision in lossy:
             tried = self._tried(precision, whole)
-            one = tried.figures and Measured(precision, tried.artefact, tried.plan, tried.figures)
+            one = tried.figures and InstanceMeasurement(precision, tried.artefact, tried.plan, tried.figures)
             why = why_not(one, fp32.figures, self._options.max_loss) if one else tried.why
             if one and not why:
                 measured.append(one)
@@ -223,18 +223,20 @@ class Making:
                 self._remarks.append(f"{precision} on instances was left out: {why}")
         return measured
 
-    def _tried(self, precision: str, whole: Made) -> Tried:
-        def measure() -> Tried:
+    def _tried(self, precision: str, whole: PlanOutcome) -> PrecisionOutcome:
+        def measure() -> PrecisionOutcome:
             directory, artefact, digest = self._fetched(whole.artefact), whole.artefact, whole.plan
             try:
                 if precision == "int8":
                     directory, artefact, digest = self._quantised(directory)
                 figures = measure_instance(self._job(directory, precision))
             except (ModelError, InputError) as error:
-                return Tried(why=str(error)[:_MOST_WORDS])
-            return Tried("", artefact, digest, figures)
+                return PrecisionOutcome(why=str(error)[:_MOST_WORDS])
+            return PrecisionOutcome("", artefact, digest, figures)
 
-        return self._steps.done(Tried, f"instance {precision}", f"measuring the whole network in {precision}", measure)
+        return self._steps.done(
+            PrecisionOutcome, f"instance {precision}", f"measuring the whole network in {precision}", measure
+        )
 
     def _quantised(self, directory: Path) -> tuple[Path, str, str]:
         """Make the network in 8 bits and return its directory, artefact and plan digest."""
@@ -264,18 +266,18 @@ class Making:
                 variants.append((each, _function_variant(self._base.plan.model, each, accuracy)))
         return variants
 
-    def _accuracy(self, made: Made) -> Accuracy:
+    def _accuracy(self, made: PlanOutcome) -> Accuracy:
         def measure() -> Accuracy:
             return measure_plan(self._fetched(made.artefact), self._files.tested, self._options.settings)
 
         return self._steps.done(Accuracy, f"accuracy {made.name}", f"measuring the accuracy of {made.name}", measure)
 
-    def _instance_variants(self, measured: list[Measured]) -> list[Variant]:
+    def _instance_variants(self, measured: list[InstanceMeasurement]) -> list[Variant]:
         kind = self._options.priced(measured[0].figures.device)
         return [each for one in measured for each in instance_variants(one, kind, _FIRST, self._base.plan.model)]
 
 
-def _named(made: Sequence[tuple[PlanRequest, Made]]) -> list[NamedPlan]:
+def _named(made: Sequence[tuple[PlanRequest, PlanOutcome]]) -> list[NamedPlan]:
     """Return the plans that there are, each shape once, with names that no two of them share."""
     plans: list[NamedPlan] = []
     for request, each in made:

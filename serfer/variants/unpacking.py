@@ -60,7 +60,7 @@ class UnpackJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpacked:
+class ImageFolder:
     """The folder of the images, and how many there are."""
 
     folder: str
@@ -93,7 +93,7 @@ class _Written:
             raise InputError(f"{SET} has {name!r:.80} twice") from None
 
 
-def unpack(job: UnpackJob) -> Unpacked:
+def unpack(job: UnpackJob) -> ImageFolder:
     """Unpack an archive and look at what is in it; raises InputError that says what is wrong with it."""
     archive, written = Path(job.archive), _Written(Path(job.folder), job.most_bytes)
     written.folder.mkdir()
@@ -111,7 +111,7 @@ def unpack(job: UnpackJob) -> Unpacked:
         raise InputError(str(error).replace(str(folder), job.called)) from error
     if images > job.most_images:
         raise InputError(f"{job.called} has {images:,} images: at most {job.most_images:,} are taken")
-    return Unpacked(str(folder), images)
+    return ImageFolder(str(folder), images)
 
 
 def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

@@ -127,7 +127,8 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
         results=results,
         keep_warm=keep_warm,
     )
-    opening = _read(directory, choices, stack, settings, routing, faults)
+    deployment = stack if isinstance(stack, Deployment) else None
+    opening = _read(directory, choices, settings or load_settings(), deployment, routing, faults)
     loop, parts = LoopThread(), AsyncExitStack()
     try:
         return loop.wait(_assemble(opening, parts, loop))
@@ -141,8 +142,7 @@ async def open_on(
     directory: Path,
     choices: Choices,
     settings: Settings,
-    *,
-    stack: str | Deployment | None = None,
+    deployment: Deployment | None = None,
     routing: Routing | None = None,
 ) -> Pipeline:
     """Do the same as `open_pipeline` for a coroutine; what blocks is done in threads.
@@ -150,18 +150,18 @@ async def open_on(
     The pipeline is on `loop`, which is closed with it, and where it cannot be opened.
     """
     try:
-        opening = await asyncio.to_thread(_read, directory, choices, stack, settings, routing)
+        opening = await asyncio.to_thread(_read, directory, choices, settings, deployment, routing)
         return await loop.run(_assemble(opening, AsyncExitStack(), loop))
     except BaseException:
-        await loop.aclose()
+        await asyncio.to_thread(loop.close)
         raise
 
 
 def _read(
     directory: Path | str,
     choices: Choices,
-    stack: str | Deployment | None,
-    settings: Settings | None,
+    settings: Settings,
+    deployment: Deployment | None,
     routing: Routing | None,
     faults: Faults | None = None,
 ) -> _Opening:
@@ -169,7 +169,6 @@ def _read(
     choices.check()
     path = Path(directory)
     plan = load_plan(path)
-    settings = settings or load_settings()
     windows = choices.keep_warm or (settings.keep_warm if choices.workers != "inprocess" else None)
     choices = replace(choices, results=choices.results or settings.results, keep_warm=windows)
     choices.check()
@@ -179,9 +178,9 @@ def _read(
     elif choices.workers == "local":
         check_artefacts(plan, path)
     opening = _Opening(plan, path, choices, settings, routing, faults, cold, reason)
-    if stack is None:
+    if choices.stack is None:
         return opening
-    return _in_stack(stack if isinstance(stack, Deployment) else find_deployment(stack), opening)
+    return _in_stack(deployment or find_deployment(choices.stack), opening)
 
 
 def _in_stack(deployment: Deployment, opening: _Opening) -> _Opening:

@@ -53,7 +53,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedHead:
     """The best state: its graph (old head still there), its layer on scaled features, what its score and its epoch."""
 
     graph: Graph
@@ -70,7 +70,7 @@ def tune(
     parts: tuple[Examples, Examples],
     seed: int,
     progress: Progress,
-) -> Tuned:
+) -> TunedHead:
     """Train from `start` on the first part; return the best state on the second; epoch 0 is the start itself."""
     nodes, _ = split_at(graph, head.trunk_end)
     cost = macs(graph, nodes)
@@ -80,9 +80,11 @@ def tune(
             network = _Network(Trainable(graph, nodes), start, scaling, rate, batch_size(graph))
             progress(f"training the trunk at rate {rate:g}")
             steps = _steps(len(parts[0]), cost, seed)
-            trained = _course(Tuned(graph, start, network.score(parts[1]), 0), network, parts, list(steps), progress)
+            trained = _course(
+                TunedHead(graph, start, network.score(parts[1]), 0), network, parts, list(steps), progress
+            )
             best = trained if best is None or trained.score > best.score else best
-    return best or Tuned(graph, start, (0.0, 0.0), 0)
+    return best or TunedHead(graph, start, (0.0, 0.0), 0)
 
 
 @contextmanager
@@ -98,8 +100,8 @@ def threads(cost: int) -> Iterator[None]:
 
 
 def _course(
-    start: Tuned, network: _Network, parts: tuple[Examples, Examples], steps: Sequence[_Step], progress: Progress
-) -> Tuned:
+    start: TunedHead, network: _Network, parts: tuple[Examples, Examples], steps: Sequence[_Step], progress: Progress
+) -> TunedHead:
     """Train with a rate that falls to zero; return the best state at an epoch's end, or `start`."""
     best = start
     training, validation = parts
@@ -111,7 +113,7 @@ def _course(
         progress(f"epoch {epoch}: {score[0]:.2%} of {len(validation)} validation images")
         if score > best.score:
             moved = replace(start.graph, weights={**start.graph.weights, **network.trunk.constants()})
-            best = Tuned(moved, network.layer(), score, epoch)
+            best = TunedHead(moved, network.layer(), score, epoch)
         elif epoch - best.epoch >= _PATIENCE:
             break
     return best

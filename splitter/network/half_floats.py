@@ -22,7 +22,7 @@ _KINDS = frozenset({"to", "dtype", "output_dtype"})
 
 
 @dataclass(frozen=True)
-class Widened:
+class WideModel:
     """A model in float32, the constants whose values are fp16 numbers, and whether roundings to fp16 were left out."""
 
     model: ExternalWeightsModel
@@ -30,12 +30,12 @@ class Widened:
     rounded: bool = False
 
 
-def widened(model: ExternalWeightsModel) -> Widened:
+def widened(model: ExternalWeightsModel) -> WideModel:
     """Return the model with float32 in place of fp16, if it computes in fp16 rather than only storing weights in it."""
     graph = model.proto.graph
     given = any(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in model.inputs)
     if not given and not any(_rounds(node) for node in graph.node):
-        return Widened(model)
+        return WideModel(model)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
@@ -50,7 +50,7 @@ def widened(model: ExternalWeightsModel) -> Widened:
             _widen(attribute.t)
     half = frozenset(name for name, value in model.large.items() if value.dtype == np.float16)
     large = {name: value.astype(np.float32) if name in half else value for name, value in model.large.items()}
-    return Widened(replace(model, proto=proto, large=large), half, rounded=True)
+    return WideModel(replace(model, proto=proto, large=large), half, rounded=True)
 
 
 def _rounds(node: onnx.NodeProto) -> bool:

@@ -162,7 +162,7 @@ class Meter:
     def _reference(self) -> float:
         return min(timed(self._session, self._given) for _ in range(2))
 
-    def repeat(self, once: Callable[[], float], most_s: float = _MOST_SECONDS) -> Repeated:
+    def repeat(self, once: Callable[[], float], most_s: float = _MOST_SECONDS) -> Repetitions:
         """Run `once`, which returns seconds, until `_QUIET_ROUNDS` were undisturbed or `most_s` have passed."""
         ended, quiet, times = time.monotonic() + most_s, 0, list[float]()
         after = self._reference()
@@ -176,11 +176,11 @@ class Meter:
             quiet += steady and (self._threads > 1 or waited < _WAITED * times[-1] + _RESOLUTION)
             if time.monotonic() > ended and len(times) >= _LEAST_ROUNDS:
                 break
-        return Repeated(tuple(times), quiet)
+        return Repetitions(tuple(times), quiet)
 
 
 @dataclass(frozen=True)
-class Repeated:
+class Repetitions:
     """Seconds of every repetition, and how many of them were undisturbed."""
 
     times: tuple[float, ...]

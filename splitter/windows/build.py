@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serfer.core.errors import ModelError, PlanWarning, WrongAnswerError
+from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Answer
@@ -46,7 +45,7 @@ _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WindowRequest:
     """Windows as they are asked for: of `side` pixels of the result, None for the cheapest.
 
     With an `overlap` they are images of their own that have so many pixels around what they write, compared with the
@@ -62,13 +61,16 @@ def build_map_plan(
     model: Any,  # noqa: ANN401 - a module, a path or a name
     sizes: Sequence[tuple[int, int]],
     place: Path,
-    wanted: Wanted,
+    wanted: WindowRequest,
     channels: int,
     budget: Budget,
     description: Description,
     progress: Progress,
-) -> Plan:
-    """Write the map plan of a model for images of (height, width) `sizes` to `place`; see `splitter.map_plan`."""
+) -> tuple[Plan, tuple[str, ...]]:
+    """Write the map plan of a model for images of (height, width) `sizes` to `place`; see `splitter.map_plan`.
+
+    Returns what that warns of as well.
+    """
     progress("reading the network")
     small = _small(sizes[0])
     example = _example(channels, small)
@@ -93,7 +95,8 @@ def build_map_plan(
     cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
-        return write_map_plan(network, cut, choice, network.of_one_map(small), budget, directory)
+        plan = write_map_plan(network, cut, choice, network.of_one_map(small), budget, directory)
+    return plan, tuple(dict.fromkeys(made.notes))
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class _Making:
     example: Array
     budget: Budget
     progress: Progress
+    notes: list[str] = field(default_factory=list)
 
     def exact(self, window: int | None) -> tuple[WindowTiles, WindowChoice]:
         """Return windows that make the network's result on the whole image."""
@@ -118,13 +122,13 @@ class _Making:
         self.progress("cutting windows")
         cut = window_tiles(network, self.sizes, choice.step)
         self.progress("checking windows against the whole network")
-        _check(network, self.example)
+        self.notes.extend(_check(network, self.example))
         for small in dict.fromkeys(_small(size) for size in self.sizes):
             if small != self.small:
-                _check_other(network, _example(self.example.shape[1], small))
+                self.notes.extend(_check_other(network, _example(self.example.shape[1], small)))
         return cut, choice
 
-    def overlapping(self, wanted: Wanted, overlap: int) -> tuple[WindowTiles, WindowChoice]:
+    def overlapping(self, wanted: WindowRequest, overlap: int) -> tuple[WindowTiles, WindowChoice]:
         """Return windows that are images of their own, and measure what that makes of a sample."""
         network, size = self.network, self.sizes[0]
         self.progress("finding what shifts with the image")
@@ -138,7 +142,7 @@ class _Making:
         sample = sample_of(network, cut, size, channels, wanted.sample, network.source.preprocess)
         difference = measured(network, cut, sample)
         if difference.of_one_class:
-            _warn_of_one_class(f"{difference.sample}, on which windows were compared,")
+            self.notes.append(_one_class(f"{difference.sample}, on which windows were compared,"))
         return replace(tiles, windows=replace(tiles.windows, difference=difference)), choice
 
 
@@ -176,31 +180,31 @@ def _check_reading(network: Network, graph: Graph, example: Array) -> Answer:
     return expected
 
 
-def _check(network: Network, example: Array) -> None:
-    """Compare small windows of a small image with the model on all of it; raises WrongAnswerError.
+def _check(network: Network, example: Array) -> list[str]:
+    """Compare small windows of a small image with the model on all of it; return notes; raises WrongAnswerError.
 
     A small image that cannot be cut says nothing against the sizes that were: it is compared as it was read.
     """
     height, width = example.shape[2:]
     graph = network.of_one_map((height, width))
     expected = _check_reading(network, graph, example)
-    if of_one_class(expected):
-        _warn_of_one_class("a random image, on which windows were checked,")
+    notes = [_one_class("a random image, on which windows were checked,")] if of_one_class(expected) else []
     try:
         step = rounded_step(_SMALL_WINDOW, *network.strides(graph), graph.output)
         cut = window_tiles(network, [(height, width)], step)
     except ModelError:
-        return
+        return notes
     _compare(cut, example, expected)
+    return notes
 
 
-def _check_other(network: Network, example: Array) -> None:
+def _check_other(network: Network, example: Array) -> list[str]:
     """Do the same for a size that is not the first, unless the network does not take it in small."""
     try:
         network.source.run(example)
     except Exception:  # noqa: BLE001 - the user's own code may raise anything
-        return
-    _check(network, example)
+        return []
+    return _check(network, example)
 
 
 def _compare(cut: WindowTiles, example: Array, expected: Answer) -> None:
@@ -214,11 +218,9 @@ def _compare(cut: WindowTiles, example: Array, expected: Answer) -> None:
         )
 
 
-def _warn_of_one_class(image: str) -> None:
-    """Warn where the classes of windows and those of the whole agree, whatever their scores (PlanWarning)."""
-    warnings.warn(
+def _one_class(image: str) -> str:
+    """Return the note for classes of windows and of the whole that agree whatever their scores."""
+    return (
         f"the network gives {image} one class everywhere, so that the comparison says little: make a plan without "
-        "--reduce once, which compares scores",
-        PlanWarning,
-        stacklevel=2,
+        "--reduce once, which compares scores"
     )

@@ -37,7 +37,6 @@ class Address:
     """
 
     url: str
-    service: str
     region: str
     sessions: bool
 
@@ -64,16 +63,10 @@ def target(url: str) -> Target:
     return Target(parts.netloc, f"{prefix}/" if prefix else "", given.get("region"), given.get("endpoint"))
 
 
-def address(store: Target, session: Session, *, control: bool = False) -> Address:
+def address(store: Target, session: Session) -> Address:
     """Resolve a bucket's address; region and endpoint come from the URL, else from botocore's own settings.
 
-    Args:
-        store: what the URL says.
-        session: botocore's; it knows the environment and the AWS configuration files.
-        control: where the settings of a directory bucket are changed, rather than where its objects are.
-
-    Raises:
-        UsageError: there is no region, or the settings contradict each other.
+    Raises UsageError where there is no region, or the settings contradict each other.
     """
     try:
         endpoint = store.endpoint or _configured_endpoint(session)
@@ -86,14 +79,17 @@ def address(store: Target, session: Session, *, control: bool = False) -> Addres
         else:
             parameters["UseFIPS"] = bool(session.get_config_variable("use_fips_endpoint"))
             parameters["UseDualStack"] = bool(session.get_config_variable("use_dualstack_endpoint"))
-        if control:
-            parameters["UseS3ExpressControlEndpoint"] = True
         resolved: Any = _rules(session).resolve_endpoint(**parameters)
     except BotoCoreError as error:
         raise UsageError(f"--store leads to no S3 address (region, endpoint, AWS_PROFILE): {error}") from error
     scheme = resolved.properties["authSchemes"][0]
     express = scheme["name"] == "sigv4-s3express"
-    return Address(resolved.url.rstrip("/"), scheme["signingName"], scheme["signingRegion"], express)
+    if express and endpoint:
+        raise UsageError(
+            f"{store.bucket} in --store is a directory bucket, which has no other endpoint than AWS's: unset "
+            "AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL, and leave endpoint= out"
+        )
+    return Address(resolved.url.rstrip("/"), scheme["signingRegion"], express)
 
 
 def _configured_endpoint(session: Session) -> str | None:

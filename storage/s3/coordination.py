@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from serfer.core.retry import Backoff, RetryPolicy, retry
 from storage.coordination import Coordination, Entry
-from storage.s3.errors import Answer, no_s3, refusal
-from storage.s3.http import Request
+from storage.s3.client import Found, RefusedError
+from storage.s3.errors import refusal
 from storage.s3.objects import Objects
 from storage.store import check_keys, check_ttl
 
 TAG_BYTES = 16
 _MAX_VALUE = (5 << 30) - TAG_BYTES
-_WHERE_NONE = {"If-None-Match": "*"}
 _NO_SUCH_TAG = f'"{"0" * 32}"'
 _TRIAL_S = 60.0
-_OK, _NOT_FOUND, _CONFLICT, _UNMET, _UNKNOWN = 200, 404, 409, 412, 501
+_NOT_FOUND, _CONFLICT, _UNMET, _UNKNOWN = 404, 409, 412, 501
 
 
 class _ContendedError(StoreUnavailableError):
@@ -45,11 +44,8 @@ class S3Coordination(Coordination):
     def get(self, key: str) -> Entry | None:
         """GetObject."""
         check_keys((key,))
-        doing = f"to get {key!r}"
-        answer = self._objects.http.ask(Request("GET", self._objects.name(key), limit=None))
-        if not self._objects.is_live(answer, doing):
-            return None
-        return Entry(answer.body[TAG_BYTES:], self._tag(answer))
+        found = self._objects.get(key, f"to get {key!r}")
+        return Entry(found.body[TAG_BYTES:], found.tag) if found else None
 
     def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
         """PutObject on condition; before the first, four requests find out whether the server honours conditions."""
@@ -76,12 +72,12 @@ class S3Coordination(Coordination):
             else:
                 there = self._look(key, doing)
             if there is not None and self._is_own(there, own):
-                return self._tag(there)
+                return there.tag
             if (expected and there is None) or (there and self._is_other(there, expected, doing)):
                 return None
-            version = expected or (self._tag(there) if there else None)  # of a value that has expired
+            version = expected or (there.tag if there else None)  # of a value that has expired
             raise _ContendedError(
-                f"S3 at {self._objects.http.address.url} failed {doing}: other writers change it all the time; "
+                f"S3 at {self._objects.client.address.url} failed {doing}: other writers change it all the time; "
                 "try again"
             )
 
@@ -92,40 +88,34 @@ class S3Coordination(Coordination):
         check_keys(keys)
         self._objects.delete([self._objects.name(key) for key in keys])
 
-    def _look(self, key: str, doing: str) -> Answer | None:
-        """Return a response with an object's first bytes, None where there is none."""
-        headers = {"Range": f"bytes=0-{TAG_BYTES - 1}"}
-        return self._objects.look(key, doing, Request("GET", self._objects.name(key), headers=headers))
+    def _look(self, key: str, doing: str) -> Found | None:
+        """Return an object's first bytes, None where there is none."""
+        return self._objects.look(key, doing, lambda name: self._objects.client.get(name, 0, TAG_BYTES))
 
-    def _is_own(self, there: Answer, own: bytes) -> bool:
+    def _is_own(self, there: Found, own: bytes) -> bool:
         return there.body[:TAG_BYTES] == own
 
-    def _is_other(self, there: Answer, expected: str | None, doing: str) -> bool:
+    def _is_other(self, there: Found, expected: str | None, doing: str) -> bool:
         """Return whether what lies there is neither the expected version nor, where none may lie there, expired."""
         if expected:
-            return self._tag(there) != expected
+            return there.tag != expected
         return self._objects.is_live(there, doing)
-
-    def _tag(self, answer: Answer) -> str:
-        if "etag" not in answer.headers:
-            raise no_s3(self._objects.http.address, answer)
-        return answer.headers["etag"]
 
     def _put(self, name: str, version: str | None, body: bytes, ttl: float, doing: str) -> str | None:
         """Return the new tag, None where the condition was not met; raises what any other refusal means."""
-        http = self._objects.http
-        condition = {"If-Match": version} if version else _WHERE_NONE
-        answer = http.ask(Request("PUT", name, headers={**self._objects.expiring(ttl), **condition}, body=body))
-        code = answer.field("Code")
-        if answer.status == _OK and "etag" in answer.headers:
-            return answer.headers["etag"]
-        if answer.status == _UNKNOWN or code == "NotImplemented":
-            raise self._lacking()
-        if answer.status == _UNMET or (answer.status, code) == (_CONFLICT, "ConditionalRequestConflict"):
-            return None
-        if (answer.status, code) == (_NOT_FOUND, "NoSuchKey") and version:
-            return None
-        raise refusal(http.address, answer, doing)
+        try:
+            return self._objects.client.put(
+                name, body, self._objects.expiry(ttl), {"e_tag": version} if version else "create"
+            )
+        except RefusedError as refused:
+            answer, code = refused.answer, refused.answer.field("Code")
+            if answer.status == _UNKNOWN or code == "NotImplemented":
+                raise self._lacking() from None
+            if answer.status == _UNMET or (answer.status, code) == (_CONFLICT, "ConditionalRequestConflict"):
+                return None
+            if (answer.status, code) == (_NOT_FOUND, "NoSuchKey") and version:
+                return None
+            raise refusal(self._objects.client.address, answer, doing) from refused
 
     def _check_conditions(self) -> None:
         """Raise StoreError where the server ignores conditions, by means of an object that it has not got."""
@@ -138,6 +128,6 @@ class S3Coordination(Coordination):
 
     def _lacking(self) -> StoreError:
         return StoreError(
-            f"S3 at {self._objects.http.address.url} does not support conditional puts (If-None-Match, If-Match), so "
+            f"S3 at {self._objects.client.address.url} does not support conditional puts (If-None-Match, If-Match), so "
             "drivers cannot share state in it: name another store with --store"
         )

@@ -1,11 +1,8 @@
 """Errors of S3 servers, in one line that names the setting to change; a missing key is an answer (objects.py)."""
 
-import http.client
 import re
 from collections.abc import Container
 from dataclasses import dataclass
-
-from urllib3 import exceptions as transport
 
 from serfer.core.errors import SerferError, StoreError, StoreUnavailableError
 from storage.s3.address import Address
@@ -62,10 +59,9 @@ _MEANINGS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP response; the names of its headers are in lower case."""
+    """An HTTP response that refuses."""
 
     status: int
-    headers: dict[str, str]
     body: bytes
 
     def field(self, name: str) -> str:
@@ -74,11 +70,14 @@ class Answer:
         return " ".join(match[1].decode(errors="replace").split()) if match else ""
 
 
-def unreachable(where: Address, error: Exception) -> StoreUnavailableError:
-    """Build the error for a server that gave no HTTP response."""
-    return StoreUnavailableError(
-        f"S3 at {where.url} does not answer: {_reason(error)}; check --store, AWS_ENDPOINT_URL_S3 and the network"
+def unreachable(where: Address, text: str) -> tuple[StoreUnavailableError, bool]:
+    """Build the error for a server that gave no HTTP response, from obstore's text; say whether it may pass."""
+    reason = next((reason for sign, reason in _REASONS if sign in text), None)
+    error = StoreUnavailableError(
+        f"S3 at {where.url} does not answer: {reason or 'it closed the connection'}; check --store, "
+        "AWS_ENDPOINT_URL_S3 and the network"
     )
+    return error, reason in {None, _NOT_HTTP}
 
 
 def no_s3(where: Address, answer: Answer) -> StoreUnavailableError:
@@ -99,7 +98,7 @@ def refusal(where: Address, answer: Answer, doing: str) -> SerferError:
         text = meanings[0].text.format(
             code=code or f"HTTP {answer.status}",
             message=message or "access denied",
-            region=answer.headers.get("x-amz-bucket-region") or answer.field("Region") or "another region",
+            region=answer.field("Region") or "another region",
             here=where.region,
             grants="s3express:CreateSession" if where.sessions else "s3:GetObject, PutObject, DeleteObject, ListBucket",
         )
@@ -113,22 +112,13 @@ def refusal(where: Address, answer: Answer, doing: str) -> SerferError:
     return StoreError(f"S3 at {where.url} refused {doing}: {code}: {message}")
 
 
-# In the order in which they are checked: some are kinds of later ones.
-_REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (transport.NameResolutionError, "its host name is unknown"),
-    (transport.NewConnectionError, "it takes no connections"),
-    (transport.ConnectTimeoutError, f"no connection within {CONNECT_S:g} s"),
-    (transport.ReadTimeoutError, f"no response within {READ_S:g} s"),
-    (transport.SSLError, "TLS failed"),
+_NOT_HTTP = "it is not an HTTP server"
+_REASONS = (
+    ("dns error", "its host name is unknown"),
+    ("ConnectionRefused", "it takes no connections (Connection refused)"),
+    ("TimedOut", f"no connection within {CONNECT_S:g} s, or no response within {READ_S:g} s"),
+    ("InvalidMessage", "TLS failed"),
+    ("CertificateError", "TLS failed"),
+    ("InvalidCertificate", "TLS failed"),
+    ("Parse(", _NOT_HTTP),
 )
-
-
-def _reason(error: Exception) -> str:
-    cause = error.args[-1] if error.args else None
-    if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, http.client.RemoteDisconnected):
-        return "it is not an HTTP server"
-    for kind, reason in _REASONS:
-        if isinstance(error, kind):
-            inner = cause if isinstance(cause, OSError) else error.__cause__
-            return f"{reason} ({inner.strerror or inner})" if isinstance(inner, OSError) else reason
-    return "it closed the connection"

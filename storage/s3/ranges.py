@@ -4,10 +4,10 @@ from botocore.session import Session
 
 from serfer.core.errors import AlteredPieceError, MissingKeyError
 from storage.s3.address import address, target
+from storage.s3.client import RefusedError, S3Client
 from storage.s3.errors import refusal
-from storage.s3.http import KeySigner, Request, S3Http
 
-_PARTIAL, _NOT_FOUND, _NO_RANGE = 206, 404, 416
+_NOT_FOUND, _NO_RANGE = 404, 416
 
 
 class S3Ranges:
@@ -16,8 +16,7 @@ class S3Ranges:
     def __init__(self, url: str, session: Session | None = None) -> None:
         self._target = target(url)
         session = session or Session()
-        where = address(self._target, session)
-        self._http = S3Http(where, KeySigner(where, session), session)
+        self._client = S3Client(self._target.bucket, address(self._target, session), session)
         self.place = f"s3://{self._target.bucket}/{self._target.prefix}"
 
     def read(self, name: str, start: int, into: memoryview) -> None:
@@ -29,16 +28,19 @@ class S3Ranges:
             StoreUnavailableError: the bucket does not answer.
             StoreError: it refuses the request.
         """
-        header = {"Range": f"bytes={start}-{start + len(into) - 1}"}
-        answer = self._http.ask(Request("GET", self._target.prefix + name, headers=header, limit=len(into)))
-        if answer.status == _NOT_FOUND and answer.field("Code") == "NoSuchKey":
-            raise MissingKeyError(f"there is no object {name} below {self.place}")
-        if answer.status == _NO_RANGE or (answer.status == _PARTIAL and len(answer.body) < len(into)):
-            raise AlteredPieceError(f"{name} below {self.place} has fewer than {start + len(into):,} bytes")
-        if answer.status != _PARTIAL:
-            raise refusal(self._http.address, answer, f"to get {name}")
-        into[:] = answer.body
+        short = AlteredPieceError(f"{name} below {self.place} has fewer than {start + len(into):,} bytes")
+        try:
+            body = self._client.get(self._target.prefix + name, start, len(into)).body
+        except RefusedError as refused:
+            if refused.answer.status == _NOT_FOUND and refused.answer.field("Code") == "NoSuchKey":
+                raise MissingKeyError(f"there is no object {name} below {self.place}") from None
+            if refused.answer.status == _NO_RANGE:
+                raise short from None
+            raise refusal(self._client.address, refused.answer, f"to get {name}") from refused
+        if len(body) != len(into):
+            raise short
+        into[:] = body
 
     def close(self) -> None:
         """Close the idle connections."""
-        self._http.close()
+        self._client.close()

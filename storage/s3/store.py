@@ -9,32 +9,42 @@ and no server takes one for a folder or normalises it away. S3 knows no time to 
 reads as missing until `sweep`, or the bucket's own lifecycle rule, removes it.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import quote
 
-from botocore.auth import S3SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
 from botocore.session import Session
 
 from serfer.core.errors import UsageError, ValueTooLargeError
 from storage.coordination import Coordination
-from storage.s3 import upkeep as s3_upkeep
 from storage.s3.address import address, target
-from storage.s3.errors import no_s3, refusal
-from storage.s3.express import SessionSigner
-from storage.s3.http import KeySigner, Request, S3Http
-from storage.s3.multipart import S3_LIMITS, Limits, Upload
+from storage.s3.client import RefusedError, S3Client
 from storage.s3.objects import Objects
-from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
+from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
 
 _THREADS = 32
 _LONGEST_LINK_S = 7 * 86_400  # that Signature Version 4 allows
-_OK, _NO_RANGE = 200, 416
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """S3's limits, in bytes but for `parts`, and from which size a value is uploaded in parts of which size.
+
+    `value` is the largest value.
+    """
+
+    value: int = 5 << 40
+    multipart_from: int = 16 << 20
+    part: int = 8 << 20
+    parts: int = 10_000
+
+
+S3_LIMITS = Limits()
 
 
 class S3Store(Store):
@@ -54,28 +64,18 @@ class S3Store(Store):
         self._sleep = sleep
         self._limits = limits
         self._session = session or Session()
-        where = address(self._target, self._session)
-        self._signer = KeySigner(where, self._session)
-        self._http = S3Http(where, self._signer, self._session, sleep)
-        if where.sessions:
-            self._http = S3Http(where, SessionSigner(self._http, clock), self._session, sleep)
-        self._objects = Objects(self._http, self._target.prefix, clock)
+        self._client = S3Client(self._target.bucket, address(self._target, self._session), self._session, sleep)
+        self._objects = Objects(self._client, self._target.prefix, clock)
         self._threads = ThreadPoolExecutor(_THREADS, "s3")
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """PutObject, or a multipart upload whose parts go at the same time where the value is large."""
         data = _checked(key, value, ttl, self._limits.value)
-        headers = self._objects.expiring(ttl)
+        part = None
         if len(data) >= self._limits.multipart_from:
-            Upload(self._http, self._objects.name(key), self._limits, f"to put {key!r}").run(
-                data, headers, self._threads
-            )
-            return
-        answer = self._http.ask(Request("PUT", self._objects.name(key), headers=headers, body=data))
-        if answer.status != _OK:
-            raise refusal(self._http.address, answer, f"to put {key!r}")
-        if "etag" not in answer.headers:
-            raise no_s3(self._http.address, answer)
+            part = max(self._limits.part, math.ceil(len(data) / self._limits.parts))
+        name, expires = self._objects.name(key), self._objects.expiry(ttl)
+        self._objects.done(f"to put {key!r}", lambda: self._client.put(name, data, expires, part=part))
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """GetObject with a Range for each, at the same time."""
@@ -98,13 +98,9 @@ class S3Store(Store):
         A link lasts no longer than the credentials that sign it: those of a function or an instance last some hours.
         """
         check_keys((key,))
-        where = self._http.address
-        if where.sessions:
+        if self._client.address.sessions:
             return None
-        request = AWSRequest("GET", f"{where.url}/{quote(self._objects.name(key), safe='/-_.~')}")
-        expires = min(max(1, lifetime_s), _LONGEST_LINK_S)
-        S3SigV4QueryAuth(self._signer.keys(), where.service, where.region, expires).add_auth(request)
-        return str(request.url)
+        return self._client.sign(self._objects.name(key), min(max(1, lifetime_s), _LONGEST_LINK_S))
 
     def coordination(self) -> Coordination:
         """Coordinate by conditional puts over the same connections."""
@@ -116,7 +112,7 @@ class S3Store(Store):
         """Close the connections and end the threads; a later call starts them again."""
         threads, self._threads = self._threads, ThreadPoolExecutor(_THREADS, "s3")
         threads.shutdown()
-        self._http.close()
+        self._client.close()
 
     def sweep(self, *, older_than_s: float = 60.0, now: float | None = None) -> int:
         """Delete the expired objects under the prefix that were put `older_than_s` seconds ago or more; say how many.
@@ -125,9 +121,10 @@ class S3Store(Store):
         """
         moment = self._clock() if now is None else now
         swept = 0
-        for some in s3_upkeep.names(self._http, self._target.prefix, moment - older_than_s):
-            answers = self._all(lambda name: self._http.ask(Request("HEAD", name)), some)
-            due = [name for name, answer in zip(some, answers, strict=True) if self._objects.is_due(answer, moment)]
+        pages = self._client.names(self._target.prefix, moment - older_than_s)
+        while (some := self._objects.done("to list", lambda: next(pages, None))) is not None:
+            expiries = self._all(self._expiry, some)
+            due = [name for name, end in zip(some, expiries, strict=True) if end is not None and end <= moment]
             self._objects.delete(due)
             swept += len(due)
         return swept
@@ -140,27 +137,26 @@ class S3Store(Store):
         """
         if not self._target.prefix:
             raise UsageError("a lifecycle rule would empty the whole bucket: give --store a prefix, s3://BUCKET/PREFIX")
-        where = address(self._target, self._session, control=True)
-        http = S3Http(where, KeySigner(where, self._session), self._session)
+        from storage.s3.upkeep import ensure_lifecycle  # noqa: PLC0415  workers change no rules
+
+        ensure_lifecycle(self._target, self._client.address, self._session, days)
+
+    def _expiry(self, name: str) -> float | None:
+        """Return when a value expires, None where the object is gone or not a value."""
         try:
-            s3_upkeep.ensure_lifecycle(http, self._target.prefix, days, versions=not self._http.address.sessions)
-        finally:
-            http.close()
+            return self._client.head(name).expires
+        except RefusedError:
+            return None
 
     def _read(self, span: Range) -> bytes:
         if span.length == 0:
             return self._nothing(span)
-        headers = _range_header(span)
-        answer = self._http.ask(Request("GET", self._objects.name(span.key), headers=headers, limit=span.length))
-        if answer.status == _NO_RANGE:
+        found = self._objects.get(span.key, f"to get {span.key!r}", span.start, span.length)
+        if found is None and span.start and span.length is None:
             return self._nothing(span)
-        if not self._objects.is_live(answer, f"to get {span.key!r}"):
+        if found is None or span.length not in {None, len(found.body)}:
             raise missing(span)
-        if answer.status == _OK:
-            return cut(answer.body, span)
-        if span.length not in {None, len(answer.body)}:
-            raise missing(span)
-        return answer.body
+        return found.body
 
     def _nothing(self, span: Range) -> bytes:
         """Return the empty range, for which S3 has no request, if the value has it."""
@@ -172,10 +168,8 @@ class S3Store(Store):
     def _size(self, key: str) -> int | None:
         """Return the length of a value in bytes, None where there is none."""
         doing = f"to look for {key!r}"
-        answer = self._objects.look(key, doing)
-        if answer is None or not self._objects.is_live(answer, doing):
-            return None
-        return int(answer.headers.get("content-length", 0))
+        found = self._objects.look(key, doing)
+        return found.size if found and self._objects.is_live(found, doing) else None
 
     def _all(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """Do the work on every item at the same time, the first in this thread; raises what failed first in order."""
@@ -195,10 +189,3 @@ def _checked(key: str, value: Bytes, ttl: float, limit: int) -> Bytes:
     if len(data) > limit:
         raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: S3 takes {limit}")
     return data
-
-
-def _range_header(span: Range) -> dict[str, str]:
-    if span.start == 0 and span.length is None:
-        return {}
-    last = "" if span.length is None else span.start + span.length - 1
-    return {"Range": f"bytes={span.start}-{last}"}

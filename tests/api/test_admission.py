@@ -232,12 +232,12 @@ class TestClients:
 
         run(check)
 
-    def test_a_promised_place_is_not_lost(self):
+    def test_a_place_that_is_kept_is_not_lost(self):
         async def check():
             requests = one_slot(3)
             async with requests.closed():
-                for promised in (False, True, True):
-                    await requests.add("hostile", promised=promised)
+                for kept in (False, True, True):
+                    await requests.add("hostile", kept=kept)
                 await requests.add("alice")
                 await requests.add("bob")
             results = await requests.all()
@@ -619,9 +619,9 @@ class Driver:
         self.admission, self.decoders = bounded(2, 3, held_bytes=100), Slots(2, Clock())
         self.tasks, self.ends, self.failing = [], [], set()
 
-    def arrive(self, client, size, *, promised):
+    def arrive(self, client, size, *, kept):
         self.ends.append(asyncio.Event())
-        self.tasks.append(asyncio.create_task(self._request(client, size, len(self.ends) - 1, promised=promised)))
+        self.tasks.append(asyncio.create_task(self._request(client, size, len(self.ends) - 1, kept=kept)))
 
     def end(self, number, how):
         if not self.tasks:
@@ -639,28 +639,32 @@ class Driver:
             end.set()
         return await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    async def _request(self, client, size, number, *, promised):
+    async def _request(self, client, size, number, *, kept):
         async def receive():
             return {"type": "http.request", "body": bytes(size), "more_body": False}
 
         async def answer(_scope, receive, _send):
             await receive()
-            with self._place(client, promised=promised) as place, self.admission.bytes.hold(client, size):
-                async with self.decoders.hold(place):
-                    await asyncio.sleep(0)
-                async with self.admission.turn(place, math.inf):
-                    await self.ends[number].wait()
-                    if number in self.failing:
-                        raise RuntimeError
+            place = self._place(client, kept=kept)
+            try:
+                with place, self.admission.bytes.hold(client, size):
+                    async with self.decoders.hold(place):
+                        await asyncio.sleep(0)
+                    async with self.admission.turn(place, math.inf):
+                        await self.ends[number].wait()
+                        if number in self.failing:
+                            raise RuntimeError
+            finally:
+                place.release()
 
         counted = BodyBytes(answer, self.admission.bytes, client_of=lambda _: client)
         await counted({"type": "http"}, receive, None)
 
-    def _place(self, client, *, promised):
+    def _place(self, client, *, kept):
         """Return a place; where there is none, no client has two more, or none of its that can be lost."""
         taken = {name: [place.can_be_lost for place in own] for name, own in self.admission.queries._taken.items()}
         try:
-            return self.admission.place(client, math.inf, promised=promised)
+            return self.admission.place(client, math.inf, kept=kept)
         except Problem:
             largest = max(taken.values(), key=len)
             assert len(largest) < len(taken.get(client, ())) + 2 or not any(largest)
@@ -686,7 +690,7 @@ def test_bounds_hold_and_everything_comes_back_however_requests_end(steps):
         driver = Driver()
         for number, (kind, *how) in enumerate(steps):
             if kind == "arrive":
-                driver.arrive(*how, promised=number % 5 == 0)
+                driver.arrive(*how, kept=number % 5 == 0)
             else:
                 driver.end(*how, kind)
             if number % 2:

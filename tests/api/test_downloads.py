@@ -1,4 +1,4 @@
-"""Files that are produced while they are sent, and links that are good without a key."""
+"""Files that are produced while they are sent."""
 
 import asyncio
 import socket
@@ -9,22 +9,15 @@ from functools import partial
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
 from starlette.routing import Route
 
 from serfer.api.admission import Places
-from serfer.api.http.problems import Problem
 from serfer.api.results.downloads import ChunkedFile
-from serfer.api.results.links import Grant, LinkSigner
 from serfer.core.errors import MissingKeyError
 from tests.api.conftest import PATIENCE, running
 
 MIB = 1 << 20
-NOW = 1_790_000_000.0
-GRANT = Grant("phone", "ab" * 16, "head/scores", int(NOW) + 60)
 
 
 class Chunks:
@@ -149,60 +142,6 @@ def test_a_slow_reader_holds_the_production_back_and_one_that_leaves_ends_it(ser
         time.sleep(0.02)
     assert len(downloads) == 0
     assert chunks.made < made + 5
-
-
-def signer(now=NOW, key=b"k" * 32):
-    return LinkSigner(key, lambda: now)
-
-
-def test_a_link_grants_what_it_says_until_it_ends():
-    query = QueryParams(signer().query(GRANT))
-    assert signer().check(query, GRANT.result, GRANT.output) == GRANT
-    assert signer(NOW + 59.9).check(query, GRANT.result, GRANT.output) == GRANT
-    for other in (signer(NOW + 60), signer(key=b"l" * 32)):
-        with pytest.raises(Problem, match="its time is over") as caught:
-            other.check(query, GRANT.result, GRANT.output)
-        assert caught.value.status == 403
-
-
-@pytest.mark.parametrize(
-    "altered",
-    [
-        {"owner": "tablet"},
-        {"owner": ""},
-        {"expires": str(int(NOW) + 61)},
-        {"expires": f"0{int(NOW) + 60}x"},
-        {"expires": "-1"},
-        {"expires": "9" * 5000},
-        {"expires": ""},
-        {"signature": "A" * 43},
-        {"signature": ""},
-        {"signature": "é" * 43},
-        {"more": "1"},
-    ],
-)
-def test_an_altered_link_grants_nothing(altered):
-    query = QueryParams({**QueryParams(signer().query(GRANT)), **altered})
-    with pytest.raises(Problem, match="not one of this service's"):
-        signer().check(query, GRANT.result, GRANT.output)
-
-
-def test_a_link_to_one_output_is_not_one_to_another():
-    query = QueryParams(signer().query(GRANT))
-    for result, output in (("cd" * 16, GRANT.output), (GRANT.result, "head/score"), (GRANT.result, "")):
-        with pytest.raises(Problem):
-            signer().check(query, result, output)
-    doubled = QueryParams([*query.multi_items(), ("owner", "phone")])
-    with pytest.raises(Problem):
-        signer().check(doubled, GRANT.result, GRANT.output)
-
-
-TEXT = st.text(max_size=8)
-
-
-@given(*[st.tuples(TEXT, TEXT, TEXT, st.integers(0, 10**11))] * 2)
-def test_no_two_grants_have_one_text(one, other):
-    assert (Grant(*one).text() == Grant(*other).text()) == (one == other)
 
 
 def test_a_download_that_is_cancelled_gives_its_place_back():

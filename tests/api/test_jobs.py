@@ -186,7 +186,8 @@ def test_more_jobs_than_there_is_room_for_are_refused(http, archive, load):
 def test_records_and_results_lie_in_any_store_and_are_their_owners(tmp_path, url):
     async def check(opened):
         jobs = OfflineJobs(opened, 600.0, tmp_path / "uploads", lambda: QUIET, period_s=0.05)
-        begun = await jobs.begin(OfflineJob("own", "small", [Path("a.png")], tmp_path / "images", answered))
+        async with jobs.uploads.receiving() as folder:
+            begun = await jobs.begin(OfflineJob("own", "small", [Path("a.png")], folder, answered))
         while (await jobs.find("own", begun.id)).state.is_open:  # noqa: ASYNC110 - a record changes
             await asyncio.sleep(0.01)
         assert json.loads(await jobs.lines("own", begun.id)) == {"name": "a.png"}

@@ -1,4 +1,4 @@
-"""Results that are kept, over HTTP: owners, links, downloads that end early, and what is no result."""
+"""Results that are kept, over HTTP: owners, arrays, downloads that end early, and what is no result."""
 
 import hashlib
 import io
@@ -6,18 +6,19 @@ import itertools
 import secrets
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 import numpy as np
 import pytest
+import zarr
 
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
-from serfer.api.results.links import Grant, LinkSigner
 from serfer.api.routes import kept as kept_module
 from serfer.api.service import Service
 from serfer.core.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
@@ -26,12 +27,11 @@ from storage import open_store
 from tests.api.conftest import PATIENCE, Observed, running
 from tests.api.kept import put_result
 
-LINK_KEY = "k" * 32
 RANDOM = np.random.default_rng(3)
 SCORES = RANDOM.normal(size=(2, 5, 34, 30)).astype(np.float32)
 CLASSES = RANDOM.integers(0, 200, (2, 1, 34, 30)).astype(np.int64)
 OUTPUTS = {"scores": SCORES, "head/classes": CLASSES, "50% of \u00e4, ../x?y#z": CLASSES.astype(np.uint8)}
-GONE = "no such result: it was never made, has expired, was deleted, or is another key's"
+GONE = "no such result: it was never made, has expired, was deleted, is another key's, or an older version's"
 ABSENT = "0123456789abcdef" * 2
 
 
@@ -94,7 +94,7 @@ def test_a_result_says_where_its_outputs_are(serve, store):
     assert found["head/classes"]["datatype"] == "INT64"
     assert found["head/classes"]["shape"] == [2, 1, 34, 30]
     assert found["head/classes"]["parameters"]["result_link"] == f"{place}/outputs/head%2Fclasses"
-    assert all("result_parts" not in output["parameters"] for output in found.values())
+    assert [output["parameters"]["result_zarr"] for output in found.values()] == [f"{place}/zarr/{n}" for n in range(3)]
     for name, array in OUTPUTS.items():
         reply = httpx.get(url + found[name]["parameters"]["result_link"])
         assert reply.headers["Content-Type"] == "application/x-npy"
@@ -125,7 +125,13 @@ def test_head_says_the_same_without_the_file(serve, store):
 def test_a_result_that_is_deleted_is_gone_with_its_bytes(serve, store, tmp_path):
     url, manifest = serve(), put_result(store, OUTPUTS)
     assert httpx.delete(f"{url}/v2/results/{manifest.id}").status_code == 204
-    for method, more in (("GET", ""), ("DELETE", ""), ("GET", "/outputs/scores"), ("GET", "/parts/scores")):
+    for method, more in (
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/outputs/scores"),
+        ("GET", "/zarr/zarr.json"),
+        ("GET", "/zarr/0/c/0/0/0/0"),
+    ):
         reply = httpx.request(method, f"{url}/v2/results/{manifest.id}{more}")
         assert (reply.status_code, reply.json()) == (404, {"error": GONE})
     assert not [path for path in (tmp_path / "results").rglob("*") if "serfer:result" in path.name]
@@ -135,7 +141,7 @@ def test_what_is_no_result_is_not_found(serve):
     url = serve()
     ids = [ABSENT, ABSENT.upper(), "x", ABSENT[:-1], f"{ABSENT}0", "manifest", f"local:{ABSENT}", "%00", "*"]
     ids += ["..%2F..%2Fetc%2Fpasswd", f"{ABSENT[:-1]}%0A", "\u0661" * 32, "{" * 32, "a" * 5000]
-    methods = [("GET", ""), ("DELETE", ""), ("GET", "/outputs/x"), ("HEAD", "/outputs/x"), ("GET", "/parts/x")]
+    methods = [("GET", ""), ("DELETE", ""), ("GET", "/outputs/x"), ("HEAD", "/outputs/x"), ("GET", "/zarr/0/zarr.json")]
     with httpx.Client(base_url=url) as client:
         for result, (method, more) in itertools.product(ids, methods):
             assert client.request(method, f"/v2/results/{result}{more}").status_code == 404, result
@@ -165,7 +171,7 @@ def test_another_keys_result_is_as_absent_as_none(serve, store, keys):
     path, known = keys
     url, manifest = serve(path), put_result(store, OUTPUTS, owner=owner("phone"))
     place = f"{url}/v2/results/{manifest.id}"
-    for more in ("", "/outputs/scores", "/outputs/nonsense", "/parts/scores"):
+    for more in ("", "/outputs/scores", "/outputs/nonsense", "/zarr/zarr.json", "/zarr/0/c/0/0/0/0", "/zarr/x"):
         other = httpx.get(place + more, headers=known["tablet"])
         absent = httpx.get(f"{url}/v2/results/{ABSENT}{more}", headers=known["tablet"])
         assert (other.status_code, other.content) == (absent.status_code, absent.content) == (404, absent.content)
@@ -175,79 +181,76 @@ def test_another_keys_result_is_as_absent_as_none(serve, store, keys):
     assert np.array_equal(loaded(httpx.get(f"{place}/outputs/scores", headers=known["phone"])), SCORES)
 
 
-def test_a_link_is_signed_only_where_there_is_a_key_for_that(serve, store, keys):
-    path, known = keys
-    url, manifest = serve(path), put_result(store, OUTPUTS, owner=owner("phone"))
-    link = outputs_of(url, manifest, headers=known["phone"])["scores"]["parameters"]["result_link"]
-    assert "?" not in link
-    forged = f"{url}{link}?owner={owner('phone')}&expires=99999999999&signature={'A' * 43}"
-    assert httpx.get(forged).status_code == 401
+def test_zarr_reads_a_result_over_http(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS, grid=(2, 3))
+    place = f"/v2/results/{manifest.id}/zarr"
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        group = client.get(f"{place}/zarr.json")
+        assert (group.status_code, group.json()["attributes"]["serfer"]["id"]) == (200, manifest.id)
+        assert "owner" not in group.text
+        for number, values in enumerate(OUTPUTS.values()):
+            array = zarr.open_array(f"{url}{place}/{number}", mode="r")
+            assert array.dtype == values.dtype
+            assert np.array_equal(array[:], values)
+        chunk = client.get(f"{place}/0/c/0/0/1/2")
+        assert (chunk.headers["Content-Type"], len(chunk.content)) == (
+            "application/octet-stream",
+            manifest.outputs[0].chunk_bytes,
+        )
+        for path in (
+            "",
+            "0",
+            "3/zarr.json",
+            "0/c/0/0/2/0",
+            "0/c/0/0/0/0/",
+            "0/c/0/0/00/0",
+            "0%2F..%2F1%2Fzarr.json",
+            "%00",
+        ):
+            reply = client.get(f"{place}/{path}")
+            assert (reply.status_code, "error" in reply.json()) == (404, True)
 
 
-def test_who_has_a_signed_link_reads_that_output_and_nothing_else(serve, store, keys):
-    path, known = keys
-    url, manifest = serve(path, results_link_key=LINK_KEY), put_result(store, OUTPUTS, owner=owner("phone"))
-    found = outputs_of(url, manifest, headers=known["phone"])
-    link = httpx.URL(url + found["scores"]["parameters"]["result_link"])
-    assert np.array_equal(loaded(httpx.get(link)), SCORES)
-    assert httpx.head(link).status_code == 200
-    assert int(link.params["expires"]) == int(manifest.expires)
-    assert "phone" not in str(link)
-    place = f"{url}/v2/results/{manifest.id}"
-    others = [f"{place}?{link.query.decode()}", f"{place}/parts/scores?{link.query.decode()}"]
-    assert [httpx.get(other).status_code for other in others] == [401, 401]
-    assert httpx.delete(f"{place}?{link.query.decode()}").status_code == 401
-    assert httpx.get(f"{place}/outputs/head%2Fclasses?{link.query.decode()}").status_code == 403
-    for name in ("owner", "expires", "signature"):
-        altered = link.copy_merge_params({name: link.params[name][:-1] + "0"})
-        assert httpx.get(altered).status_code == (200 if altered == link else 403)
-        assert httpx.get(altered, headers=known["phone"]).status_code == (200 if altered == link else 403)
-    httpx.delete(place, headers=known["phone"])
-    assert httpx.get(link).status_code == 404
+def test_a_chunk_that_is_gone_is_never_one(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS)
+    broken(store, manifest, "0/c/0/0/1/1", "gone")
+    assert httpx.get(f"{url}/v2/results/{manifest.id}/zarr/0/c/0/0/1/1").status_code == 503
 
 
-def test_a_signed_link_ends_with_its_result_and_with_its_key(serve, store):
-    url = serve(results_link_key=LINK_KEY)
-    over, lasting = put_result(store, OUTPUTS, ttl=50, age=51), put_result(store, OUTPUTS)
-    later = int(time.time()) + 1000
-
-    def status(manifest, expires, key=LINK_KEY):
-        grant = Grant(manifest.owner, manifest.id, "scores", int(expires))
-        query = LinkSigner(key.encode(), time.time).query(grant)
-        return httpx.get(f"{url}/v2/results/{manifest.id}/outputs/scores?{query}").status_code
-
-    assert status(lasting, lasting.expires) == 200
-    assert status(lasting, lasting.expires, "another key" * 4) == 403
-    assert status(over, over.expires) == 403
-    assert status(over, later) == 404, "the result is gone, however long the link would last"
+def test_an_older_versions_result_is_not_found(serve, store):
+    url, manifest = serve(), put_result(store, OUTPUTS)
+    place = replace(manifest.place, id=ABSENT)
+    store.put(place.old_manifest_key, b"its own format", 60)
+    reply = httpx.get(f"{url}/v2/results/{ABSENT}")
+    assert (reply.status_code, reply.json()) == (404, {"error": GONE})
 
 
 def test_unknown_parameters_are_refused_by_name(serve, store):
     url, manifest = serve(), put_result(store, OUTPUTS)
-    for more in ("?format=zip", "/outputs/scores?format=zip", "/parts/scores?expires=1"):
+    for more in ("?format=zip", "/outputs/scores?format=zip", "/zarr/zarr.json?expires=1"):
         assert httpx.get(f"{url}/v2/results/{manifest.id}{more}").status_code == 422
 
 
-def broken(store, manifest, tile, how):
-    key = manifest.place.key(tile)
+def broken(store, manifest, path, how):
+    key = manifest.place.key(path)
     if how == "gone":
         store.delete([key])
     else:
         value = bytearray(store.get(key))
-        value[manifest.outputs[0].parts[tile].start + 5] ^= 1
+        value[5] ^= 1
         store.put(key, bytes(value), 600)
 
 
 @pytest.mark.parametrize("how", ["gone", "altered"])
-def test_a_part_that_is_missing_half_way_ends_the_connection(serve, store, how, monkeypatch, tmp_path):
+def test_a_chunk_that_is_missing_half_way_ends_the_connection(serve, store, how, monkeypatch, tmp_path):
     monkeypatch.setattr(kept_module, "CHUNK_BYTES", 34 * 30 * 4)
     url, manifest = serve(), put_result(store, {"scores": SCORES}, grid=(1, 2))
-    broken(store, manifest, 1, how)
+    broken(store, manifest, "0/c/0/0/0/1", how)
     reply = httpx.get(f"{url}/v2/results/{manifest.id}/outputs/scores") if how == "gone" else None
     if reply is not None:  # its first row is not there: nothing was sent
         assert reply.status_code == 503
         manifest = put_result(store, {"scores": SCORES}, grid=(2, 1))
-        broken(store, manifest, 1, how)
+        broken(store, manifest, "0/c/0/0/1/0", how)
         monkeypatch.setattr(kept_module, "CHUNK_BYTES", 16 * 30 * 4)
     with httpx.stream("GET", f"{url}/v2/results/{manifest.id}/outputs/scores") as reply:
         assert reply.status_code == 200
@@ -266,6 +269,10 @@ class Slow:
 
     def __getattr__(self, name):
         return getattr(self._store, name)
+
+    def get(self, *span):
+        self.between()
+        return self._store.get(*span)
 
     def get_many(self, ranges):
         self.between()
@@ -315,7 +322,10 @@ def test_where_responses_end_at_some_bytes_larger_outputs_have_no_file(serve, st
     assert ["result_link" in output["parameters"] for output in found.values()] == [False, True, True]
     place = f"{url}/v2/results/{manifest.id}/outputs"
     reply = httpx.get(f"{place}/scores")
-    assert (reply.status_code, "lists its parts" in reply.json()["error"]) == (422, True)
+    assert (reply.status_code, "chunks of its array" in reply.json()["error"]) == (422, True)
+    assert httpx.head(f"{place}/scores").status_code == 422
+    chunk = f"{url}/v2/results/{manifest.id}/zarr/{{}}/c/0/0/0/0"
+    assert [httpx.get(chunk.format(number)).status_code for number in range(3)] == [200, 200, 200]
     assert np.array_equal(loaded(httpx.get(f"{place}/head%2Fclasses")), CLASSES)
 
 

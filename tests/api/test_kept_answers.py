@@ -101,7 +101,7 @@ def test_an_answer_by_link_has_no_data_and_is_found_again(http, expected):
 
 def test_an_answer_that_is_too_large_is_kept_unless_it_is_wanted_inline(http):
     answer = infer(http, binary_data_output=True).json()
-    assert {"result_link", "result_bytes"} == {*answer["outputs"][0]["parameters"]}
+    assert {"result_link", "result_bytes", "result_zarr"} == {*answer["outputs"][0]["parameters"]}
     small = infer(http, images=1, binary_data_output=True)
     assert "Content-Location" not in small.headers
     refused = infer(http, binary_data_output=True, result="inline")

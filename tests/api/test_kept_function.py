@@ -1,4 +1,4 @@
-"""Results of a driver function: its responses end at 6 MB, so its clients fetch parts from S3, by presigned links."""
+"""Results of a driver function: its responses end at 6 MB, so its clients fetch chunks from S3, by presigned links."""
 
 import base64
 import hashlib
@@ -98,7 +98,7 @@ def test_a_query_is_kept_and_its_outputs_are_equal_however_they_come(client, gat
     inline = client.infer(batch(1), outputs=["classes"])
     assert not gateway.others
     result = client.infer(batch(1), result="link")
-    result.download("scores", tmp_path / "scores.npy")  # 23 kB: in parts
+    result.download("scores", tmp_path / "scores.npy")
     assert len(gateway.others) == 4
     assert np.array_equal(np.asarray(result["classes"]), np.asarray(inline["classes"]))
     with pytest.raises(RequestRefusedError, match="for a link"):
@@ -106,14 +106,14 @@ def test_a_query_is_kept_and_its_outputs_are_equal_however_they_come(client, gat
     assert np.load(tmp_path / "scores.npy").argmax(1).tolist() == np.asarray(inline["classes"]).tolist()
 
 
-def test_large_outputs_come_in_parts_from_s3_and_small_ones_as_files(client, gateway, manifest, tmp_path):
+def test_outputs_come_in_chunks_from_s3(client, gateway, manifest, tmp_path):
     result = client.open_result(manifest.id)
     result.download("scores", tmp_path / "scores.npy")
     assert np.array_equal(np.load(tmp_path / "scores.npy"), SCORES)
     assert len(gateway.others) == 6
     assert all("x-api-key" not in request.headers for request in gateway.others)
     assert np.array_equal(np.asarray(result["head/classes"]), CLASSES)
-    assert len(gateway.others) == 6
+    assert len(gateway.others) == 12
 
 
 def test_another_key_of_the_gateway_owns_nothing_of_it(gateway, manifest):
@@ -124,13 +124,14 @@ def test_another_key_of_the_gateway_owns_nothing_of_it(gateway, manifest):
         other.open_result(manifest.id)
 
 
-def test_a_deleted_result_has_no_parts_any_more(client, gateway, manifest, tmp_path):
+def test_a_deleted_result_has_no_chunks_any_more(client, gateway, manifest, tmp_path):
     result = client.open_result(manifest.id)
-    listed = httpx.Client(transport=gateway, headers={"x-api-key": "phone"}).get(
-        f"https://{GATEWAY}/v/v2/results/{manifest.id}/parts/scores"
+    reply = httpx.Client(transport=gateway, headers={"x-api-key": "phone"}).get(
+        f"https://{GATEWAY}/v/v2/results/{manifest.id}/zarr/0/c/0/0/0/0"
     )
+    assert (reply.status_code, httpx.get(reply.headers["Location"]).status_code) == (307, 200)
     result.delete()
     with pytest.raises(RequestRefusedError):
         result.download("scores", tmp_path / "scores.npy")
     assert not [*tmp_path.iterdir()]
-    assert [httpx.get(part["url"]).status_code for part in listed.json()["parts"]] == [404] * 6
+    assert httpx.get(reply.headers["Location"]).status_code == 404

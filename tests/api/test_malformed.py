@@ -27,7 +27,8 @@ import asyncio, sys
 from pathlib import Path
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.settings import Settings
-opening = Opening(store="memory://", workers="inprocess")
+from serfer.wiring.options import Choices
+opening = Opening(Choices("memory://", "inprocess", "push"))
 asyncio.run(serve_models({"small": Path(sys.argv[1])}, opening, Address("127.0.0.1", 0), Settings(),
                          on_started=lambda url: print(url, flush=True), progress=lambda _: None))
 """

@@ -15,16 +15,19 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.service import Service
+from serfer.applications.pipelines import VariantPipelines
+from serfer.core.errors import UsageError
 from serfer.pipeline.event_loop import RunningLoop
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_on
 from serfer.wiring.options import Choices
 from tests import left_behind
-from tests.api.conftest import PATIENCE, Observed, png, running_made
-from tests.e2e.small import split_small
+from tests.api.conftest import Observed, png, running_made
+from tests.e2e.small import batch, split_small
 
 AT_ONCE = 32
 LONGEST_S = 0.02
+PATIENCE = 120  # s: 32 photographs take 3 on two idle cores
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +41,10 @@ def serving(directory, forks):
     """Serve a plan on the loop that serves HTTP; yields a client."""
 
     async def make():
-        pipeline = await open_on(RunningLoop(), directory, Choices("memory://", "inprocess", "push"), Settings())
+        settings = Settings(api_deadline_ms=1000 * PATIENCE)
+        pipeline = await open_on(RunningLoop(), directory, Choices("memory://", "inprocess", "push"), settings)
         decoders = Decoders(forks=forks)
-        return make_app(Service({"small": pipeline}, Admission(AT_ONCE, AT_ONCE), Observed(), decoders), Settings())
+        return make_app(Service({"small": pipeline}, Admission(AT_ONCE, AT_ONCE), Observed(), decoders), settings)
 
     with running_made(make) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         yield client
@@ -86,6 +90,29 @@ def test_an_open_pipeline_of_a_service_has_no_loop_of_its_own(whole, forks):
     with serving(whole, forks) as client:
         classify(client, png(), "png")
         assert left_behind.present().threads == before
+
+
+def test_a_variant_that_is_not_kept_is_closed_on_the_loop_on_which_others_go_on(whole):
+    async def check():
+        loop, served = RunningLoop(), {}
+
+        async def opened(*_):
+            return await open_on(loop, whole, Choices("memory://", "inprocess", "push"), Settings())
+
+        variants = VariantPipelines(opened, served)
+        variants.keep(["old", "new"])
+        for name in ("old", "new"):
+            await variants.open(name, None, "")
+        old = served["old"]
+        variants.keep(["new"])
+        await variants.close()
+        with pytest.raises(UsageError, match="closed"):
+            await old.answer(batch())
+        assert (await served["new"].answer(batch())).logits.shape == (1, 7)
+        await served["new"].aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(check())
 
 
 def test_nothing_on_the_loop_takes_long_while_32_photographs_are_in_flight(whole, forks, monkeypatch):

@@ -52,7 +52,7 @@ def test_every_route_is_described(operations):
         "DELETE /v2/results/{result_id}",
         "GET /v2/results/{result_id}/outputs/{name}",
         "HEAD /v2/results/{result_id}/outputs/{name}",
-        "GET /v2/results/{result_id}/parts/{name}",
+        "GET /v2/results/{result_id}/zarr/{path}",
         "GET /healthz",
         "GET /readyz",
         "GET /metrics",

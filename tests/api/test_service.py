@@ -8,7 +8,7 @@ import pytest
 
 from drivers.driver import RequestContext
 from serfer.api.admission import Admission
-from serfer.api.decoding.decoders import Decoded
+from serfer.api.decoding.decoders import DecodedImages
 from serfer.api.http.problems import Problem, problem_of
 from serfer.api.service import Service, ServiceQuery
 from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
@@ -59,7 +59,7 @@ class NoDecoders:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return Decoded(images, 0.0, 0.0)
+        return DecodedImages(images, 0.0, 0.0)
 
 
 def query(deadline_s=60.0, client="a"):

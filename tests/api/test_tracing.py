@@ -120,10 +120,10 @@ class TestRequests:
         assert recorded["query"].parent.span_id == recorded["POST /v1/classify"].context.span_id
 
     def test_a_failure_is_an_error_without_words(self, http, spans, service, monkeypatch):
-        async def unavailable(_begin, _left_s):
+        async def unavailable(*_, **__):
             raise StoreUnavailableError("secret words")
 
-        monkeypatch.setattr(service, "_begun", unavailable)
+        monkeypatch.setattr(service.pipelines["small"], "answer_pixels", unavailable)
         assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 503
         span = spans()["POST /v1/classify"]
         assert span.status.status_code is StatusCode.ERROR

@@ -57,7 +57,7 @@ RULES = {
     "POST /v2/repository/models/{model}/batching": Scope.OPERATE,
     "GET /v2/results/{result_id}": Scope.CLASSIFY,
     "DELETE /v2/results/{result_id}": Scope.CLASSIFY,
-    "GET /v2/results/{result_id}/parts/{name:path}": Scope.CLASSIFY,
+    "GET /v2/results/{result_id}/zarr/{path:path}": Scope.CLASSIFY,
     "GET /v2/results/{result_id}/outputs/{name:path}": Scope.CLASSIFY,
     "HEAD /v2/results/{result_id}/outputs/{name:path}": Scope.CLASSIFY,
     "GET /v1/applications": ANY,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from serfer.applications import applications as module
-from serfer.applications.applications import STILL_S, Applications, Asked, Run, served_name
+from serfer.applications.applications import STILL_S, ApplicationQuery, Applications, Run, served_name
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import VariantPipelines
@@ -98,7 +98,7 @@ class Driver:
         return Run(answer, opening, lambda _: False, lambda one, other: one == other)
 
     async def ask(self, query="q", **objectives):
-        return await self.applications.answer(Asked("faces", Objectives(**objectives), query), self.run())
+        return await self.applications.answer(ApplicationQuery("faces", Objectives(**objectives), query), self.run())
 
     async def look_all(self):
         await self.applications._instances.look()
@@ -164,7 +164,7 @@ def test_unknown_applications_networks_and_variants_are_refused(driver):
             with pytest.raises(UsageError, match="other"):
                 await driver.ask(**asked)
         with pytest.raises(UsageError, match="dogs"):
-            driver.applications.choose(Asked("dogs", Objectives(), "q"))
+            driver.applications.choose(ApplicationQuery("dogs", Objectives(), "q"))
 
     asyncio.run(queries())
 
@@ -407,7 +407,8 @@ def test_what_is_promoted_answers_after_the_next_look_and_what_is_gone_drains(dr
 
         held = asyncio.create_task(
             driver.applications.answer(
-                Asked("faces", Objectives(variant="good"), "held"), Run(slow, run.opening, run.is_cold, run.agree)
+                ApplicationQuery("faces", Objectives(variant="good"), "held"),
+                Run(slow, run.opening, run.is_cold, run.agree),
             )
         )
         await began.wait()

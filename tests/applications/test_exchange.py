@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from serfer.applications.exchange import DriverEntry, Exchange, Scaled
+from serfer.applications.exchange import DriverEntry, Exchange, ScalingDecision
 from serfer.applications.meters import DriverSignals
 from serfer.control.canary import ConductCounter
 from serfer.control.selection.scaling.demand import NetworkDemand
@@ -59,7 +59,7 @@ def test_each_driver_sees_the_others(coordination, clock):
 def test_what_queries_ask_of_instances_and_what_the_leader_decided_arrive(coordination, clock):
     one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
     demand = (NetworkDemand("net", rate=3.0, slo_ms=50.0, min_accuracy=0.5, max_cost_usd=1e-5, functions_usd=1e-4),)
-    scaled = Scaled({"gpu": 2}, "replicate 1 x gpu")
+    scaled = ScalingDecision({"gpu": 2}, "replicate 1 x gpu")
     one.exchange(entry("one", demand=demand, scaled=scaled))
     [seen] = two.exchange(entry("two"))
     assert (seen.demand, seen.scaled) == (demand, scaled)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from drivers.driver import RequestContext
 from drivers.instance.client import Fault, FaultKind
-from serfer.applications.applications import Asked, served_name
+from serfer.applications.applications import ApplicationQuery, served_name
 from serfer.applications.instances import OneInstance, VariantInstances
 from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.variants import Objectives, Place, VariantState
@@ -200,7 +200,7 @@ def test_a_variant_that_no_instance_has_is_not_selected_and_unavailable_by_name(
         await driver.applications.open()
         assert (await driver.ask("one"))[0].variant.name == "cheap"
         with pytest.raises(UnavailableError, match="no instance"):
-            await driver.applications.answer(Asked("faces", Objectives(variant="gpu"), "two"), driver.run())
+            await driver.applications.answer(ApplicationQuery("faces", Objectives(variant="gpu"), "two"), driver.run())
         await driver.applications.close()
 
     asyncio.run(queries())

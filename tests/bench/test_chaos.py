@@ -268,6 +268,7 @@ def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
     assert 8 * 8 <= outcome.invocations <= outcome.allowed
 
 
+@pytest.mark.slow
 def test_a_killed_driver_loses_no_query_and_answers_none_twice(suite):
     scenario = scenarios.SCENARIOS["driver"].driven_by("push")
     [outcome] = scenarios.measure([scenario], suite(12, workers=4))

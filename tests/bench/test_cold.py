@@ -27,6 +27,7 @@ def single(tmp_path_factory):
     return split_small(tmp_path_factory.mktemp("single"), grids=[(1, 1)])
 
 
+@pytest.mark.slow
 def test_parts_of_functions_and_of_a_first_answer(single, settings):
     with RedisServer() as server, open_store(server.url) as store:
         bench = Bench(load_plan(single), single, store, server.url, settings, page_cache.FILES)
@@ -101,6 +102,7 @@ def two_plans(tmp_path_factory):
     return path.with_name("plan")
 
 
+@pytest.mark.slow
 def test_first_answers_of_both_plans_are_measured_in_alternated_pairs(two_plans, settings, monkeypatch):
     order = []
     measured = pairs.measure_first_answer

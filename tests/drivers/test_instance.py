@@ -11,7 +11,7 @@ import pytest
 
 import serfer
 from drivers.instance.client import FaultKind, InstanceClient, open_http
-from drivers.instance.open_inference import HEADER, Inferred, encode_request
+from drivers.instance.open_inference import HEADER, InferenceOutput, encode_request
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
@@ -143,13 +143,13 @@ LOGITS = np.arange(2 * CLASSES, dtype=np.float32).reshape(2, CLASSES)
 @pytest.mark.parametrize("array", [PIXELS, batch(3)], ids=["pixels", "floats"])
 def test_our_service_returns_the_networks_output(url, directory, plan, array):
     results = ask(url, plan, array=array, times=2)
-    assert isinstance(results, Inferred), results
+    assert isinstance(results, InferenceOutput), results
     assert np.allclose(results.logits, unsplit(plan, directory)(array), atol=1e-4)
     assert (results.batch, results.computed_ms) == (None, None)  # it has functions, not batches
 
 
 def test_a_model_of_another_name_is_found_where_it_is_the_only_one(url, plan):
-    assert isinstance(ask(url, plan, model="another"), Inferred)
+    assert isinstance(ask(url, plan, model="another"), InferenceOutput)
 
 
 def test_a_server_that_takes_floats_alone_gets_normalised_pixels(plan):
@@ -198,7 +198,7 @@ def test_the_loop_runs_while_a_large_request_is_built(plan, monkeypatch):
 def test_a_large_request_arrives_whole(plan):
     images = batch(100)  # 1.4 MB
     results, server = ask_canned({INFERS: inferred(np.ones((100, CLASSES)))}, plan, array=images)
-    assert isinstance(results, Inferred)
+    assert isinstance(results, InferenceOutput)
     assert server.requests[-1][2].endswith(images.tobytes())
 
 
@@ -206,7 +206,7 @@ def test_a_closed_kept_connection_is_retried(plan):
     closed = inferred(LOGITS).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     answers = {INFERS: [inferred(LOGITS), b"", closed]}  # the second question meets the end of its connection
     results, server = ask_canned(answers, plan, times=2)
-    assert isinstance(results, Inferred)
+    assert isinstance(results, InferenceOutput)
     assert server.connections == 2
 
 
@@ -318,7 +318,7 @@ def test_requests_carry_the_instances_key(directory, plan, tmp_path):
         service = Service({"small": pipeline}, Admission(4, 8), Observed())
         keys = KeyRing(tmp_path / "keys", lambda: 0.0)
         with running(make_app(service, Settings(), keys)) as guarded:
-            assert isinstance(ask(guarded, plan, key=key), Inferred)
+            assert isinstance(ask(guarded, plan, key=key), InferenceOutput)
             assert ask(guarded, plan).kind is FaultKind.INVALID
 
 

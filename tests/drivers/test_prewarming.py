@@ -10,7 +10,7 @@ from drivers.dispatching.priority_semaphore import PrioritySemaphore
 from drivers.driver import WarmUpRecord
 from serfer.core.errors import DeadlineError
 from serfer.core.run_machine import Failure, FailureKind
-from serfer.core.wire import Warmed
+from serfer.core.wire import WarmUpAnswer
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.test_push import CROPS, PATIENCE, TILES, Workers, driver, store  # noqa: F401 - a fixture
 
@@ -37,7 +37,7 @@ class Functions(Workers):
         assert request.hold_s == 0
         self.warmed.append(request.stage)
         await self.clock.sleep(self.start_s)
-        return self.failure or Warmed("e", self.init_ms, 1)
+        return self.failure or WarmUpAnswer("e", self.init_ms, 1)
 
 
 def prewarmed(store, *idle_s, slots=100, deadline_s=PATIENCE, **settings):  # noqa: F811
@@ -65,7 +65,7 @@ def test_environments_of_later_stages_start_beside_the_first_stage(store):  # no
     assert sorted(functions.warmed) == [*LATER]
     assert functions.began[1] - functions.began[0] == START_S
     assert answer.ended - answer.started == START_S  # the last stage's had been started at the same time
-    sent, result = answer.started, Warmed("e", 500.0, 1)
+    sent, result = answer.started, WarmUpAnswer("e", 500.0, 1)
     records = [WarmUpRecord(stage, 1769, sent, 1000 * START_S, result) for stage in LATER]
     assert sorted(answer.overheads.warm_ups, key=lambda record: record.stage) == records
     assert all(record.cold for record in records)

@@ -66,6 +66,7 @@ class Dearest:
 """
 
 
+@pytest.mark.slow
 def test_a_selector_of_the_users_own_chooses_the_variants(start, redis, tmp_path):
     found = open_registry(str(tmp_path / "registry"))
     cheap = plan_variant(found, tmp_path / "whole", "net.whole", grids=[(1, 1)], usd=1e-5)

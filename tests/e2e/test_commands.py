@@ -53,6 +53,7 @@ def check_fields(answer):
     assert set(answer["store"]) == FIELDS["store"]
 
 
+@pytest.mark.slow
 def test_the_zoo_model_recognises_real_photographs(serfer_, serfer_here, examples, tmp_path):
     """The main job with all its defaults: split once, local Lambda workers, an embedded Redis."""
     result = serfer_(
@@ -106,6 +107,7 @@ def test_times_of_this_machine_get_no_price_and_cold_ones_are_called_cold(serfer
     assert second.endswith("this machine's")
 
 
+@pytest.mark.slow
 def test_every_store_gives_the_same_answer(serfer_here, plan, lean, examples, redis, tmp_path):
     def scores(*options, directory=plan):
         result = serfer_here(

@@ -178,6 +178,7 @@ def test_functions_build_each_session_once_and_ask_the_store_for_what_the_plan_s
             assert result.report.retries == 0
 
 
+@pytest.mark.slow
 def test_a_state_machines_functions_do_too(lean, settings, redis):
     plan = load_plan(lean)
     chosen = {"workers": "local", "driver": "stepfunctions-express", "settings": settings}

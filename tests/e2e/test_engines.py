@@ -33,7 +33,7 @@ class TestPoll:
         ("kind", "workers"),
         [
             ("file", "inprocess"),
-            ("redis", "local"),
+            pytest.param("redis", "local", marks=pytest.mark.weekly),  # `make slow` has it over every store
             pytest.param("redis", "inprocess", marks=pytest.mark.weekly),
             pytest.param("file", "local", marks=pytest.mark.weekly),
         ],
@@ -194,6 +194,7 @@ class TestPluggedIn:
         for name in ("my_store", "my_help"):
             sys.modules.pop(name, None)
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("installed")
     def test_every_engine_works_on_a_third_party_store(self, serfer_here, lean, examples, tmp_path):
         picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"

@@ -92,6 +92,7 @@ def test_an_inline_plan_sends_no_requests_to_its_store(plan, settings, tmp_path,
             assert moved(pipeline) == moved(through_store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param("inprocess", marks=pytest.mark.weekly), "local"])
 def test_a_batch_too_large_for_payloads_goes_through_the_store(settings, tmp_path, redis, workers):
     wide = split_small(tmp_path, grids=[(1, 2), (1, 1)], cuts=("relu2",))

@@ -81,6 +81,7 @@ class Scene:
         self.pipeline._loop.submit(ticked()).result(PATIENCE)
 
 
+@pytest.mark.slow
 def test_pings_stop_and_begin_again_before_the_next_query_which_finds_a_warm_function(
     single, settings, redis, hours, monkeypatch, tmp_path
 ):
@@ -128,6 +129,7 @@ def test_what_cannot_be_kept_warm_is_refused_before_anything_starts(single):
         serfer.open(single, workers="local", keep_warm="lhst")
 
 
+@pytest.mark.slow
 def test_the_variants_of_applications_are_kept_warm_too_and_each_keeps_what_it_learns(start, redis, tmp_path):
     registry, state = open_registry(str(tmp_path / "registry")), tmp_path / "state"
     variants = [

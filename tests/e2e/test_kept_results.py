@@ -16,6 +16,7 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
+from serfer.core.plan.answers import answer_arrays
 from serfer.core.run_machine import Retry
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.keeper import Keeper
@@ -109,7 +110,7 @@ def test_nothing_of_a_kept_answer_passes_through_the_driver(tiled, url):
         assert 0 < manifest_bytes < 10_000 < kept.manifest.nbytes
         written = sum(report.counts.bytes_put for report in last.answer.stages[-1].reports)
         assert last.report.store.bytes_put >= written + manifest_bytes
-        assert written > kept.manifest.nbytes / 2  # classes are eight bytes, and are kept in four
+        assert written >= kept.manifest.nbytes
 
 
 def test_a_result_outlives_its_pipeline_and_is_read_without_a_plan(tiled, url, tmp_path):
@@ -163,7 +164,7 @@ def test_redis_holds_results_apart_from_queries(tiled, redis):
     with serfer.open(tiled, store=redis, results=redis) as pipeline:
         answer = pipeline.run(images(1))
         kept = pipeline.run_to_result(images(1), ttl_s=60)
-        assert sorted(keys(redis)) == sorted(key.encode() for key in kept.manifest.place.keys(4))
+        assert sorted(keys(redis)) == sorted(key.encode() for key in kept.manifest.place.keys(kept.manifest.outputs))
         same(kept, answer)
         kept.delete()
 
@@ -196,7 +197,7 @@ def test_several_queries_that_share_invocations_keep_their_own(tiled, url):
 
 
 def test_a_failed_tile_leaves_nothing_of_the_others(opened_with):
-    store = Refusing(":3", RuntimeError)
+    store = Refusing("2/c/0/0/1/1", RuntimeError)
     with opened_with(store) as pipeline, pytest.raises(TaskFailedError, match="full"):
         pipeline.run_to_result(images(1))
     assert len(store.put_keys) >= 1
@@ -204,12 +205,12 @@ def test_a_failed_tile_leaves_nothing_of_the_others(opened_with):
 
 
 def test_a_store_that_is_full_for_the_manifest_leaves_no_parts(opened_with):
-    store = Refusing(":manifest")
+    store = Refusing("/zarr.json")
     pipeline = opened_with(store)
     pipeline._keeper = Keeper(Results(store), retry=Retry(unavailable_attempts=2))
     with pipeline, pytest.raises(StoreUnavailableError, match="full"):
         pipeline.run_to_result(images(1))
-    assert len(store.put_keys) == 4
+    assert len(store.put_keys) == 4 * len(MAPS)
     assert not any(store.exists(store.put_keys))
 
 
@@ -217,7 +218,7 @@ def test_a_tile_that_fails_once_is_written_again_the_same(opened_with):
     class Once(Refusing):
         def put(self, key, value, ttl):
             super().put(key, value, ttl)
-            if key.endswith(":2") and self.put_keys.count(key) == 1:
+            if key.endswith("0/c/0/0/1/0") and self.put_keys.count(key) == 1:
                 self.first = bytes(value)
                 raise RuntimeError("died after it had written")
 
@@ -227,7 +228,7 @@ def test_a_tile_that_fails_once_is_written_again_the_same(opened_with):
         kept = pipeline.run_to_result(images(2))
         assert pipeline.last_report.retries == 1
         same(kept, answer)
-        assert store.get(kept.manifest.place.key(2)) == store.first
+        assert store.get(kept.manifest.place.key("0/c/0/0/1/0")) == store.first
 
 
 def test_a_cancelled_query_leaves_nothing(opened_with):
@@ -236,7 +237,7 @@ def test_a_cancelled_query_leaves_nothing(opened_with):
         place = pipeline.new_result()
         future = pipeline.submit(images(4), context=RequestContext(result=place))
         future.cancel()
-    assert not any(store.exists(place.keys(4)))
+    assert not any(store.exists(place.keys(answer_arrays(pipeline.plan, 4))))
 
 
 def test_a_query_that_outlives_its_results_lifetime_is_no_result(opened_with):
@@ -282,6 +283,7 @@ def test_what_cannot_keep_an_answer_says_so_before_anything_runs(tiled):
             pipeline.submit(images(1), context=context)
 
 
+@pytest.mark.slow
 def test_a_state_machine_refuses_by_name(tiled, url, settings, redis):
     chosen = {"workers": "local", "driver": "stepfunctions", "settings": settings, "store": redis}
     with (

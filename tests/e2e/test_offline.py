@@ -77,7 +77,7 @@ class Map:
 
     @property
     def done(self):
-        return len([*self.parts.glob("*.values")])
+        return len([*self.parts.glob("c.*")])
 
     def alive(self, condition, what):
         def look():
@@ -125,6 +125,7 @@ def mapped(service, tmp_path):
     work.close()
 
 
+@pytest.mark.slow
 def test_a_map_pauses_while_online_load_is_on_and_resumes_after_it(service, mapped, tmp_path):
     mapped.alive(lambda: mapped.done >= 2, "windows beside an idle service")
     with Clients(service) as clients:

@@ -70,6 +70,7 @@ def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_s
     assert '"client": "alice"' in result.err
 
 
+@pytest.mark.slow
 def test_a_running_request_is_answered_before_shutdown(serve):
     command, status = serve("--drain-s", "0")
     replies = []
@@ -86,6 +87,7 @@ def test_a_running_request_is_answered_before_shutdown(serve):
     assert command.end().code == 0
 
 
+@pytest.mark.slow
 def test_a_draining_service_is_not_ready_but_still_answers(serve):
     command, status = serve("--drain-s", "600")
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:

@@ -30,6 +30,7 @@ from serfer.registry import open_registry
 from serfer.settings import load_driver_settings, load_settings
 from serfer.wiring import open_pipeline
 from serfer.wiring.deployed import find_deployment
+from serfer.wiring.options import Choices
 from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.applications.worlds import NOW, register, variant, version
@@ -232,9 +233,8 @@ def test_cloudformation_is_asked_once_by_a_service_of_a_stacks_variants(variable
         served.append(app)
 
     monkeypatch.setattr(serving, "serve", serve)
-    opening = serving.Opening(
-        workers="aws", stack="demo", store=redis, applications=ApplicationOptions(str(registry), ("faces",))
-    )
+    choices = Choices(redis, "aws", "push", stack="demo")
+    opening = serving.Opening(choices, applications=ApplicationOptions(str(registry), ("faces",)))
     address, settings = serving.Address("127.0.0.1", 0), load_settings()
     asyncio.run(
         serving.serve_models(

@@ -74,6 +74,7 @@ def world(cache, tmp_path_factory):
         assert result.code == 0, result.err
 
 
+@pytest.mark.slow
 def test_all_drivers_serve_the_applications_and_a_canary_is_taken_back_by_what_all_of_them_saw(world):
     name, drivers, registry = "taken-back", world.drivers, world.registry
     for driver in drivers:
@@ -94,6 +95,7 @@ def test_all_drivers_serve_the_applications_and_a_canary_is_taken_back_by_what_a
     assert "failed" in world.shown(name, drivers[0])["taken_back"]
 
 
+@pytest.mark.slow
 def test_a_version_that_is_promoted_later_runs_in_the_one_lambda_service(world):
     name, registry = "promoted", world.registry
     assert world.ask(name)[1]["selected"]["version"] == 1
@@ -112,6 +114,7 @@ def test_a_version_that_is_promoted_later_runs_in_the_one_lambda_service(world):
     assert {process.stage for process in workers} >= {0, 1}
 
 
+@pytest.mark.slow
 def test_a_killed_driver_and_a_registry_that_is_away_lose_no_query(world):
     first, second = world.drivers
     here = Path(str(world.registry))
@@ -126,6 +129,7 @@ def test_a_killed_driver_and_a_registry_that_is_away_lose_no_query(world):
     assert world.ask("faces", at=first["url"])[0] == 200
 
 
+@pytest.mark.slow
 def test_keys_are_limited_to_applications_and_by_quotas(world):
     driver = world.drivers[1]["url"]
     assert world.ask("faces", at=driver, X_API_Key="unknown")[0] == 401

@@ -14,7 +14,6 @@ from serfer.packaging.bundle import dependencies, directory_bytes, function_dire
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring import local
-from storage.s3.http import Request
 from storage.s3.ranges import S3Ranges
 from tests.e2e.small import batch, put_weights_in, split_small
 
@@ -47,7 +46,7 @@ def test_answers_are_those_of_zips_bit_for_bit(place, settings, where):
     assert np.array_equal(answer(place(where), settings, workers="inprocess")[0], expected)
 
 
-@pytest.mark.parametrize("driver", ["poll", "stepfunctions-express"])
+@pytest.mark.parametrize("driver", ["poll", pytest.param("stepfunctions-express", marks=pytest.mark.slow)])
 def test_every_driver_answers_with_fetched_weights(place, settings, driver):
     logits, _ = answer(place("fetched"), settings, driver=driver)
     assert np.array_equal(logits, answer(place("zip"), settings, workers="inprocess")[0])
@@ -150,7 +149,7 @@ def test_local_functions_fetch_from_a_bucket_and_start_only_with_the_plans_weigh
 
 
 def put(ranges, name, data):
-    assert ranges._http.ask(Request("PUT", f"weights/{name}", body=data)).status == 200
+    ranges._client.put(f"weights/{name}", data, 0.0)
 
 
 def test_a_held_rate_delays_the_first_answer(place, cache):

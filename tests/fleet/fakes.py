@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from drivers.instance.client import Fault, FaultKind
-from drivers.instance.open_inference import Inferred
+from drivers.instance.open_inference import InferenceOutput
 from serfer.control.scenario import parse_scenario
 from serfer.fleet.pool import ServingInstance
 from serfer.fleet.provisioners.provisioner import Member
@@ -85,7 +85,7 @@ class FakeInstance:
         fault = self.net.faults.get(self.url)
         if fault is not None:
             return Fault(fault, f"{self.url} is {fault}")
-        return Inferred(np.zeros((len(array), CLASSES), np.float32), 4, 2.5)
+        return InferenceOutput(np.zeros((len(array), CLASSES), np.float32), 4, 2.5)
 
     async def set_batching(self, batch, window_s, patience_s):
         del patience_s

@@ -62,6 +62,7 @@ def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_qu
     assert command.end().code == 0
 
 
+@pytest.mark.slow
 def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_every_drivers(launch, examples):
     command, ready = launch("--window-ms", "60000", "--max-batch", "4", "--drain-s", "0")
     with httpx.Client(base_url=ready["url"], timeout=PATIENCE) as http, ThreadPoolExecutor(4) as pool:
@@ -81,6 +82,7 @@ def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_e
     assert command.end().code == 0
 
 
+@pytest.mark.slow
 def test_half_precision_reports_its_loss_and_an_instance_exits_when_idle(launch, whole):
     command, ready = launch("--precision", "fp16", "--exit-when-idle-s", "1", "--drain-s", "0")
     assert (ready["precision"], 0 < ready["loss"] < 0.01) == ("fp16", True)

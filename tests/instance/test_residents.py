@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drivers.driver import NO_CONTEXT
 from serfer.core.errors import DeadlineError, NetworkLoadError, OverloadedError, UnavailableError
-from serfer.instance.measuring import Measured
+from serfer.instance.measuring import NetworkMeasurement
 from serfer.instance.residents import Residents
 from tests.e2e.small import batch
 from tests.instance.conftest import PATIENCE, QUICK, Gated, pixels
@@ -53,7 +53,7 @@ def loader(whole):
 @pytest.fixture
 def measured(plan, directory):
     def of(name, size=SIZE, load_s=0.0, load_size=None):
-        return Measured(
+        return NetworkMeasurement(
             plan=plan,
             directory=directory.parent / name,
             device="cpu",

@@ -286,6 +286,7 @@ def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, wo
         measure_networks({"heavy": heavy, "again": heavy}, InstanceChoices(CPU, 4, 0.0, memory_mb, preload))
 
 
+@pytest.mark.slow
 def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, shared_url, directory, other, tmp_path):
     (tmp_path / "scenario.toml").write_text(SCENARIO)
     pool = ["--route", "gpu", "--instances", f"static:{shared_url}", "--scenario", tmp_path / "scenario.toml"]
@@ -306,6 +307,7 @@ def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, share
         assert driver.end().code == 0
 
 
+@pytest.mark.slow
 def test_the_memory_bound_holds_in_the_process(start, heavy):
     arguments = [f"--plan={name}={heavy}" for name in "abc"]
     command = start("instance", *arguments, "--memory-mb", 68, "--port", 0, "--json", "--drain-s", 0, "--max-batch", 4)

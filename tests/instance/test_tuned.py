@@ -8,10 +8,10 @@ from serfer.control.batching import Profile, tune
 from serfer.control.scenario import parse_scenario
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.instance.network import Hardware
-from serfer.instance.tuned import Machine, Tuned, measure
+from serfer.instance.tuned import Machine, TunedNetwork, measure
 
 GPU = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
-TUNED = Tuned("alexnet", "cuda", "fp16", 60.0, GPU, tune(GPU, 60.0), 3e-4)
+TUNED = TunedNetwork("alexnet", "cuda", "fp16", 60.0, GPU, tune(GPU, 60.0), 3e-4)
 LAMBDA = {
     "usd_per_query": 1.5e-5,
     "latency_ms": 60,
@@ -45,7 +45,7 @@ def test_remarks_show_the_profile_and_its_rates():
     assert "N_batch 27 images, W_batch 0.4 ms" in text
     assert "serfer instance --max-batch 27" in text
     assert "3.0e-04 of the logits' range" in text
-    largest = Tuned("alexnet", "cuda", "fp32", 1e4, GPU, tune(GPU, 1e4), 0.0)
+    largest = TunedNetwork("alexnet", "cuda", "fp32", 1e4, GPU, tune(GPU, 1e4), 0.0)
     assert "the largest measured: --most" in "\n".join(largest.remarks())
 
 

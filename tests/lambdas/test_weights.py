@@ -27,7 +27,7 @@ from serfer.core.wire import WarmUp, decode_warmed, encode_warmed
 from serfer.local.servers.s3 import S3Server
 from serfer.plan_directory import load_plan, write_plan
 from storage.memory import MemoryStore
-from storage.s3.http import KeySigner, Request, S3Http
+from storage.s3.client import S3Client
 from storage.s3.ranges import S3Ranges
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.lambdas.test_worker import run_all
@@ -63,7 +63,7 @@ def place(request, tmp_path, monkeypatch):
 
 def put_object(url, name, data):
     ranges = S3Ranges(url)
-    assert ranges._http.ask(Request("PUT", name, body=data)).status == 200
+    ranges._client.put(name, data, 0.0)
     ranges.close()
 
 
@@ -117,9 +117,8 @@ def endpoint(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "c0ffee" * 6)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setattr(KeySigner, "sign", lambda *_: None)
-    initialise = S3Http.__init__
-    monkeypatch.setattr(S3Http, "__init__", lambda self, *given: initialise(self, *given[:3], lambda _: None))
+    initialise = S3Client.__init__
+    monkeypatch.setattr(S3Client, "__init__", lambda self, *given: initialise(self, *given[:3], lambda _: None))
 
     @contextlib.contextmanager
     def serve(answer):

@@ -24,7 +24,7 @@ from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
 from tests.local.test_access import as_nobody
 
-KINDS = pytest.mark.parametrize("kind", ["standard", "express"])
+KINDS = pytest.mark.parametrize("kind", ["standard", pytest.param("express", marks=pytest.mark.slow)])
 PATIENCE = 30.0
 NO_LAMBDA = "http://127.0.0.1:9"
 ACCESS = Access("LOCAL", "a-secret-of-the-test")

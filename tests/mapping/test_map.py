@@ -149,7 +149,7 @@ def test_dollars_end_at_the_ceiling_with_those_in_flight_at_their_predicted_pric
     refused = serfer(*command, "--max-cost-usd", predicted / 2)
     assert refused.code == 2
     assert "more than --max-cost-usd" in refused.err
-    assert not (tmp_path / "result.tif.parts").is_dir() or not any((tmp_path / "result.tif.parts").glob("*.values"))
+    assert not (tmp_path / "result.tif.parts").is_dir() or not any((tmp_path / "result.tif.parts").glob("c.*"))
     ceiling = predicted / 20
     done = serfer(*command, "--max-cost-usd", ceiling, "--force", "--json")
     assert done.code == 1

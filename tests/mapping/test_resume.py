@@ -40,7 +40,7 @@ def start(command):
 
 
 def wait_for_parts(process, directory, count):
-    while len([*directory.glob("*.values")]) < count:
+    while len([*directory.glob("c.*")]) < count:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
 
@@ -84,7 +84,7 @@ def test_one_killed_between_its_result_and_the_end_is_found_done(serfer, command
 
 def test_one_killed_while_it_deletes_its_parts_is_found_done(serfer, command, tmp_path, monkeypatch):
     def killed(parts):
-        for path in sorted(parts.directory.glob("*.values"))[:5]:
+        for path in sorted(parts.directory.glob("c.*"))[:5]:
             path.unlink()
 
     monkeypatch.setattr(ResultParts, "remove", killed)

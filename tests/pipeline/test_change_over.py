@@ -13,7 +13,7 @@ from drivers.push import PushDriver
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.keys import StoreCounts, output_key
 from serfer.core.run_machine import Failure, FailureKind
-from serfer.core.wire import Crop, Report, Warmed
+from serfer.core.wire import Crop, Report, WarmUpAnswer
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from storage.memory import MemoryStore
 from tests.drivers.fake_clock import FakeClock
@@ -76,7 +76,7 @@ class World:
         ran = await self._run(function, request.plan, 0.0)
         if ran is None:
             return Failure(FailureKind.FAILED_IN_CODE, "Runtime.ExitError", "killed")
-        return Warmed(ran[0], 1000 * ran[1], 1)
+        return WarmUpAnswer(ran[0], 1000 * ran[1], 1)
 
     def kill(self, function):
         self.idle.get(function, []).clear()

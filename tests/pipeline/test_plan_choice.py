@@ -13,7 +13,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
-from serfer.core.wire import Report, Task, Warmed, WarmUp
+from serfer.core.wire import Report, Task, WarmUp, WarmUpAnswer
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from tests import bugs
 from tests.drivers.fake_clock import FakeClock
@@ -37,7 +37,7 @@ class Functions:
         assert function == FUNCTION
         self.warmed.append(request)
         await self.clock.sleep(START_S)
-        return self.failure or Warmed("e1", 1000 * START_S, 1)
+        return self.failure or WarmUpAnswer("e1", 1000 * START_S, 1)
 
     async def invoke(self, *_):
         return Report("e1", 0.0, 0.0, 1.0, 0.0, 1.0, 1, 1, StoreCounts())
@@ -104,7 +104,7 @@ def test_a_warm_up_that_ends_before_its_query_is_counted_as_measured(monkeypatch
     monkeypatch.setattr("tests.pipeline.test_plan_choice.QUERY_S", START_S + 1)
     [(_, answer)] = Testbed().run()
     [record] = answer.overheads.warm_ups
-    assert (record.ms, record.result, record.cold) == (1000 * START_S, Warmed("e1", 1000 * START_S, 1), True)
+    assert (record.ms, record.result, record.cold) == (1000 * START_S, WarmUpAnswer("e1", 1000 * START_S, 1), True)
 
 
 @pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.OUT_OF_MEMORY])

@@ -21,7 +21,7 @@ from serfer.core.run_machine import (
     TileRun,
     TimePassed,
 )
-from serfer.core.wire import Report, Warmed
+from serfer.core.wire import Report, WarmUpAnswer
 from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, LABELS, split_small
@@ -74,7 +74,7 @@ def test_warm_ups_are_counted_and_priced(plan, answer):
     warmed = replace(
         answer.overheads,
         warm_ups=(
-            WarmUpRecord(1, 1769, 10.0, 250.0, Warmed("e", 200.0, 1, 120.25)),
+            WarmUpRecord(1, 1769, 10.0, 250.0, WarmUpAnswer("e", 200.0, 1, 120.25)),
             WarmUpRecord(1, 1769, 10.0, 99.5, None),
         ),
     )

@@ -4,7 +4,7 @@ import pytest
 
 from serfer.core.errors import UnavailableError
 from serfer.core.run_machine import Failure, FailureKind
-from serfer.core.wire import Warmed
+from serfer.core.wire import WarmUpAnswer
 from serfer.pipeline.warm import Warmth, keep_warm, warm
 from tests.drivers.plans import wide_plan
 
@@ -31,7 +31,7 @@ class Functions:
         await asyncio.sleep(0)
         busy.remove(environment)
         idle.add(environment)
-        return Warmed(environment, 100.0 + self.started if cold else 0.0, 1)
+        return WarmUpAnswer(environment, 100.0 + self.started if cold else 0.0, 1)
 
 
 @pytest.fixture

@@ -23,17 +23,18 @@ import json, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from serfer.core.geometry import Grid, Rect, grid_rects
-from serfer.raster import ResultLayout, ResultParts, open_raster, write_result
+from serfer.raster import ResultParts, open_raster, write_result
+from tests.results.stored import array_of, dense
 
 image, folder = Path(sys.argv[1]), Path(sys.argv[2])
 began = time.monotonic()
 with open_raster(image) as source:
-    layout = ResultLayout(*source.size, source.bands, grid_rects(*source.size, Grid(9, 12)))
-    with ResultParts.create_or_resume(folder / "parts", source.identity, 108) as parts:
+    array = array_of("copy", dense(source.bands, *source.size, source.dtype), 1, (9, 12))
+    with ResultParts.create_or_resume(folder / "parts", source.identity, array) as parts:
         with ThreadPoolExecutor(4) as threads:
-            [*threads.map(lambda number: parts.put(number, source.read(layout.rects[number])), range(108))]
+            [*threads.map(lambda number: parts.put(number, source.read(parts.rects[number])), range(108))]
         read_s = time.monotonic() - began
-        write_result(folder / "result.tif", parts, layout, dtype=source.dtype, georeference=source.georeference)
+        write_result(folder / "result.tif", parts, georeference=source.georeference)
 peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 print(json.dumps({"peak_mb": peak / 1e6, "parts_s": read_s, "assembly_s": time.monotonic() - began - read_s}))
 with open_raster(image) as one, open_raster(folder / "result.tif") as other:

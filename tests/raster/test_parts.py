@@ -10,21 +10,33 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, UsageError
 from serfer.core.geometry import Span
 from serfer.raster import ResultParts
-from serfer.raster.results.part_file import read_part, verify_part, write_part
 from tests.raster.files import pixels
+from tests.results.stored import array_of, dense
 
 JOB = {"plan": "abc", "image": {"size": [90, 70], "bytes": 12}, "windows": 64}
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64")
 
 
-def parts_of(tmp_path, identity=None, count=10):
-    return ResultParts.create_or_resume(tmp_path / "result.tif.parts", identity or JOB, count)
+def array(count=10, channels=3, dtype="uint8", size=(20, 30)):
+    """Return an array of `count` parts of a size, one below the other."""
+    return array_of("scores", dense(channels, size[0] * count, size[1], dtype), 1, (count, 1))
+
+
+def parts_of(tmp_path, identity=None, count=10, **form):
+    return ResultParts.create_or_resume(tmp_path / "result.tif.parts", identity or JOB, array(count, **form))
+
+
+def values_of(parts, number):
+    """Return the values of a part."""
+    rows = Span(0, parts.rects[number].rows.size)
+    return np.stack([parts.rows(number, channel, rows) for channel in range(parts.array.channels)])
 
 
 def filled(tmp_path, numbers=(0, 3, 7)):
@@ -35,28 +47,51 @@ def filled(tmp_path, numbers=(0, 3, 7)):
 
 
 def path_of(folder, number):
-    return folder / f"{number:08d}.values"
+    return folder / f"c.0.0.{number}.0"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_was_put_is_got_by_the_next_process_too(tmp_path, dtype):
-    values = pixels(21, 30, 4, dtype)
-    with parts_of(tmp_path) as parts:
+def test_what_was_put_is_there_for_the_next_process_too(tmp_path, dtype):
+    values, form = pixels(21, 30, 4, dtype)[:, ::2], {"channels": 4, "dtype": dtype, "size": (11, 30)}
+    with parts_of(tmp_path, **form) as parts:
         assert parts.done() == set()
-        parts.put(3, values[:, ::2])  # strided
-        np.testing.assert_array_equal(parts.get(3), values[:, ::2])
-    with parts_of(tmp_path) as parts:
+        parts.put(3, values)  # strided
+        np.testing.assert_array_equal(values_of(parts, 3), values)
+    with parts_of(tmp_path, **form) as parts:
         assert parts.done() == {3}
-        assert parts.get(3).dtype == values.dtype
-        np.testing.assert_array_equal(parts.get(3), values[:, ::2])
-        np.testing.assert_array_equal(parts.rows(3, 2, Span(4, 9)), values[2, ::2][4:9])
+        assert values_of(parts, 3).dtype == values.dtype
+        np.testing.assert_array_equal(values_of(parts, 3), values)
+        np.testing.assert_array_equal(parts.rows(3, 2, Span(4, 9)), values[2, 4:9])
 
 
 def test_nan_and_infinity_are_kept_bit_by_bit(tmp_path):
     values = np.array([[[np.nan, np.inf, -np.inf, -0.0]]], "float32")
-    with parts_of(tmp_path) as parts:
+    with parts_of(tmp_path, channels=1, dtype="float32", size=(1, 4)) as parts:
         parts.put(0, values)
-        assert parts.get(0).tobytes() == values.tobytes()
+        assert values_of(parts, 0).tobytes() == values.tobytes()
+
+
+def test_parts_are_chunks_of_an_array_that_zarr_opens(tmp_path):
+    values, described = pixels(7, 8, 2, "int16"), array_of("classes", dense(2, 7, 8, "int16"), 1, (3, 2))
+    with ResultParts.create_or_resume(tmp_path / "parts", JOB, described) as parts:
+        for number, rect in enumerate(parts.rects):
+            parts.put(number, values[:, *rect.slices])
+        stored = zarr.open_array(tmp_path / "parts", mode="r")
+        assert (stored.shape, stored.chunks, stored.attrs["job"]) == ((1, 2, 9, 8), (1, 2, 3, 4), JOB)
+        rows = [0, 1, 2, 3, 4, 6, 7]  # of 3, 3 and 3, of which 3, 2 and 2 are the result's
+        np.testing.assert_array_equal(stored[:][0, :, rows].transpose(1, 0, 2), values)
+
+
+def test_what_an_older_version_began_is_refused_by_name_and_can_be_thrown_away(tmp_path):
+    folder = tmp_path / "result.tif.parts"
+    folder.mkdir()
+    for name in ("job.json", "00000000.values", "00000012.values", "lock"):
+        (folder / name).write_bytes(b"{}")
+    with pytest.raises(InputError, match=r"older version began.*map again \(--restart"):
+        parts_of(tmp_path)
+    assert len([*folder.iterdir()]) == 4
+    ResultParts.discard(folder)
+    assert not folder.exists()
 
 
 def test_several_threads_put_at_once(tmp_path):
@@ -69,40 +104,25 @@ def test_several_threads_put_at_once(tmp_path):
         assert parts.verify() == set()
 
 
-@pytest.fixture(scope="module")
-def part(tmp_path_factory):
-    path = tmp_path_factory.mktemp("part") / "part"
-    write_part(path, "key", pixels(5, 6))
-    return path.read_bytes()
-
-
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(data=st.data())
-def test_a_part_that_is_cut_longer_or_altered_anywhere_is_noticed(part, tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "altered"
-    kind = data.draw(st.sampled_from(["cut", "longer", "altered", "garbage"]))
-    where = data.draw(st.integers(0, len(part) - 1))
-    changed = {
-        "cut": part[:where],
-        "longer": part + bytes(where + 1),
-        "altered": part[:where] + bytes([part[where] ^ data.draw(st.integers(1, 255))]) + part[where + 1 :],
-        "garbage": data.draw(st.binary(max_size=300)),
-    }[kind]
-    path.write_bytes(changed)
-    for read in (read_part, verify_part):
-        with pytest.raises(AlteredPieceError, match="it is cut or altered"):
-            read(path, "key")
-
-
-def test_a_part_of_another_job_or_number_is_not_taken_for_ones_own(tmp_path):
-    folder = filled(tmp_path)
-    other = ResultParts.create_or_resume(tmp_path / "other", {"plan": "another"}, 10)
-    with other:
-        other.put(1, pixels(20, 30))
-    path_of(tmp_path / "other", 1).replace(path_of(folder, 1))
-    path_of(folder, 2).write_bytes(path_of(folder, 3).read_bytes())
-    with parts_of(tmp_path) as parts:
-        assert parts.done() == {0, 3, 7}
+def test_a_part_that_is_cut_longer_or_altered_anywhere_is_noticed(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("parts")
+    with parts_of(folder, count=2, size=(5, 6)) as parts:
+        parts.put(0, pixels(5, 6))
+        path = path_of(parts.directory, 0)
+        part = path.read_bytes()
+        kind = data.draw(st.sampled_from(["cut", "longer", "altered", "garbage"]))
+        where = data.draw(st.integers(0, len(part) - 1))
+        changed = {
+            "cut": part[:where],
+            "longer": part + bytes(where + 1),
+            "altered": part[:where] + bytes([part[where] ^ data.draw(st.integers(1, 255))]) + part[where + 1 :],
+            "garbage": data.draw(st.binary(max_size=300)),
+        }[kind]
+        path.write_bytes(changed)
+        assert parts.verify() == {0, 1}
+        assert not path.exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "altered", "empty", "gone"])
@@ -114,14 +134,21 @@ def test_a_damaged_part_is_deleted_and_missing_after_a_resume(tmp_path, damage):
         assert not path_of(folder, 3).exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "altered", "empty", "gone"])
-def test_a_part_that_is_damaged_while_a_process_works_is_missing_from_then_on(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["empty", "gone"])
+def test_a_part_that_is_damaged_while_a_process_reads_is_missing_from_then_on(tmp_path, damage):
     folder = filled(tmp_path)
     with parts_of(tmp_path) as parts:
         harm(path_of(folder, 3), damage)
         with pytest.raises(AlteredPieceError, match=r"part 3 .* run the same command again"):
-            parts.get(3)
+            parts.rows(3, 0, Span(0, 20))
         assert parts.done() == {0, 7}
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "empty", "gone"])
+def test_a_part_that_is_damaged_while_a_process_works_is_missing_once_all_are_verified(tmp_path, damage):
+    folder = filled(tmp_path)
+    with parts_of(tmp_path) as parts:
+        harm(path_of(folder, 3), damage)
         harm(path_of(folder, 7), damage)
         assert parts.verify() == {*range(10)} - {0}
         parts.put(3, pixels(20, 30, seed=3))
@@ -139,22 +166,25 @@ def harm(path, damage):
 
 def test_what_a_killed_process_began_is_deleted(tmp_path):
     folder = filled(tmp_path)
-    (folder / ".00000005.values.part").write_bytes(path_of(folder, 3).read_bytes()[:100])
-    (folder / ".job.json.part").write_bytes(b"{")
+    (folder / ".c.0.0.5.0.part").write_bytes(path_of(folder, 3).read_bytes()[:100])
+    (folder / ".zarr.json.part").write_bytes(b"{")
     with parts_of(tmp_path) as parts:
         assert parts.done() == {0, 3, 7}
         assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
 
 
+MANY = array(2_000, 3, "int32", (300, 300))
 KILLED = """
 import sys, numpy as np
 from pathlib import Path
 from serfer.raster import ResultParts
-with ResultParts.create_or_resume(Path(sys.argv[1]), {"job": 1}, 100000) as parts:
+from tests.results.stored import array_of, dense
+many = array_of("scores", dense(3, 600_000, 300, "int32"), 1, (2_000, 1))
+with ResultParts.create_or_resume(Path(sys.argv[1]), {"job": 1}, many) as parts:
     number = len(parts.done())
     print("ready", flush=True)
     while True:
-        parts.put(number, np.full((3, 700, 700), number, np.int32))
+        parts.put(number, np.full((3, 300, 300), number, np.int32))
         number += 1
 """
 
@@ -168,12 +198,12 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_parts_only(tmp_pa
             assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        with ResultParts.create_or_resume(folder, {"job": 1}, 100_000) as parts:
+        with ResultParts.create_or_resume(folder, {"job": 1}, MANY) as parts:
             done = parts.done()
             assert done == {*range(len(done))}
             assert wanted + before in done
             for number in done:
-                assert (parts.get(number) == number).all()
+                assert (values_of(parts, number) == number).all()
         before = len(done)
 
 
@@ -182,9 +212,9 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     with subprocess.Popen([sys.executable, "-c", KILLED, folder], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
         with pytest.raises(UnavailableError, match="is in use by another process"):
-            ResultParts.create_or_resume(folder, {"job": 1}, 100_000)
+            ResultParts.create_or_resume(folder, {"job": 1}, MANY)
         process.kill()
-    ResultParts.create_or_resume(folder, {"job": 1}, 100_000).close()
+    ResultParts.create_or_resume(folder, {"job": 1}, MANY).close()
 
 
 def test_parts_are_locked_within_a_process_too(tmp_path):
@@ -200,7 +230,7 @@ def test_parts_are_locked_within_a_process_too(tmp_path):
         ({**JOB, "image": {"size": [90, 71], "bytes": 12}}, 10, r"image.size was \[90, 70\], and is \[90, 71\] now"),
         ({**JOB, "extra": 1}, 10, "extra is not there"),
         ({"plan": "abc", "windows": 64}, 10, "image is there"),
-        (JOB, 11, "parts was 10, and is 11 now"),
+        (JOB, 11, r"attributes.serfer.dims was \[3, 200, 30\], and is \[3, 220, 30\] now"),
     ],
 )
 def test_another_job_is_refused_by_the_field_that_differs(tmp_path, identity, count, match):
@@ -215,8 +245,8 @@ def test_another_job_is_refused_by_the_field_that_differs(tmp_path, identity, co
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "nothing", "\udcff"])
 def test_a_damaged_job_is_refused(tmp_path, text):
     folder = filled(tmp_path)
-    (folder / "job.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(InputError, match=r"job.json"):
+    (folder / "zarr.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match=r"zarr.json"):
         parts_of(tmp_path)
 
 
@@ -233,7 +263,7 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path):
 def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot hold the parts"):
-        ResultParts.create_or_resume(tmp_path / place, JOB, 3)
+        ResultParts.create_or_resume(tmp_path / place, JOB, array(3))
 
 
 def test_removing_deletes_all_that_is_ours_and_nothing_else(tmp_path):
@@ -253,12 +283,15 @@ def test_wrong_numbers_and_values_are_refused(tmp_path):
         for number in (-1, 10):
             with pytest.raises(UsageError, match="there is no part"):
                 parts.put(number, pixels(2, 2))
-        for values in (np.zeros((2, 2)), np.zeros((1, 2, 2), complex), np.zeros((1, 2, 2), object)):
-            with pytest.raises(UsageError, match="a part is"):
+        for values in (np.zeros((2, 2)), pixels(20, 30, 3, "int8"), pixels(20, 30, 2), np.zeros((3, 20, 30), object)):
+            with pytest.raises(UsageError, match=r"part 0 is uint8 of \(3, 20, 30\)"):
                 parts.put(0, values)
         assert parts.done() == set()
     with pytest.raises(UsageError, match="is closed"):
         parts.put(0, pixels(2, 2))
+    for form in ({"dtype": "bool"}, {"dtype": "int64"}):
+        with pytest.raises(UsageError, match="a result is of"):
+            parts_of(tmp_path, **form)
 
 
 def test_a_full_disk_says_what_is_kept_and_keeps_it(tmp_path, monkeypatch):
@@ -281,7 +314,7 @@ def test_a_full_disk_says_what_is_kept_and_keeps_it(tmp_path, monkeypatch):
         parts.put(1, pixels(20, 30))
     with parts_of(tmp_path, count=4) as parts:
         assert parts.done() == {1, 2}
-        assert json.loads((parts.directory / "job.json").read_text())["job"] == JOB
+        assert json.loads((parts.directory / "zarr.json").read_text())["attributes"]["job"] == JOB
 
 
 FULL = """
@@ -291,10 +324,13 @@ from serfer.core.errors import UnavailableError
 from serfer.raster import ResultParts
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-with ResultParts.create_or_resume(Path(sys.argv[1]), {"job": 1}, 10) as parts:
-    parts.put(0, np.zeros((1, 100, 100), np.uint8))
+from tests.results.stored import array_of, dense
+array = array_of("scores", dense(1, 3_000, 300, "uint8"), 1, (10, 1))
+with ResultParts.create_or_resume(Path(sys.argv[1]), {"job": 1}, array) as parts:
+    parts.put(0, np.zeros((1, 300, 300), np.uint8))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
     try:
-        parts.put(1, np.zeros((1, 1000, 1000), np.uint8))
+        parts.put(1, np.zeros((1, 300, 300), np.uint8))
     except UnavailableError as error:
         print(error)
 """
@@ -305,7 +341,7 @@ def test_a_write_that_really_ends_in_the_middle_leaves_nothing(tmp_path):
     assert "1 of 10 parts are kept there" in done.stdout
     assert "ulimit -f" in done.stdout
     assert "no room" not in done.stdout
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["00000000.values", "job.json", "lock"]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["c.0.0.0.0", "lock", "zarr.json"]
 
 
 def test_a_directory_without_parts_is_gone_with_its_process(tmp_path):

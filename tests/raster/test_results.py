@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.geometry import Grid, Rect, Span, grid_rects
+from serfer.core.geometry import Rect
+from serfer.core.zarr import Axis, ChunkedArray
 from serfer.raster import (
     Georeference,
-    ResultLayout,
     ResultOptions,
     ResultParts,
     check_result,
@@ -34,34 +33,29 @@ from serfer.raster.results import tiff_result
 from tests.moto_server import ACCESS, MotoServer
 from tests.once import one_each
 from tests.raster.files import UTM, WHERE, pixels
+from tests.results.stored import array_of, dense
 
 NOWHERE = Georeference()
 
 
-def layout_of(height, width, channels, rows=3, cols=2):
-    return ResultLayout(height, width, channels, grid_rects(height, width, Grid(rows, cols)))
+def form_of(height, width, channels, dtype="uint8", grid=(3, 2)):
+    return array_of("scores", dense(channels, height, width, dtype), 1, grid)
 
 
-def kept(folder, values, layout):
-    parts = ResultParts.create_or_resume(folder, {"job": 1}, len(layout.rects))
-    for number, rect in enumerate(layout.rects):
-        rows, cols = rect.slices
-        parts.put(number, values[:, rows, cols])
+def kept(folder, values, array=None):
+    channels, height, width = values.shape
+    parts = ResultParts.create_or_resume(
+        folder, {"job": 1}, array or form_of(height, width, channels, values.dtype.name)
+    )
+    for number, rect in enumerate(parts.rects):
+        parts.put(number, values[:, *rect.slices])
     return parts
 
 
-def written(tmp_path, name, values, layout=None, georeference=NOWHERE, **options):
+def written(tmp_path, name, values, array=None, georeference=NOWHERE, **options):
     """Write a result and return its path."""
-    layout = layout or layout_of(values.shape[1], values.shape[2], values.shape[0])
-    with kept(tmp_path / "parts", values, layout) as parts:
-        write_result(
-            tmp_path / name,
-            parts,
-            layout,
-            dtype=values.dtype.name,
-            georeference=georeference,
-            options=ResultOptions(**options),
-        )
+    with kept(tmp_path / "parts", values, array) as parts:
+        write_result(tmp_path / name, parts, georeference=georeference, options=ResultOptions(**options))
         parts.remove()
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
     return tmp_path / name
@@ -128,8 +122,7 @@ class TestTiff:
             np.testing.assert_array_equal(source.read(Rect.whole(40, 50)).transpose(1, 2, 0), colours(values[0]))
 
     def test_more_than_four_gigabytes_are_a_bigtiff(self):
-        layout = layout_of(40_000, 40_000, 3)
-        mosaic = SimpleNamespace(layout=layout, dtype="uint8")
+        mosaic = SimpleNamespace(array=form_of(40_000, 40_000, 3))
         assert tiff_result._profile(rasterio, mosaic, Georeference(), ResultOptions())["BIGTIFF"] == "YES"
 
     def test_what_the_disk_did_not_keep_is_noticed(self, tmp_path, monkeypatch):
@@ -155,11 +148,12 @@ cuts = st.lists(st.integers(1, 1299), max_size=4, unique=True)
 @given(rows=cuts, cols=cuts, channels=st.sampled_from([1, 3, 5]))
 def test_parts_may_lie_anyhow_between_blocks(tmp_path_factory, rows, cols, channels):
     height, width = 700, 1300
-    edges = [sorted({0, size, *(cut for cut in cut_ if cut < size)}) for cut_, size in ((rows, height), (cols, width))]
-    rects = [Rect(Span(*down), Span(*across)) for across in pairwise(edges[1]) for down in pairwise(edges[0])]
-    layout = ResultLayout(height, width, channels, rects)
+    down, across = (
+        Axis((0, *sorted(cut for cut in cuts if cut < size), size)) for cuts, size in ((rows, height), (cols, width))
+    )
+    array = ChunkedArray("x", "uint8", (channels, height, width), 1, channels, down, across, flat=False)
     values = pixels(height, width, channels)
-    path = written(tmp_path_factory.mktemp("result"), "a.npy", values, layout)
+    path = written(tmp_path_factory.mktemp("result"), "a.npy", values, array)
     np.testing.assert_array_equal(np.load(path), values)
 
 
@@ -206,7 +200,7 @@ class TestRefusals:
             ("a", 1, "uint8", {}, "not in nothing"),
             ("a.png", 2, "uint8", {}, "write a TIFF"),
             ("a.png", 3, "float32", {}, "write a TIFF"),
-            ("a.tif", 1, "float16", {}, "not float16"),
+            ("a.tif", 1, "int64", {}, "not int64"),
             ("a.tif", 3, "uint8", {"mask": True}, "a mask is one channel of uint8"),
             ("a.tif", 1, "uint8", {"nodata": 256}, "no value of uint8 is 256"),
             ("a.tif", 1, "uint8", {"nodata": 0.5}, "no value of uint8 is 0.5"),
@@ -218,11 +212,11 @@ class TestRefusals:
     ):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UsageError, match=match):
-            check_result(name, layout_of(10, 10, channels), dtype, ResultOptions(**options))
+            check_result(name, form_of(10, 10, channels, dtype), ResultOptions(**options))
 
     def test_a_png_is_bounded(self, tmp_path):
         with pytest.raises(UsageError, match="write a TIFF"):
-            check_result(tmp_path / "a.png", layout_of(12_000, 12_000, 1), "uint8")
+            check_result(tmp_path / "a.png", form_of(12_000, 12_000, 1))
 
     def test_a_result_that_exists_is_kept_unless_it_may_be_overwritten(self, tmp_path):
         values = pixels(40, 50)
@@ -248,41 +242,19 @@ class TestRefusals:
 
     def test_a_directory_that_is_not_there_is_refused(self, tmp_path):
         with pytest.raises(InputError, match="cannot be written"):
-            check_result(tmp_path / "none" / "a.tif", layout_of(10, 10, 1), "uint8")
+            check_result(tmp_path / "none" / "a.tif", form_of(10, 10, 1))
 
     def test_missing_parts_are_named_and_nothing_is_written(self, tmp_path):
-        values, layout = pixels(40, 50), layout_of(40, 50, 3)
-        with kept(tmp_path / "parts", values, layout) as parts:
-            data = bytearray((parts.directory / "00000004.values").read_bytes())
+        values = pixels(40, 50)
+        with kept(tmp_path / "parts", values) as parts:
+            path = parts.directory / "c.0.0.2.0"
+            data = bytearray(path.read_bytes())
             data[-100] ^= 1
-            (parts.directory / "00000004.values").write_bytes(data)
+            path.write_bytes(data)
             with pytest.raises(UnavailableError, match=r"1 of 6 parts in .* are missing, part 4 first"):
-                write_result(tmp_path / "a.tif", parts, layout, dtype="uint8")
+                write_result(tmp_path / "a.tif", parts)
             assert parts.done() == {0, 1, 2, 3, 5}
         assert not (tmp_path / "a.tif").exists()
-
-    def test_parts_of_another_shape_or_dtype_are_refused(self, tmp_path):
-        values, layout = pixels(40, 50), layout_of(40, 50, 3)
-        with kept(tmp_path / "parts", values, layout) as parts:
-            with pytest.raises(UsageError, match="the result needs uint16"):
-                write_result(tmp_path / "a.tif", parts, layout, dtype="uint16")
-            with pytest.raises(UsageError, match="part 0 in"):
-                write_result(tmp_path / "a.tif", parts, layout_of(40, 48, 3), dtype="uint8")
-
-    @pytest.mark.parametrize(
-        "rects",
-        [
-            [],
-            [Rect.whole(9, 10)],
-            [Rect.whole(10, 10), Rect(Span(3, 3), Span(0, 4))],
-            [Rect(Span(0, 5), Span(0, 10)), Rect(Span(0, 5), Span(0, 10))],
-            [Rect(Span(-1, 9), Span(0, 10))],
-            [Rect(Span(0, 6), Span(0, 10)), Rect(Span(5, 10), Span(0, 8))],
-        ],
-    )
-    def test_a_layout_covers_the_result_once(self, rects):
-        with pytest.raises(UsageError, match="part"):
-            ResultLayout(10, 10, 1, rects)
 
 
 LIMITED = """
@@ -292,13 +264,13 @@ from serfer.core.errors import UnavailableError
 from serfer.raster import write_result
 from tests.once import one_each
 from tests.raster.files import pixels
-from tests.raster.test_results import kept, layout_of
+from tests.raster.test_results import kept
 place = Path(sys.argv[1])
-with kept(place.with_suffix(".parts"), pixels(600, 700, 1), layout_of(600, 700, 1)) as parts:
+with kept(place.with_suffix(".parts"), pixels(600, 700, 1)) as parts:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
-        write_result(place, parts, layout_of(600, 700, 1), dtype="uint8")
+        write_result(place, parts)
     except UnavailableError as error:
         print(error)
 """
@@ -311,14 +283,14 @@ class TestFullDisks:
             if "/parts/" not in str(Path(f"/proc/self/fd/{number}").readlink()):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        values, layout = pixels(600, 700), layout_of(600, 700, 3)
-        with kept(tmp_path / "parts", values, layout) as parts:
+        values = pixels(600, 700)
+        with kept(tmp_path / "parts", values) as parts:
             with monkeypatch.context() as patch:
                 patch.setattr(os, "fsync", fsync)
                 with pytest.raises(UnavailableError, match=r"no room .* all 6 parts are kept in"):
-                    write_result(tmp_path / name, parts, layout, dtype="uint8")
+                    write_result(tmp_path / name, parts)
             assert [path.name for path in tmp_path.iterdir()] == ["parts"]
-            write_result(tmp_path / name, parts, layout, dtype="uint8")
+            write_result(tmp_path / name, parts)
         assert (tmp_path / name).exists()
 
     @pytest.mark.parametrize("name", ["a.tif", "a.npy", "a.png"])
@@ -337,47 +309,46 @@ class TestFullDisks:
         if subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], check=False).returncode:
             pytest.skip("this container mounts nothing")
         try:
-            values, layout = pixels(1600, 1600), layout_of(1600, 1600, 3)
-            with kept(tmp_path / "parts", values, layout) as parts:
+            values = pixels(1600, 1600)
+            with kept(tmp_path / "parts", values) as parts:
                 with pytest.raises(UnavailableError, match=r"no room on the disk of .*disk .* all 6 parts are kept"):
-                    write_result(disk / name, parts, layout, dtype="uint8", options=ResultOptions(compression="none"))
+                    write_result(disk / name, parts, options=ResultOptions(compression="none"))
                 assert [*disk.iterdir()] == []
                 assert parts.verify() == set()
         finally:
             subprocess.run(["/bin/umount", disk], check=True)
 
     def test_space_is_estimated_before_work_begins(self, tmp_path, monkeypatch):
-        layout, needed = layout_of(100, 100, 3, 2, 2), 30_000
-        with ResultParts.create_or_resume(tmp_path / "parts", {"job": 1}, 4) as parts:
-            free = SimpleNamespace(free=needed - 1)
+        array = form_of(100, 100, 3, grid=(2, 2))
+        with ResultParts.create_or_resume(tmp_path / "parts", {"job": 1}, array) as parts:
+            free = SimpleNamespace(free=30_015)
             monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-            with pytest.raises(UnavailableError, match="needs 30,000 bytes for 4 of 4 parts, and its disk has 29,999"):
-                check_space(parts, layout, tmp_path / "a.tif", "uint8")
+            with pytest.raises(UnavailableError, match="needs 30,016 bytes for 4 of 4 parts, and its disk has 30,015"):
+                check_space(parts, tmp_path / "a.tif")
             parts.put(0, pixels(50, 50))
-            warning = check_space(parts, layout, tmp_path / "a.tif", "uint8")
-            assert "22,500 bytes of parts and up to 30,000 of the result go there" in warning
-            free.free = 52_500
-            assert check_space(parts, layout, tmp_path / "a.tif", "uint8") is None
+            warning = check_space(parts, tmp_path / "a.tif")
+            assert "22,512 bytes of parts and up to 30,000 of the result go there" in warning
+            free.free = 52_512
+            assert check_space(parts, tmp_path / "a.tif") is None
 
 
 def test_a_killed_assembly_leaves_no_result_and_is_done_again(tmp_path):
-    values, layout = pixels(600, 700), layout_of(600, 700, 3)
-    kept(tmp_path / "parts", values, layout).close()
+    values = pixels(600, 700)
+    kept(tmp_path / "parts", values).close()
     code = f"""
 import os, signal
 from pathlib import Path
-from serfer.core.geometry import *
 from serfer.raster import *
+from tests.raster.test_results import form_of
 os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
-layout = ResultLayout(600, 700, 3, grid_rects(600, 700, Grid(3, 2)))
 folder = Path({str(tmp_path)!r})
-with ResultParts.create_or_resume(folder / "parts", {{"job": 1}}, 6) as parts:
-    write_result(folder / "a.tif", parts, layout, dtype="uint8")
+with ResultParts.create_or_resume(folder / "parts", {{"job": 1}}, form_of(600, 700, 3)) as parts:
+    write_result(folder / "a.tif", parts)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert not (tmp_path / "a.tif").exists()
-    with ResultParts.create_or_resume(tmp_path / "parts", {"job": 1}, 6) as parts:
-        write_result(tmp_path / "a.tif", parts, layout, dtype="uint8")
+    with ResultParts.create_or_resume(tmp_path / "parts", {"job": 1}, form_of(600, 700, 3)) as parts:
+        write_result(tmp_path / "a.tif", parts)
         parts.remove()
     assert [path.name for path in tmp_path.iterdir()] == ["a.tif"]  # what the killed one began is gone too
 
@@ -402,13 +373,13 @@ def bucket(server, monkeypatch):
 class TestS3:
     @pytest.mark.parametrize("side", [300, 1500])
     def test_a_result_is_uploaded_whole(self, bucket, tmp_path, side):
-        values, layout = pixels(side, side), layout_of(side, side, 3)
+        values = pixels(side, side)
         options = ResultOptions(compression="none")
         place = f"s3://results/folder/{side}.tif"
-        with kept(tmp_path / "parts", values, layout) as parts:
-            write_result(place, parts, layout, dtype="uint8", options=options)
+        with kept(tmp_path / "parts", values) as parts:
+            write_result(place, parts, options=options)
             with pytest.raises(InputError, match=rf"{side}.tif exists"):
-                write_result(place, parts, layout, dtype="uint8", options=options)
+                write_result(place, parts, options=options)
             parts.remove()
         assert [*tmp_path.iterdir()] == []
         with open_raster(place) as source:
@@ -416,23 +387,23 @@ class TestS3:
         assert "Uploads" not in bucket.list_multipart_uploads(Bucket="results")
 
     def test_an_upload_that_fails_or_was_killed_leaves_no_parts_there(self, bucket, tmp_path, monkeypatch):
-        values, layout = pixels(1500, 1500), layout_of(1500, 1500, 3)
+        values = pixels(1500, 1500)
         options = ResultOptions(compression="none")
         begun = bucket.create_multipart_upload(Bucket="results", Key="b.tif")
-        with kept(tmp_path / "parts", values, layout) as parts:
+        with kept(tmp_path / "parts", values) as parts:
             record = f'{{"Bucket": "results", "Key": "b.tif", "UploadId": "{begun["UploadId"]}"}}'
             (parts.directory / "upload.json").write_text(record)
             monkeypatch.setattr("serfer.s3._sent", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                write_result("s3://results/b.tif", parts, layout, dtype="uint8", options=options)
+                write_result("s3://results/b.tif", parts, options=options)
             assert "Uploads" not in bucket.list_multipart_uploads(Bucket="results")
-            assert {path.suffix for path in parts.directory.iterdir()} == {".values", ".json", ""}
+            assert {path.name[:4] for path in parts.directory.iterdir()} == {"c.0.", "zarr", "lock"}
             monkeypatch.undo()
 
     @pytest.mark.usefixtures("bucket")
     def test_a_bucket_that_is_not_there_is_named_before_work_begins(self):
         with pytest.raises(InputError, match="bucket does not exist"):
-            check_result("s3://no-such-bucket/b.tif", layout_of(30, 30, 3), "uint8")
+            check_result("s3://no-such-bucket/b.tif", form_of(30, 30, 3))
 
 
 def test_the_palette_is_that_of_pascal_voc():

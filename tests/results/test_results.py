@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from serfer.core.errors import InputError, ResultDamagedError, ResultGoneError
 from serfer.core.geometry import Grid
 from serfer.core.keys import LOCAL_OWNER, RESULT_MARGIN_S, ResultPlace
-from serfer.core.plan import Shape
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.s3 import S3Server
 from serfer.results import Results, npy_bytes
@@ -19,9 +18,9 @@ from tests.results.stored import NOW, PLACE, dense, stored
 
 SEVERAL = {
     "scores": dense(),
-    "mask": (Shape(1, 11, 7, flat=False), (11, 7), "uint8"),
-    "ids": (Shape(1, 6, 4, flat=False), (6, 4), "int64"),
-    "valid": (Shape(2, 5, 8, flat=False), (2, 5, 8), "bool"),
+    "mask": dense(1, 11, 7, "uint8", (11, 7)),
+    "ids": dense(1, 6, 4, "int64", (6, 4)),
+    "valid": dense(2, 5, 8, "bool"),
 }
 
 
@@ -69,21 +68,21 @@ class ResultsContract:
             expected = io.BytesIO()
             np.save(expected, arrays[output.name])
             assert chunks == expected.getvalue()
-            assert len(chunks) == npy_bytes(manifest, output)
+            assert len(chunks) == npy_bytes(output)
 
     def test_a_deleted_result_leaves_nothing(self, store, results):
         manifest, _ = stored(store, SEVERAL)
         results.write(manifest)
         results.delete(manifest)
-        assert not any(store.exists(PLACE.keys(manifest.tiles)))
+        assert not any(store.exists(PLACE.keys(manifest.outputs)))
         with pytest.raises(ResultGoneError):
             results.read(LOCAL_OWNER, PLACE.id)
         results.delete(manifest)  # nothing is wrong with that
 
-    def test_a_missing_part_is_an_error_that_says_so(self, store, results):
+    def test_a_missing_chunk_is_an_error_that_says_so(self, store, results):
         manifest, _ = stored(store, SEVERAL)
-        store.delete([PLACE.key(3)])
-        with pytest.raises(ResultDamagedError, match="lacks a part"):
+        store.delete([PLACE.key("0/c/0/0/1/1")])
+        with pytest.raises(ResultDamagedError, match="lacks a chunk"):
             results.arrays(manifest)
 
 
@@ -113,16 +112,21 @@ class TestOverMemory(ResultsContract):
         with pytest.raises(ResultGoneError, match="before it was whole"):
             results.write(manifest)
 
-    def test_parts_outlive_the_manifest_so_that_downloads_can_end(self):
-        assert PLACE.parts_ttl == PLACE.ttl + RESULT_MARGIN_S
+    def test_chunks_outlive_the_manifest_so_that_downloads_can_end(self):
+        assert PLACE.chunks_ttl == PLACE.ttl + RESULT_MARGIN_S
 
     def test_a_manifest_under_another_key_is_refused(self, store, results):
         manifest, _ = stored(store, SEVERAL)
         results.write(manifest)
         other = ResultPlace(LOCAL_OWNER, "e" * 32)
         store.put(other.manifest_key, store.get(PLACE.manifest_key), 60)
-        with pytest.raises(ResultDamagedError, match="altered"):
+        with pytest.raises(ResultDamagedError, match="another result"):
             results.read(LOCAL_OWNER, other.id)
+
+    def test_what_an_older_version_kept_is_refused_by_name(self, store, results):
+        store.put(PLACE.old_manifest_key, b"its own format", 60)
+        with pytest.raises(ResultGoneError, match=r"older version.*run it again"):
+            results.read(LOCAL_OWNER, PLACE.id)
 
     @pytest.mark.parametrize("owner", ["", "..", "LOCAL", "a" * 7, "a" * 65, "local:", "a" * 32 + "\n"])
     def test_owners_and_ids_become_keys_only_if_sound(self, results, owner):
@@ -131,19 +135,21 @@ class TestOverMemory(ResultsContract):
         with pytest.raises(InputError, match="32 hex digits"):
             results.read(LOCAL_OWNER, owner)
 
-    def test_a_truncated_part_is_found(self, store, results):
+    def test_a_truncated_chunk_is_found(self, store, results):
         manifest, _ = stored(store, SEVERAL)
-        store.put(PLACE.key(1), store.get(PLACE.key(1))[:-1], 60)
-        with pytest.raises(ResultDamagedError, match="lacks a part"):
+        key = PLACE.key("0/c/0/0/0/1")
+        store.put(key, store.get(key)[:-1], 60)
+        with pytest.raises(ResultDamagedError, match="lacks a chunk"):
             results.arrays(manifest)
 
-    @given(tile=st.integers(0, 3), place=st.integers(0, 10_000), strip=st.integers(1, 2000))
+    @given(tile=st.integers(0, 15), place=st.integers(0, 10_000), strip=st.integers(1, 2000))
     def test_an_altered_byte_never_passes(self, tile, place, strip):
         store = open_store("memory://")
         manifest, _ = stored(store, SEVERAL)
-        value = bytearray(store.get(PLACE.key(tile)))
+        key = PLACE.keys(manifest.outputs)[1 + tile]
+        value = bytearray(store.get(key))
         value[place % len(value)] ^= 1
-        store.put(PLACE.key(tile), bytes(value), 60)
+        store.put(key, bytes(value), 60)
         with pytest.raises(ResultDamagedError, match="altered"):
             [[*Results(store).npy_chunks(manifest, output, strip)] for output in manifest.outputs]
 
@@ -165,16 +171,14 @@ class TestOverMemory(ResultsContract):
             assert store.counts.bytes_get == written
 
     def test_a_vector_is_read_whole(self, store, results):
-        manifest, arrays = stored(
-            store, {"logits": (Shape.vector(10), (10,), "float32")}, grid=Grid(1, 3, columns=True)
-        )
+        manifest, arrays = stored(store, {"logits": dense(0, 1, 10)}, grid=Grid(1, 3, columns=True))
         assert np.array_equal(results.arrays(manifest)["logits"], arrays["logits"])
 
     def test_chunks_are_bounded(self, store, results):
         manifest, _ = stored(store, {"map": dense(8, 64, 64)})
         sizes = [len(chunk) for chunk in results.npy_chunks(manifest, manifest.outputs[0], 10_000)]
         assert max(sizes) <= 10_000
-        assert sum(sizes) == npy_bytes(manifest, manifest.outputs[0])
+        assert sum(sizes) == npy_bytes(manifest.outputs[0])
 
     def test_an_output_of_another_result_is_refused(self, store, results):
         manifest, _ = stored(store, SEVERAL)
@@ -194,7 +198,7 @@ class TestOverRedis(ResultsContract):
     def store(self, redis):
         with open_store(redis.url) as store:
             yield store
-            store.delete(PLACE.keys(4))
+            store.delete(PLACE.keys(stored(open_store("memory://"), SEVERAL)[0].outputs))
 
 
 class TestOverS3(ResultsContract):
@@ -204,4 +208,4 @@ class TestOverS3(ResultsContract):
             monkeypatch.setenv(name, value)
         with open_store(s3.url) as store:
             yield store
-            store.delete(PLACE.keys(4))
+            store.delete(PLACE.keys(stored(open_store("memory://"), SEVERAL)[0].outputs))

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
+import serfer
 from sam.build.layers import driver_layer, interpreter, worker_layer
 from sam.build.wheels import MACHINES
 from sam.options import Options
 from serfer.settings import load_settings
+from tests.api.conftest import png
+from tests.e2e.small import split_small
 from tests.python313.client import runtime_client
 from tests.sam.ministack import Ministack, python_of_ministack
 
+GRIDS = ([(1, 2), (1, 1)], [(2, 1), (1, 1)])
 OPTIONS = Options("test", architecture={machine: name for name, machine in MACHINES.items()}[platform.machine()])
 
 
@@ -59,3 +63,25 @@ def account(tmp_path_factory):
     with Ministack(directory, python) as running:
         yield running
     shutil.rmtree(directory)  # every environment of a function unpacked its layers there
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """Two plans of one network."""
+    root = tmp_path_factory.mktemp("plans")
+    return [split_small(root / str(number), grids=grids) for number, grids in enumerate(GRIDS)]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "noise.png"
+    path.write_bytes(png())
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(plans, image):
+    """The unsplit network's answer: label and score, best first."""
+    with serfer.open(plans[0], workers="inprocess") as pipeline:
+        (answer,) = pipeline.classify([image])
+    return [(each.label, each.score) for each in answer.predictions]

@@ -1,26 +1,27 @@
 """Who may do what: every permission is in the tables below with the code that needs it, and none of them is idle."""
 
+import contextlib
+import http.client
 import inspect
 import json
 import re
 from collections import defaultdict
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from drivers.stepfunctions import client
 from sam.options import STACK, digest12
-from serfer.core.errors import MissingKeyError, StoreUnavailableError
+from serfer.core.errors import MissingKeyError, StoreError
 from serfer.core.keys import inbox_key, input_key, output_key, query_id, reply_key
 from serfer.fleet.provisioners import auto_scaling
 from serfer.local.servers.redis_cluster import RedisCluster
 from serfer.local.servers.s3 import S3Server
 from storage import Range, open_store
 from storage.exchange import START, Message
-from storage.s3.http import S3Http
-from storage.s3.multipart import Limits
-from storage.s3.store import S3Store
+from storage.s3.store import Limits, S3Store
 from tests.sam.offered import KEEPING, POOL, POOLED, SERVES, SERVING, every_template, of_type, plans, template
+from tests.storage.s3_stub import refused, stub
 
 LOG = "Lambda, or the agent, writes the log with the role's credentials"
 NETWORK = "Lambda puts the function into the network with the role's credentials"
@@ -30,10 +31,10 @@ ALLOWED = {
         "logs:PutLogEvents": LOG,
         "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD; weights that are fetched",
         "s3:PutObject": "storage/s3/store.py: put, and the parts of large values",
-        "s3:AbortMultipartUpload": "storage/s3/multipart.py: a large value that fails is taken back",
+        "s3:AbortMultipartUpload": "storage/s3/client.py: a large value that fails is taken back",
         "s3:ListBucket": "storage/s3/objects.py: what is missing is 403 without it; and _look_at_bucket",
         "s3:DeleteObject": "lambdas/worker.py: cleaning up, which Step Functions asks the last stage for",
-        "s3express:CreateSession": "storage/s3/express.py",
+        "s3express:CreateSession": "storage/s3/client.py",
         "elasticache:Connect": "storage/redis/iam.py",
         "ec2:CreateNetworkInterface": NETWORK,
         "ec2:DeleteNetworkInterface": NETWORK,
@@ -48,10 +49,10 @@ ALLOWED = {
         "lambda:InvokeFunction": "drivers/lambda_http.py",
         "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD; user-data.sh: keys.json",
         "s3:PutObject": "storage/s3: put, compare_and_set, and the parts of large values",
-        "s3:AbortMultipartUpload": "storage/s3/multipart.py: a large value that fails is taken back",
+        "s3:AbortMultipartUpload": "storage/s3/client.py: a large value that fails is taken back",
         "s3:DeleteObject": "storage/s3/store.py: delete, when a query ends; results",
         "s3:ListBucket": "storage/s3/objects.py: what is missing is 403 without it; and _look_at_bucket",
-        "s3express:CreateSession": "storage/s3/express.py",
+        "s3express:CreateSession": "storage/s3/client.py",
         "elasticache:Connect": "storage/redis/iam.py",
         "states:StartExecution": "drivers/stepfunctions/client.py, Standard",
         "states:DescribeExecution": "drivers/stepfunctions/client.py, Standard",
@@ -350,8 +351,9 @@ def test_drivers_read_their_applications_records_alone_and_a_fleets_drivers_repl
 
 def permission(request):
     """Return the action that S3 checks for a request (its user guide, "Required permissions for S3 API operations")."""
-    query = parse_qs(request.query, keep_blank_values=True)
-    if not request.name:
+    path, _, query = request.path.partition("?")
+    query = parse_qs(query, keep_blank_values=True)
+    if "/" not in path.strip("/"):
         known = {("GET", "list-type"): "s3:ListBucket", ("POST", "delete"): "s3:DeleteObject"}
         return next(action for (method, word), action in known.items() if method == request.method and word in query)
     if request.method == "DELETE" and "uploadId" in query:
@@ -395,22 +397,27 @@ def seaweed():
 def test_s3_requests_use_exactly_the_granted_actions(seaweed, monkeypatch):
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
-    actions, send, failing = set(), S3Http._send, []
+    actions, failing = set(), []
 
-    def recorded(http, request):
+    def passed_on(request):
         actions.add(permission(request))
-        if failing and request.query.startswith("partNumber="):
-            raise StoreUnavailableError("on purpose")
-        return send(http, request)
+        if failing and "partNumber=" in request.path:
+            return refused(403, "AccessDenied")
+        with contextlib.closing(http.client.HTTPConnection(urlsplit(seaweed.endpoint).netloc)) as far:
+            far.request(request.method, request.path, request.body, request.headers)
+            response = far.getresponse()
+            return response.status, dict(response.headers), response.read()
 
-    monkeypatch.setattr(S3Http, "_send", recorded)
     limits = Limits(multipart_from=100, part=64)
     for role, more in (("WorkerRole", set()), ("WorkerRole", {"s3:DeleteObject"}), ("DriverRole", {"s3:DeleteObject"})):
         actions.clear()
-        with S3Store(seaweed.url, limits=limits) as store:
+        with (
+            stub(passed_on) as (endpoint, _),
+            S3Store(f"s3://{seaweed.bucket}/serfer?endpoint={endpoint}", limits=limits) as store,
+        ):
             work(store, driving=role == "DriverRole")
             failing.append(True)
-            with pytest.raises(StoreUnavailableError):
+            with pytest.raises(StoreError):
                 store.put("serfer:large", b"x" * 128, 60)
             failing.clear()
             if more:

@@ -388,6 +388,7 @@ def test_the_help_lists_generators_and_policies():
     assert all(name in shown for name in (*GENERATORS, "break-even", "target-tracking"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("scenario")
 def test_bench_policies_runs_every_trace_and_scenario(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one process: each takes seconds to import its modules

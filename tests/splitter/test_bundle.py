@@ -96,7 +96,7 @@ def test_a_function_runs_a_task_from_its_own_directory_alone(planned, functions)
 
 def test_dependencies_stay_within_their_limit(functions, cache):
     size = directory_bytes(dependencies(cache))
-    assert size <= DEPENDENCY_ALLOWANCE == 94_000_000
+    assert size <= DEPENDENCY_ALLOWANCE == 110_000_000
     assert functions
 
 
@@ -133,6 +133,7 @@ def test_no_function_contains_torch_or_unused_packages(functions):
         assert {path.parts[1] for path in files if path.parts[0] == "serfer" and len(path.parts) > 1} <= {
             "core",
             "plan_directory.py",
+            "s3.py",
             "__init__.py",
             "__pycache__",
         }

@@ -16,8 +16,8 @@ def settings(monkeypatch, tmp_path):
     return tmp_path / "config"
 
 
-def resolved(url, *, control=False):
-    return address(target(url), Session(), control=control)
+def resolved(url):
+    return address(target(url), Session())
 
 
 def test_url_taken_apart():
@@ -68,26 +68,20 @@ def test_malformed_urls_are_refused_in_one_line_without_secrets(url):
     [
         (
             "s3://bucket/p?region=us-west-2",
-            Address("https://bucket.s3.us-west-2.amazonaws.com", "s3", "us-west-2", sessions=False),
+            Address("https://bucket.s3.us-west-2.amazonaws.com", "us-west-2", sessions=False),
         ),
         (
             "s3://bu.ck/p?region=us-west-2",
-            Address("https://s3.us-west-2.amazonaws.com/bu.ck", "s3", "us-west-2", sessions=False),
+            Address("https://s3.us-west-2.amazonaws.com/bu.ck", "us-west-2", sessions=False),
         ),
         (
             f"s3://{EXPRESS}/p?region=us-west-2",
-            Address(
-                f"https://{EXPRESS}.s3express-usw2-az1.us-west-2.amazonaws.com", "s3express", "us-west-2", sessions=True
-            ),
+            Address(f"https://{EXPRESS}.s3express-usw2-az1.us-west-2.amazonaws.com", "us-west-2", sessions=True),
         ),
-        ("s3://bucket/p?endpoint=http://host:1", Address("http://host:1/bucket", "s3", "us-east-1", sessions=False)),
+        ("s3://bucket/p?endpoint=http://host:1", Address("http://host:1/bucket", "us-east-1", sessions=False)),
         (
             "s3://bucket/p?endpoint=https://host/s3/",
-            Address("https://host/s3/bucket", "s3", "us-east-1", sessions=False),
-        ),
-        (
-            f"s3://{EXPRESS}/p?endpoint=http://127.0.0.1:1",
-            Address(f"http://127.0.0.1:1/{EXPRESS}", "s3express", "us-east-1", sessions=True),
+            Address("https://host/s3/bucket", "us-east-1", sessions=False),
         ),
     ],
 )
@@ -95,10 +89,9 @@ def test_addresses(url, expected):
     assert resolved(url) == expected
 
 
-def test_settings_of_a_directory_bucket_have_an_address_of_their_own():
-    assert resolved(f"s3://{EXPRESS}/p?region=us-west-2", control=True) == Address(
-        f"https://s3express-control.us-west-2.amazonaws.com/{EXPRESS}", "s3express", "us-west-2", sessions=False
-    )
+def test_a_directory_bucket_has_no_other_endpoint():
+    with pytest.raises(UsageError, match="no other endpoint"):
+        resolved(f"s3://{EXPRESS}/p?endpoint=http://127.0.0.1:1")
 
 
 def test_environment_is_read_as_every_aws_client_does(monkeypatch):
@@ -109,7 +102,7 @@ def test_environment_is_read_as_every_aws_client_does(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://all:1")
     assert resolved("s3://bucket/p").url == "http://all:1/bucket"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3:1")
-    assert resolved("s3://bucket/p") == Address("http://s3:1/bucket", "s3", "eu-central-1", sessions=False)
+    assert resolved("s3://bucket/p") == Address("http://s3:1/bucket", "eu-central-1", sessions=False)
     assert resolved("s3://bucket/p?endpoint=http://mine:1&region=x").url == "http://mine:1/bucket"
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
     assert resolved("s3://bucket/p").url == "https://bucket.s3.dualstack.eu-central-1.amazonaws.com"
@@ -118,7 +111,7 @@ def test_environment_is_read_as_every_aws_client_does(monkeypatch):
 def test_configuration_file_is_read_too(settings, monkeypatch):
     settings.write_text("[profile mine]\nregion = sa-east-1\nendpoint_url = http://filed:1\n")
     monkeypatch.setenv("AWS_PROFILE", "mine")
-    assert resolved("s3://bucket/p") == Address("http://filed:1/bucket", "s3", "sa-east-1", sessions=False)
+    assert resolved("s3://bucket/p") == Address("http://filed:1/bucket", "sa-east-1", sessions=False)
 
 
 def test_no_region():

@@ -7,7 +7,7 @@ import pytest
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from storage.coordination import Entry
-from storage.s3 import http as s3_http
+from storage.s3 import client as s3_client
 from storage.s3.coordination import S3Coordination
 from storage.s3.store import S3Store
 from tests.storage.s3_stub import refused, stub
@@ -53,10 +53,14 @@ class Bucket:
             return 200, {"ETag": tag}, b""
         if request.method == "POST":
             self.objects = {name: kept for name, kept in self.objects.items() if "%2Anew" not in name}
-            return 200, {}, b"<DeleteResult/>"
+            return 200, {}, b"<DeleteResult><Deleted><Key>any</Key></Deleted></DeleteResult>"
         if there is None:
             return (200, {}, b"<ListBucketResult/>") if "list-type" in request.path else GONE
-        return 200, there[0], there[1][: 16 if "range" in request.headers else None]
+        return self.ranged(*there) if "range" in request.headers else (200, *there)
+
+    def ranged(self, headers, body):
+        end = min(16, len(body))
+        return 206, {**headers, "Content-Range": f"bytes 0-{end - 1}/{len(body)}"}, body[:end]
 
 
 class Clock:
@@ -192,7 +196,7 @@ def test_after_a_timeout_the_object_decides_if_the_write_succeeded(
         silent.wait(10)
         return answer
 
-    monkeypatch.setattr(s3_http, "READ_S", 0.2)
+    monkeypatch.setattr(s3_client, "READ_S", 0.2)
     impatient = opened()
     impatient._checked = True
     once(bucket, is_put, say_nothing)

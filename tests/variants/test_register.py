@@ -20,7 +20,7 @@ from serfer.registry import open_registry
 from serfer.variants import making
 from serfer.variants.child import BatchFigures, InstanceFigures
 from serfer.variants.images import ImageFiles, calibration_images, write_images
-from serfer.variants.instances import InstanceType, Measured, busy, instance_type, instance_variants, why_not
+from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import network_digest
 from serfer.variants.quantising import with_quantised
 from splitter.network.description import read_labels, read_preprocess
@@ -193,9 +193,11 @@ def test_a_network_that_was_registered_with_plans_of_another_format_is_registere
 
 def test_what_loses_more_than_allowed_or_is_not_faster_is_left_out():
     whole = figures({1: 2.0, 4: 6.0})
-    assert why_not(Measured("int8", "a", "p", figures({1: 1.0, 4: 3.0}, 89)), whole, 0.01) == ""
-    assert "loses 10.00%" in why_not(Measured("int8", "a", "p", figures({1: 1.0}, 80)), whole, 0.01)
-    assert "not faster on cpu" in why_not(Measured("int8", "a", "p", figures({1: 1.99, 4: 6.1})), whole, 0.01)
+    assert why_not(InstanceMeasurement("int8", "a", "p", figures({1: 1.0, 4: 3.0}, 89)), whole, 0.01) == ""
+    assert "loses 10.00%" in why_not(InstanceMeasurement("int8", "a", "p", figures({1: 1.0}, 80)), whole, 0.01)
+    assert "not faster on cpu" in why_not(
+        InstanceMeasurement("int8", "a", "p", figures({1: 1.99, 4: 6.1})), whole, 0.01
+    )
 
 
 def test_a_busy_machine_is_remarked_on():
@@ -204,7 +206,7 @@ def test_a_busy_machine_is_remarked_on():
 
 
 def test_dollars_are_measured_where_the_type_is_given_and_predicted_where_it_is_assumed():
-    measured = Measured("fp32", "a", "p", figures({1: 10.0, 4: 20.0}))
+    measured = InstanceMeasurement("fp32", "a", "p", figures({1: 10.0, 4: 20.0}))
     given = instance_type("c7i.large", None, "cpu", {"c7i.large": 0.36})
     one, four = instance_variants(measured, given, 1, "net")
     assert (one.name, one.place, one.kind, one.batch) == ("c7i.large-fp32-b1", Place.INSTANCE, "c7i.large", 1)

@@ -80,7 +80,7 @@ class _File(BaseModel):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KeyEntry:
     client: Client
     digest: bytes = field(repr=False)
     quota: Quota | None
@@ -96,7 +96,7 @@ class KeyRing:
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path = path
         self._clock = clock
-        self._known: tuple[_Known, ...] = ()
+        self._known: tuple[_KeyEntry, ...] = ()
         self._looked = clock()
         self._stamp = _stamp(path)
         if self._stamp is None:
@@ -116,7 +116,7 @@ class KeyRing:
             known.quota.count()
         return known.client
 
-    def _find(self, presented: str) -> _Known | None:
+    def _find(self, presented: str) -> _KeyEntry | None:
         """Compare with every key, in constant time: the time does not show how much of a digest was right."""
         if not _KEY.fullmatch(presented):
             return None
@@ -146,11 +146,11 @@ class KeyRing:
             known.append(before.get((digest, client)) or self._new(client, digest))
         self._known = tuple(known)
 
-    def _new(self, client: Client, digest: bytes) -> _Known:
+    def _new(self, client: Client, digest: bytes) -> _KeyEntry:
         quotas = {name: Quota(rate, rate, self._clock) for name, rate in client.applications or () if rate}
         rate = client.requests_per_minute
         own = None if rate is None else Quota(rate, client.burst or rate, self._clock)
-        return _Known(replace(client, quotas=quotas), digest, own)
+        return _KeyEntry(replace(client, quotas=quotas), digest, own)
 
 
 def authorise(request: Request, ring: KeyRing) -> Client:

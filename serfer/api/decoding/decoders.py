@@ -43,7 +43,7 @@ class DecodeLimits:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedImages:
     """A request's images, (N, H, W, C) uint8; how long they waited for decoders, and kept them, in seconds."""
 
     pixels: NDArray[np.uint8]
@@ -132,7 +132,9 @@ class Decoders:
         """Start the fork server's imports, which the first image would wait for."""
         self._forks.launch()
 
-    async def decode(self, images: Sequence[bytes], names: Sequence[str], recipe: Recipe, place: Place) -> Decoded:
+    async def decode(
+        self, images: Sequence[bytes], names: Sequence[str], recipe: Recipe, place: Place
+    ) -> DecodedImages:
         """Decode the images of a request that has a place, one after the other, in turn with those of other requests.
 
         Raises ImageError and ImageTooLargeError that name the image, PlanError as decode_image does, Problem 429 where
@@ -157,7 +159,7 @@ class Decoders:
                 counted, used_s = await self._run(job, data, memoryview(pixels[number].reshape(-1)))
             waited_s, busy_s = waited_s + waited, busy_s + time.monotonic() - began
             pixels_left, processor_s = pixels_left - counted, processor_s - used_s
-        return Decoded(pixels, waited_s, busy_s)
+        return DecodedImages(pixels, waited_s, busy_s)
 
     async def _run(self, job: Job, data: bytes, out: memoryview) -> tuple[int, float]:
         """Give a file to an idle decoder, or to another one; a decoder that did not answer is ended."""

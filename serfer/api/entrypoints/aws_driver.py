@@ -11,7 +11,7 @@ from serfer.core.errors import UsageError
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.plan_directory import load_plan
 from serfer.settings import DriverSettings, Settings
-from serfer.wiring.options import DRIVERS, WORKERS
+from serfer.wiring.options import DRIVERS, WORKERS, Choices
 
 
 def opening_of(settings: DriverSettings) -> Opening:
@@ -20,7 +20,7 @@ def opening_of(settings: DriverSettings) -> Opening:
     driver = _one_of("SERFER_DRIVER", settings.driver, DRIVERS)
     if workers == "aws" and settings.store is None:
         raise UsageError("SERFER_STORE is not set: give the URL of the store that the functions were deployed with")
-    return Opening(settings.store, workers, driver, settings.object_store)
+    return Opening(Choices(settings.store, workers, driver, settings.object_store))
 
 
 def models_of(settings: DriverSettings) -> dict[str, Path]:

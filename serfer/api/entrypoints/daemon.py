@@ -32,7 +32,7 @@ def _serve(address: Address) -> None:
     opening = replace(opening_of(driver), routing=routing_of(settings), applications=applications)
 
     def started(url: str) -> None:
-        write(logging.INFO, "listening", {"url": url, "models": [*models], "driver": opening.driver})
+        write(logging.INFO, "listening", {"url": url, "models": [*models], "driver": opening.choices.driver})
         if not settings.keys_file:
             write(logging.WARNING, "open", {"message": "anyone who reaches this address may ask: set SERFER_KEYS_FILE"})
 

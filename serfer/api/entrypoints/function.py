@@ -37,7 +37,6 @@ from serfer.api.entrypoints.serving import applications_for, make_service, open_
 from serfer.api.http.problems import MEDIA_TYPE, Problem
 from serfer.api.observability.logs import configure_logs
 from serfer.api.requests import wants_async
-from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.core.errors import UsageError
 from serfer.pipeline.event_loop import LoopThread
@@ -116,15 +115,10 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside RequestMiddleware
     if (chosen := applications_of(driver, settings)) is not None:
         service.applications = applications_for(service, opening, chosen, settings, LoopThread, alone=True)
-        opened.callback(_close_all, service)  # with those of variants, which come and go
+        opened.callback(lambda: asyncio.run(service.close_pipelines()))  # with those of variants, which come and go
         asyncio.run(service.applications.open(warm=False))
         app.user_middleware.append(Middleware(_LookingAgain, service.applications))
     return app
-
-
-def _close_all(service: Service) -> None:
-    for pipeline in service.pipelines.values():
-        pipeline.close()
 
 
 class _NotLater:

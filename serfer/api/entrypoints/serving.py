@@ -35,7 +35,7 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.deployed import Deployment, find_deployment
 from serfer.wiring.open_pipeline import open_on
-from serfer.wiring.options import Choices, workers_of
+from serfer.wiring.options import Choices
 from storage import open_store
 from storage.store import Store
 
@@ -45,19 +45,15 @@ UPLOADS: Final = "uploads"
 
 @dataclass(frozen=True)
 class Opening:
-    """The options of every model, as for `serfer.open`; `routing` is the first one's alone.
+    """The choices of every model, as for `serfer.open`; `routing` is the first one's alone.
 
-    `applications` are served beside the models. `stack` may be one that was asked about already.
+    `applications` are served beside the models. `deployment` is the stack, once it was asked about.
     """
 
-    store: str | None = None
-    workers: str | None = None
-    driver: str = "push"
-    object_store: str | None = None
-    cache_s: float = 0.0
-    stack: str | Deployment | None = None
+    choices: Choices
     routing: Routing | None = None
     applications: ApplicationOptions | None = None
+    deployment: Deployment | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,8 @@ async def serve_models(
     """
     loop = RunningLoop()
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
-    if isinstance(opening.stack, str):  # asked once, not by each of its pipelines
-        opening = replace(opening, stack=await asyncio.to_thread(find_deployment, opening.stack))
+    if stack := opening.choices.stack:  # asked once, not by each of its pipelines
+        opening = replace(opening, deployment=await asyncio.to_thread(find_deployment, stack))
     async with AsyncExitStack() as opened:
         pipelines: dict[str, Pipeline] = {}
         for name, directory in models.items():
@@ -138,13 +134,8 @@ async def open_model(directory: Path, opening: Opening, settings: Settings, loop
         "max_image_bytes": min(settings.max_image_bytes, settings.api_max_body_bytes),
         "max_image_pixels": min(settings.max_image_pixels, settings.api_max_pixels),
     }
-    named = opening.stack.stack if isinstance(opening.stack, Deployment) else opening.stack
-    workers = workers_of(opening.workers, named)
-    choices = Choices(
-        opening.store, workers, opening.driver, opening.object_store, cache_s=opening.cache_s, stack=named
-    )
     settings = settings.model_copy(update=bounded)
-    return await open_on(loop, directory, choices, settings, stack=opening.stack, routing=opening.routing)
+    return await open_on(loop, directory, opening.choices, settings, opening.deployment, opening.routing)
 
 
 def _shared_store(opening: Opening, pipelines: Mapping[str, Pipeline]) -> Store | None:
@@ -156,9 +147,7 @@ def _shared_store(opening: Opening, pipelines: Mapping[str, Pipeline]) -> Store 
 
 def _store_url(opening: Opening) -> str:
     """Return the URL of the store that drivers of applications share."""
-    if opening.store is None and isinstance(opening.stack, Deployment):
-        return opening.stack.store
-    return opening.store or "memory://"
+    return opening.choices.store or (opening.deployment.store if opening.deployment else "memory://")
 
 
 def applications_for(
@@ -209,9 +198,9 @@ def _of_a_variant(settings: Settings, directory: Path) -> Settings:
 
 def _concurrency(opening: Opening, settings: Settings) -> int:
     """Return how many invocations of functions run at once, all drivers' together."""
-    if opening.workers == "aws":
+    if opening.choices.workers == "aws":
         return settings.facts().functions.concurrency
-    if opening.workers == "inprocess":
+    if opening.choices.workers == "inprocess":
         return settings.local_concurrency
     from serfer.wiring.local import local_concurrency  # noqa: PLC0415 - not there in AWS
 
@@ -220,7 +209,7 @@ def _concurrency(opening: Opening, settings: Settings) -> int:
 
 def _deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Variant], bool]:
     """Return what says whether functions have a variant: all that can be started, or what a stack has."""
-    plans: Collection[str] | None = opening.stack.plans if isinstance(opening.stack, Deployment) else options.plans
+    plans: Collection[str] | None = opening.deployment.plans if opening.deployment else options.plans
     if plans is None:
         return lambda _: True
     return lambda variant: variant.plan[:12] in plans

@@ -168,7 +168,7 @@ class AnswerParameters(BaseModel):
 class ResponseTensor(BaseModel):
     """An output tensor; one of a result that is kept has no data, and in `parameters` where it can be had.
 
-    `result_link` is the path of a .npy file of `result_bytes` bytes, `result_parts` that of a list of its parts.
+    `result_zarr` is the path of a zarr array, `result_link` that of a .npy file of `result_bytes` bytes.
     """
 
     name: str
@@ -247,32 +247,3 @@ class ModelReady(BaseModel):
 
     name: str
     ready: bool
-
-
-class ListedPart(BaseModel):
-    """A part of an output, the rectangle of `shape` from `start` in its layout, at a URL: `bytes` from `offset`.
-
-    These are float32 values, little-endian, in C order, whatever the output's type; the four bytes after them are their
-    CRC-32 (RFC 1952), begun with `seed`.
-    """
-
-    url: str
-    offset: int
-    bytes: int
-    seed: int
-    start: list[int]
-    shape: list[int]
-
-
-class ListedParts(BaseModel):
-    """An output's parts, whose URLs need no credentials and end at `expires`, in seconds since 1970.
-
-    `layout` is the shape of the array that they are parts of, which has the output's values in the same order.
-    """
-
-    name: str
-    datatype: str = Field(json_schema_extra=_DATATYPES)
-    shape: list[int]
-    layout: list[int]
-    expires: int
-    parts: list[ListedPart]

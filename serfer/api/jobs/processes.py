@@ -14,7 +14,7 @@ from typing import Any, Final
 from serfer.core.errors import InputError, UnavailableError
 from serfer.core.structure import structure, unstructure
 from serfer.local.die_with_parent import dying_with_me
-from serfer.variants.unpacking import Unpacked, UnpackJob
+from serfer.variants.unpacking import ImageFolder, UnpackJob
 
 _UNPACKING_S: Final = 900.0
 _GRACE_S: Final = 20.0  # for a process that is interrupted
@@ -22,7 +22,7 @@ _PIPE: Final = asyncio.subprocess.PIPE
 _PLAIN: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no secrets, and few addresses
 
 
-async def unpack(job: UnpackJob) -> Unpacked:
+async def unpack(job: UnpackJob) -> ImageFolder:
     """Unpack an archive in a process with limits, and delete it; raises InputError that says what is wrong with it."""
     process = await started("serfer.variants.unpacking", job, stderr=_PIPE, env=_PLAIN)
     try:
@@ -34,7 +34,7 @@ async def unpack(job: UnpackJob) -> Unpacked:
         await end(process, signal.SIGKILL)
     if process.returncode == 0:
         await asyncio.to_thread(Path(job.archive).unlink)
-        return structure(Unpacked, json.loads(out), "unpacked", error=UnavailableError)
+        return structure(ImageFolder, json.loads(out), "unpacked", error=UnavailableError)
     if process.returncode == InputError.exit_code:
         raise InputError(error.decode(errors="replace").strip()[:500])
     raise InputError(f"{job.called} takes too much memory or processor time to unpack: send fewer or smaller files")

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,6 @@ class Uploads:
         self._arriving = Places(arriving, full, between_s=lambda: _RETRY_S)
         self._here = Places(most, full, between_s=lambda: _RETRY_S)
         self._places: dict[Path, Place] = {}
-        self._kept: set[Path] = set()
         self._left: set[str] = set()
         with locked(shared / _LOCK):
             for folder in shared.iterdir():
@@ -53,29 +52,26 @@ class Uploads:
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[Path]:
         """Yield a folder for an upload, which goes at the end unless a job keeps it; raises Problem 429."""
-        with self._arriving.take(), ExitStack() as failed:
-            place = failed.enter_context(self._here.take())
+        with self._arriving.take(), self._here.take() as place:
             folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="upload-", dir=self.folder))
-            failed.pop_all()
             self._places[folder] = place
             try:
                 yield folder
             finally:
-                if folder not in self._kept:
+                if not place.kept:
                     await self.delete(folder)
 
     def keep(self, folder: Path) -> None:
-        """Keep an upload for a job that has begun, until it is deleted."""
-        self._kept.add(folder)
+        """Keep an upload that is received for a job that has begun, until it is deleted."""
+        self._places[folder].kept = True
 
     async def delete(self, folder: Path) -> None:
         """Delete an upload."""
-        self._kept.discard(folder)
+        place = self._places.pop(folder)
         try:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         finally:
-            if place := self._places.pop(folder, None):
-                place.release()
+            place.release()
 
     async def close(self) -> None:
         """Delete all uploads."""

@@ -197,7 +197,7 @@ def outcome(error: BaseException) -> str:
     return next((word for kind, word in _OUTCOMES if isinstance(error, kind)), "bug")
 
 
-class _Known(dict[tuple[str, ...], _Metric], Generic[_Metric]):
+class _ChildCache(dict[tuple[str, ...], _Metric], Generic[_Metric]):
     """A metric's children by their labels: prometheus_client takes three times as long to find one."""
 
     def __init__(self, make: Callable[..., _Metric]) -> None:
@@ -215,11 +215,11 @@ class _Maker:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
-    def counter(self, name: str, words: str, labels: Sequence[str]) -> _Known[Counter]:
-        return _Known(Counter(name, words, labels, registry=self._registry).labels)
+    def counter(self, name: str, words: str, labels: Sequence[str]) -> _ChildCache[Counter]:
+        return _ChildCache(Counter(name, words, labels, registry=self._registry).labels)
 
-    def histogram(self, name: str, words: str, labels: Sequence[str]) -> _Known[Histogram]:
-        return _Known(Histogram(name, words, labels, registry=self._registry, buckets=_SECONDS).labels)
+    def histogram(self, name: str, words: str, labels: Sequence[str]) -> _ChildCache[Histogram]:
+        return _ChildCache(Histogram(name, words, labels, registry=self._registry, buckets=_SECONDS).labels)
 
 
 class ServiceMetrics(Collector):

@@ -1,7 +1,7 @@
 """What is said of a result that is kept: an answer of the Open Inference Protocol, whose outputs have links for data.
 
     {"model_name", "model_version", "parameters": {"result": ID, "result_location", "result_expires"},
-     "outputs": [{"name", "datatype", "shape", "parameters": {"result_bytes", "result_link" and, or, "result_parts"}}]}
+     "outputs": [{"name", "datatype", "shape", "parameters": {"result_bytes", "result_zarr", perhaps "result_link"}}]}
 
 The protocol's extensions for shared memory say where an output's data lies in the same way, in place of "data".
 """
@@ -19,20 +19,15 @@ from starlette.requests import Request
 
 from serfer.api.http.tensors import DATATYPES
 from serfer.api.requests import owner_of
-from serfer.api.results.links import Grant, LinkSigner
-from serfer.core.checksum import checksum
-from serfer.core.geometry import Rect
 from serfer.core.keys import LOCAL_OWNER
-from serfer.core.plan import Shape
-from serfer.results import ResultManifest, ResultOutput, ResultPart, Results
-from serfer.results.manifest import cell_bytes
-from serfer.results.results import npy_bytes
+from serfer.core.zarr import ChunkedArray
+from serfer.results import ResultManifest, Results, npy_bytes
 from storage.store import Store
 
 PREFIX: Final = "/v2/results"
 MODEL_VERSION: Final = "1"
 LINKS_LAST_S: Final = 3600
-"""How long links to parts hold at most."""
+"""How long links to chunks hold at most."""
 
 
 def place_of(kept: ResultManifest) -> str:
@@ -48,13 +43,9 @@ def owner_id(request: Request) -> str:
 
 @dataclass(frozen=True)
 class KeptResults:
-    """The results that a service keeps in a store, and how their outputs can be had.
-
-    A response has at most `most_bytes`, None where it has no bound; links are signed where there is a signer.
-    """
+    """The results that a service keeps in a store; a response has at most `most_bytes`, None where it has no bound."""
 
     store: Store
-    signer: LinkSigner | None = None
     most_bytes: int | None = None
 
     @property
@@ -67,55 +58,32 @@ class KeptResults:
         place = place_of(kept)
         said = {"result": kept.id, "result_location": place, "result_expires": math.floor(kept.expires)}
         wanted = [output for name in names if (output := kept.output(name))] or kept.outputs
-        outputs = [{**_tensor(kept, output), "parameters": self._places(kept, output, place)} for output in wanted]
+        outputs = [
+            {
+                "name": output.name,
+                "datatype": DATATYPES[output.dtype],
+                "shape": [*output.shape],
+                "parameters": self._places(kept, output, place),
+            }
+            for output in wanted
+        ]
         return {"model_name": kept.model, "model_version": MODEL_VERSION, "parameters": said, "outputs": outputs}
 
-    def listed(self, kept: ResultManifest, output: ResultOutput, now: float) -> dict[str, Any] | None:
-        """Return the parts of an output with links to them, None where its store has no links.
+    def sends(self, length: int) -> bool:
+        """Whether a response may have so many bytes."""
+        return self.most_bytes is None or length <= self.most_bytes
 
-        `now` is in seconds since the epoch.
-        """
-        lifetime_s = max(1, min(LINKS_LAST_S, math.floor(kept.expires - now)))
-        urls = [self.store.link(kept.place.key(part.tile), lifetime_s) for part in output.parts]
-        if None in urls:
-            return None
-        parts = [_part(kept, output, part, url) for part, url in zip(output.parts, urls, strict=True)]
-        layout = output.shape.of(output.shape.whole, kept.images)
-        return {**_tensor(kept, output), "layout": layout, "expires": math.floor(now) + lifetime_s, "parts": parts}
+    def link(self, kept: ResultManifest, key: str, now: float) -> str | None:
+        """Return a link to a chunk that needs no API key, None where its store has none; `now` is since the epoch."""
+        return self.store.link(key, max(1, min(LINKS_LAST_S, math.floor(kept.expires - now))))
 
-    def _places(self, kept: ResultManifest, output: ResultOutput, place: str) -> dict[str, int | str]:
-        """Return the parameters of an output: its file's bytes and link, and the link to the list of its parts."""
-        size, name = npy_bytes(kept, output), quote(output.name, safe="")
-        places: dict[str, int | str] = {"result_bytes": size}
-        if self.most_bytes is None or size <= self.most_bytes:
-            places["result_link"] = f"{place}/outputs/{name}{self._query(kept, output)}"
-        if self.store.link(kept.place.key(0), 1) is not None:
-            places["result_parts"] = f"{place}/parts/{name}"
+    def _places(self, kept: ResultManifest, output: ChunkedArray, place: str) -> dict[str, int | str]:
+        """Return the parameters of an output: the bytes of its .npy file, and the paths of its array and of that."""
+        size = npy_bytes(output)
+        places: dict[str, int | str] = {
+            "result_bytes": size,
+            "result_zarr": f"{place}/zarr/{kept.outputs.index(output)}",
+        }
+        if self.sends(size):
+            places["result_link"] = f"{place}/outputs/{quote(output.name, safe='')}"
         return places
-
-    def _query(self, kept: ResultManifest, output: ResultOutput) -> str:
-        if self.signer is None:
-            return ""
-        return f"?{self.signer.query(Grant(kept.owner, kept.id, output.name, math.floor(kept.expires)))}"
-
-
-def _tensor(kept: ResultManifest, output: ResultOutput) -> dict[str, Any]:
-    shape = [*output.array_shape(kept.images)]
-    return {"name": output.name, "datatype": DATATYPES[output.dtype], "shape": shape}
-
-
-def _part(kept: ResultManifest, output: ResultOutput, part: ResultPart, url: str | None) -> dict[str, Any]:
-    key = kept.place.key(part.tile)
-    return {
-        "url": url,
-        "offset": part.start,
-        "bytes": cell_bytes(output, part, kept.images),
-        "seed": checksum(b"", key, part.cell),
-        "start": _start(output.shape, part.rect),
-        "shape": [*output.shape.of(part.rect, kept.images)],
-    }
-
-
-def _start(shape: Shape, rect: Rect) -> list[int]:
-    """Return the first index of a part in its output's layout."""
-    return [place.start or 0 for place in shape.slices(rect)]

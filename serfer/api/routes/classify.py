@@ -37,7 +37,7 @@ from serfer.api.requests import (
 )
 from serfer.api.routes.openapi import CLASSIFY, problems
 from serfer.api.service import Service, ServiceQuery
-from serfer.applications.applications import Asked
+from serfer.applications.applications import ApplicationQuery
 from serfer.core.run_machine import StageRun
 from serfer.core.served import JobStatus, ServedReport, StageProgress
 from serfer.core.variants import Objectives
@@ -68,7 +68,7 @@ class _ClassifyRequest:
     top_k: int
     explain: bool
     key: str | None
-    asked: Asked | None
+    asked: ApplicationQuery | None
 
     def idempotency_key(self, images: Sequence[Upload]) -> IdempotencyKey | None:
         """Return what makes this request the same as another one with its idempotency key."""
@@ -107,7 +107,7 @@ def classify_router(routes: Classifying) -> APIRouter:
     ) -> Response:
         """Classify the images of one request, as one query."""
         check_parameters(request, _PARAMETERS)
-        named = _Named(model, requested)
+        named = _Destination(model, requested)
         parsed = _parse(routes, request, named, top_k=top_k, deadline_ms=deadline_ms, explain=explain)
         service.check(parsed.query)  # before the body is read
         images = await read_images(request, routes.limits, parsed.query.left_s)
@@ -142,7 +142,7 @@ def classify_router(routes: Classifying) -> APIRouter:
 
 
 @dataclass(frozen=True)
-class _Named:
+class _Destination:
     """What a request names: a model, or an application with objectives."""
 
     model: str | None
@@ -150,7 +150,7 @@ class _Named:
 
 
 def _parse(
-    routes: Classifying, request: Request, named: _Named, *, top_k: int, deadline_ms: int | None, explain: bool
+    routes: Classifying, request: Request, named: _Destination, *, top_k: int, deadline_ms: int | None, explain: bool
 ) -> _ClassifyRequest:
     allowed_s = (deadline_ms or routes.deadline_ms) / _MS_PER_S
     identifier = getattr(request.state, "request_id", "") or secrets.token_hex(8)
@@ -203,7 +203,7 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
     query, idempotency_key = parsed.query, parsed.idempotency_key(images)
     if idempotency_key is not None:
         await routes.idempotency.check(idempotency_key)
-    place = routes.service.admission.place(query.client, query.left_s, promised=True)
+    place = routes.service.admission.place(query.client, query.left_s, kept=True)
     promised = replace(parsed, query=replace(query, place=place))
     held: Held = parsed.request.state.held
 

@@ -40,7 +40,7 @@ from serfer.api.results.document import owner_id, place_of
 from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
-from serfer.applications.applications import Asked, Choice, Run
+from serfer.applications.applications import ApplicationQuery, Choice, Run
 from serfer.applications.tables import Side
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.plan import Plan
@@ -190,7 +190,7 @@ def _status(*, ready: bool) -> HTTPStatus:
 
 
 @dataclass(frozen=True)
-class _Named:
+class _Destination:
     """What a path names: a model, or an application, or a network of it; and the plan whose tensors it takes."""
 
     name: str
@@ -198,7 +198,7 @@ class _Named:
     application: str | None = None
     network: str | None = None
 
-    def asked(self, request: Request, parameters: RequestParameters) -> Asked | None:
+    def asked(self, request: Request, parameters: RequestParameters) -> ApplicationQuery | None:
         """Return what a request asks of an application; raises Problem 400 for objectives of a model."""
         objectives = Objectives(
             parameters.latency_ms,
@@ -209,19 +209,19 @@ class _Named:
             parameters.strict,
         )
         if self.application is not None:
-            return Asked(self.application, objectives, getattr(request.state, "request_id", ""))
+            return ApplicationQuery(self.application, objectives, getattr(request.state, "request_id", ""))
         if objectives != Objectives():
             raise Problem(HTTPStatus.BAD_REQUEST, f"{self.name} is a model: objectives are asked of an application")
         return None
 
 
-async def _named(request: Request, service: Service) -> _Named:
+async def _named(request: Request, service: Service) -> _Destination:
     """Return what a path names; raises Problem 404 for what is not served."""
     called, applications = request.path_params["model"], service.applications
     application, _, network = called.partition(":")
     if applications is None or called in service.models or application not in applications.names:
         name = _model(request, service)
-        return _Named(name, service.pipelines[name].plan)
+        return _Destination(name, service.pipelines[name].plan)
     _check_version(request, called)
     try:
         pipeline = await applications.reference(application, network or None)
@@ -229,7 +229,7 @@ async def _named(request: Request, service: Service) -> _Named:
         raise Problem(HTTPStatus.NOT_FOUND, str(error)) from None
     variant = applications.served(application).table.live
     own = network or _network_of(variant, pipeline.plan)
-    return _Named(called, pipeline.plan, application, own)
+    return _Destination(called, pipeline.plan, application, own)
 
 
 def _network_of(side: Side, plan: Plan) -> str | None:

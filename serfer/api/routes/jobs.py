@@ -30,7 +30,7 @@ from serfer.api.requests import check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import FILE, problems, request_body
 from serfer.api.service import Service, ServiceQuery
-from serfer.applications.applications import Asked
+from serfer.applications.applications import ApplicationQuery
 from serfer.core.structure import unstructure
 from serfer.core.variants import Objectives
 from serfer.images import image_files
@@ -76,7 +76,7 @@ class _Asking:
     """What is asked of each image: the model or application by its name, and for which client."""
 
     name: str
-    asked: Asked | None
+    asked: ApplicationQuery | None
     top_k: int
     client: str
 

@@ -1,4 +1,4 @@
-"""Results that are kept: what is said of one, its outputs as files or as lists of parts, and its deletion."""
+"""Results that are kept: what is said of one, its outputs as files and as zarr arrays, and its deletion."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
 
 from serfer.api.admission import Places
-from serfer.api.auth.clients import Scope, require_scope
-from serfer.api.auth.keys import KeyRing, authorise
-from serfer.api.http.inference_models import InferenceResponse, ListedParts
+from serfer.api.http.inference_models import InferenceResponse
 from serfer.api.http.problems import Problem
 from serfer.api.observability.metrics import Metrics
 from serfer.api.requests import check_parameters, client_of
-from serfer.api.results.document import PREFIX, KeptResults, owner_id, place_of
+from serfer.api.results.document import PREFIX, KeptResults, owner_id
 from serfer.api.results.downloads import ChunkedFile
-from serfer.api.results.links import PARAMETERS
 from serfer.api.routes.openapi import FILE, inference_errors
 from serfer.core.errors import ResultGoneError
-from serfer.results import ResultManifest, ResultOutput
-from serfer.results.results import npy_bytes
+from serfer.core.zarr import ChunkedArray
+from serfer.results import ResultManifest, npy_bytes
 
 NPY = "application/x-npy"  # not registered with IANA; SageMaker's clients and containers call it so
+OCTETS = "application/octet-stream"
 CHUNK_BYTES = 4 * 1024 * 1024
 """About how many bytes of an output are in memory, a few times, while it is sent."""
 _ID = re.compile(r"[0-9a-f]{32}")
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_NAME = 100
-_NO_RESULT = "no such result: it was never made, has expired, was deleted, or is another key's"
+_NO_RESULT = "no such result: it was never made, has expired, was deleted, is another key's, or an older version's"
 _ANSWERS: Any = inference_errors(401, 403, 404, 422, 429, 503)
 _FILE: Any = {200: {"description": "The output, a .npy file.", "content": {NPY: {"schema": FILE}}}}
-_Signed = Annotated[str | None, Query(description="Of a signed link.")]
+_STORED: Any = {
+    200: {"description": "A zarr.json, or the bytes of a chunk.", "content": {OCTETS: {"schema": FILE}}},
+    307: {"description": "Where the chunk can be had without a key."},
+}
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,14 @@ class Keeping:
         """Return a result of the request's owner; raises Problem 404 where there is none."""
         if self.kept is None or not _ID.fullmatch(result_id):
             raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT)
-        grant = getattr(request.state, "grant", None)
-        owner = grant.owner if grant is not None else owner_id(request)
         try:
-            return self.kept, await asyncio.to_thread(self.kept.results.read, owner, result_id)
+            return self.kept, await asyncio.to_thread(self.kept.results.read, owner_id(request), result_id)
         except ResultGoneError:
             raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT) from None
 
 
 def kept_router(routes: Keeping) -> APIRouter:
-    """Return the routes that owners alone use."""
+    """Return the routes of results, each for its owner alone."""
     router = APIRouter(prefix=PREFIX, tags=["inference"])
 
     @router.get(
@@ -85,40 +84,23 @@ def kept_router(routes: Keeping) -> APIRouter:
 
     @router.delete("/{result_id}", status_code=HTTPStatus.NO_CONTENT, responses=_ANSWERS)
     async def delete(request: Request, result_id: str) -> None:
-        """Delete a result, and with it all links to it."""
+        """Delete a result."""
         check_parameters(request, ())
         kept, manifest = await routes.find(request, result_id)
         await asyncio.to_thread(kept.results.delete, manifest)
 
-    @router.get("/{result_id}/parts/{name:path}", responses={200: {"description": "Its parts."}, **_ANSWERS})
-    async def parts(request: Request, result_id: str, name: str) -> ListedParts:
-        """Return the parts of an output and where they lie, with links that need no key."""
+    @router.get("/{result_id}/zarr/{path:path}", response_class=Response, responses=_STORED | _ANSWERS)
+    async def stored(request: Request, result_id: str, path: str) -> Response:
+        """Return what lies at a path of the result's zarr group, or where that is."""
         check_parameters(request, ())
         kept, manifest = await routes.find(request, result_id)
-        output = _output(manifest, name)
-        listed = await asyncio.to_thread(kept.listed, manifest, output, time.time())
-        if listed is None:
-            raise Problem(HTTPStatus.NOT_FOUND, f"parts have no links in this store: GET {place_of(manifest)}/outputs")
-        return ListedParts.model_validate(listed)
+        if document := manifest.documents().get(path):
+            return JSONResponse(document)
+        return await _chunk(routes, kept, manifest, path, request)
 
-    return router
-
-
-def outputs_router(routes: Keeping) -> APIRouter:
-    """Return the route of outputs' files, which signed links lead to as well."""
-    router = APIRouter(prefix=PREFIX, tags=["inference"])
-
-    async def output(
-        request: Request,
-        result_id: str,
-        name: str,
-        owner: _Signed = None,
-        expires: _Signed = None,
-        signature: _Signed = None,
-    ) -> Response:
+    async def output(request: Request, result_id: str, name: str) -> Response:
         """Return an output as a .npy file, while it is produced."""
-        del owner, expires, signature  # which the guard has checked
-        check_parameters(request, PARAMETERS)
+        check_parameters(request, ())
         kept, manifest = await routes.find(request, result_id)
         return await _file(routes, kept, manifest, _output(manifest, name), request)
 
@@ -134,39 +116,52 @@ def outputs_router(routes: Keeping) -> APIRouter:
     return router
 
 
-def outputs_guard(keys: KeyRing | None, kept: KeptResults | None) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
-    """Return what lets a request for an output through: with a signed link, or with a key where keys are configured."""
-
-    async def guard(request: Request) -> None:
-        if kept is not None and kept.signer is not None and "signature" in request.query_params:
-            path = request.path_params
-            request.state.grant = kept.signer.check(request.query_params, path["result_id"], path["name"])
-        elif keys is not None:
-            request.state.client = authorise(request, keys)
-            require_scope(request.state.client, Scope.CLASSIFY)
-
-    return guard
+async def _chunk(routes: Keeping, kept: KeptResults, manifest: ResultManifest, path: str, request: Request) -> Response:
+    """Return a chunk as it lies in its store, or a redirection there."""
+    lengths = {
+        f"{number}/{chunk.path}": output.chunk_bytes
+        for number, output in enumerate(manifest.outputs)
+        for chunk in output.chunks
+    }
+    if path not in lengths:
+        raise Problem(HTTPStatus.NOT_FOUND, f"the result has nothing at {path[:80]!r}: look at its zarr.json")
+    key, length = manifest.place.key(path), lengths[path]
+    if (link := await asyncio.to_thread(kept.link, manifest, key, time.time())) is not None:
+        return RedirectResponse(link, HTTPStatus.TEMPORARY_REDIRECT)
+    ranges = kept.results.chunk_ranges(manifest, key, length, CHUNK_BYTES)
+    return await _sent(routes, kept, ranges, length, {"Content-Type": OCTETS}, request)
 
 
 async def _file(
-    routes: Keeping, kept: KeptResults, manifest: ResultManifest, output: ResultOutput, request: Request
+    routes: Keeping, kept: KeptResults, manifest: ResultManifest, output: ChunkedArray, request: Request
 ) -> Response:
-    size = npy_bytes(manifest, output)
-    if kept.most_bytes is not None and size > kept.most_bytes:
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"output {output.name!r} has {size:,} bytes, and at most {kept.most_bytes:,} are sent here: GET "
-            f"{place_of(manifest)}/parts/NAME lists its parts, which lie elsewhere",
-        )
+    size = npy_bytes(output)
     headers = {
         "Content-Type": NPY,
         "Content-Disposition": f'attachment; filename="{_file_name(manifest, output)}"',
         "Accept-Ranges": "none",
     }
-    if request.method == "HEAD":
+    if request.method == "HEAD" and kept.sends(size):
         return Response(headers={**headers, "Content-Length": str(size)})
-    place = partial(routes.downloads.take, client_of(request))
     chunks = _with_values(kept.results.npy_chunks(manifest, output, CHUNK_BYTES))
+    return await _sent(routes, kept, chunks, size, headers, request)
+
+
+async def _sent(
+    routes: Keeping,
+    kept: KeptResults,
+    chunks: Iterator[bytes],
+    size: int,
+    headers: dict[str, str],
+    request: Request,
+) -> Response:
+    """Send `size` bytes as they are produced, or whole where nothing can be streamed; raises Problem for too many."""
+    if not kept.sends(size):
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"that has {size:,} bytes, and at most {kept.most_bytes:,} are sent here: GET the chunks of its array",
+        )
+    place = partial(routes.downloads.take, client_of(request))
     if kept.most_bytes is not None:  # nothing is streamed: it is whole, or an error
         with place():
             body = await asyncio.to_thread(b"".join, chunks)
@@ -181,14 +176,14 @@ def _with_values(chunks: Iterator[bytes]) -> Iterator[bytes]:
     yield from chunks
 
 
-def _output(manifest: ResultManifest, name: str) -> ResultOutput:
+def _output(manifest: ResultManifest, name: str) -> ChunkedArray:
     if found := manifest.output(name):
         return found
     known = ", ".join(repr(output.name) for output in manifest.outputs)
     raise Problem(HTTPStatus.NOT_FOUND, f"the result has no output {name[:80]!r}: there is {known}")
 
 
-def _file_name(manifest: ResultManifest, output: ResultOutput) -> str:
+def _file_name(manifest: ResultManifest, output: ChunkedArray) -> str:
     """Return a name that every file system and header takes."""
     plain = _PLAIN.sub("_", output.name).strip(".")[:_MOST_NAME] or "output"
     return f"{manifest.id[:8]}-{plain}.npy"

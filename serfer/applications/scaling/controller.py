@@ -24,7 +24,7 @@ import aiohttp
 
 from drivers.instance.client import InstanceProbe, open_http
 from serfer.applications.applications import served_name
-from serfer.applications.exchange import Scaled
+from serfer.applications.exchange import ScalingDecision
 from serfer.applications.instances import SeenInstance, VariantInstances
 from serfer.applications.pipelines import VariantPipelines
 from serfer.applications.scaling.copies import VariantCopies
@@ -89,7 +89,7 @@ class VariantPools:
 
 
 @dataclass(frozen=True)
-class Listed:
+class FleetInstance:
     """An instance as the fleet has it: what it is called, its pool, its URL if that is known, and its state."""
 
     name: str
@@ -167,16 +167,18 @@ class VariantFleet(FleetLoop):
         return self._served
 
     @property
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[FleetInstance]:
         """The instances, those that are managed elsewhere first, then in the order in which they were started."""
         found = [
-            Listed(url, pool, url, InstanceState.SERVING) for pool, urls in self._pools.urls.items() for url in urls
+            FleetInstance(url, pool, url, InstanceState.SERVING)
+            for pool, urls in self._pools.urls.items()
+            for url in urls
         ]
         for member in self.state.members if self.state else ():
             bought = Purchase(member.kind, member.market)
             is_ours = bought in self._pools.provisioners
             if is_ours and (member.url is None or self._provisioning.admits(bought, member.url)):
-                found.append(Listed(member.name, member.kind, member.url, member.state))
+                found.append(FleetInstance(member.name, member.kind, member.url, member.state))
         return found
 
     def _use(self) -> None:
@@ -229,7 +231,7 @@ class VariantFleet(FleetLoop):
         self.plan = plan
         for name, one in self._served.items():
             desired = {key[1]: count for key, count in plan.desired.items() if key[0] == name and count > 0}
-            one.own_scaled = Scaled(desired, plan.reasons.get(name, "no query asks for what instances have"))
+            one.own_scaled = ScalingDecision(desired, plan.reasons.get(name, "no query asks for what instances have"))
             if changed:
                 words = {"desired": desired, "instances": dict(plan.wanted), "reason": one.own_scaled.reason}
                 log_event(logging.INFO, "variants scaled", application=name, **words)
@@ -265,7 +267,7 @@ def prices_of(variants: Iterable[Variant], pools: Mapping[str, PoolTerms]) -> di
 
 
 def instances_seen(
-    listed: Sequence[Listed],
+    listed: Sequence[FleetInstance],
     variants: Iterable[Key],
     served: Mapping[str, ServedApplication],
     instances: VariantInstances,
@@ -278,7 +280,7 @@ def instances_seen(
 
 
 def _instance(
-    one: Listed,
+    one: FleetInstance,
     keys: Sequence[tuple[Key, str]],
     states: Mapping[Key, Mapping[str, VariantState]],
     instances: VariantInstances,

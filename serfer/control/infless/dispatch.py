@@ -11,7 +11,7 @@ ALPHA: Final = 0.8
 """The paper's (3.2)."""
 
 
-class Ranged(Protocol):
+class HasRateRange(Protocol):
     """What takes from `low` to `up` requests a second: an instance, by its configuration."""
 
     @property
@@ -57,7 +57,7 @@ def case_of(rate: float, low: float, up: float, alpha: float = ALPHA) -> Case:
     return Case.AMPLE if rate < threshold(low, up, alpha) else Case.STEADY
 
 
-def dispatch(rate: float, kinds: Sequence[tuple[Ranged, int]], alpha: float = ALPHA) -> Dispatch:
+def dispatch(rate: float, kinds: Sequence[tuple[HasRateRange, int]], alpha: float = ALPHA) -> Dispatch:
     """Divide requests a second among so many instances of each kind.
 
     Each gets its share of the range, r_up - (R_max - R) / (R_max - R_min) * (r_up - r_low): between its bounds for

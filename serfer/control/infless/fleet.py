@@ -35,7 +35,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class Assignment:
     """The requests a second that an instance gets."""
 
     instance: Instance
@@ -61,7 +61,7 @@ class ClusterPolicy(Protocol):
         """Observe each function's requests a second since the last step, and change the instances. Times ascend."""
         ...
 
-    def assigned(self, function: int, rate: float) -> list[Assigned]:
+    def assigned(self, function: int, rate: float) -> list[Assignment]:
         """Return the instances that serve a function, and what each gets of a rate."""
         ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from serfer.control.infless.dispatch import ALPHA, Case, case_of, dispatch, threshold
-from serfer.control.infless.fleet import Assigned, FrontQueue, Instance, Registry, Step
+from serfer.control.infless.fleet import Assignment, FrontQueue, Instance, Registry, Step
 from serfer.control.infless.options import Function, Option
 from serfer.control.infless.scheduling import Chooser, Efficiency, pack, schedule
 from serfer.control.infless.servers import Servers
@@ -108,7 +108,7 @@ class Infless:
         prewarmed = self._prewarm(now_s)
         return Step(tuple(launched), tuple(stopped), unplaced, prewarmed)
 
-    def assigned(self, function: int, rate: float) -> list[Assigned]:
+    def assigned(self, function: int, rate: float) -> list[Assignment]:
         """Return each instance's rate by the three cases; what exceeds R_max goes to them, too: there are no others.
 
         Where none serves, those that are kept warm answer what comes before the next decision.
@@ -117,7 +117,9 @@ class Infless:
         found = dispatch(rate, [(option, len(same)) for option, same in serving.items()], self._alpha)
         over = rate / (rate - found.residual) if serving and found.residual else 1.0
         return [
-            Assigned(one, over * each) for same, each in zip(serving.values(), found.rates, strict=True) for one in same
+            Assignment(one, over * each)
+            for same, each in zip(serving.values(), found.rates, strict=True)
+            for one in same
         ]
 
     def front(self, function: int) -> FrontQueue | None:

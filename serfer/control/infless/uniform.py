@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from serfer.control.infless.fleet import Assigned, FrontQueue, Instance, Registry, Step
+from serfer.control.infless.fleet import Assignment, FrontQueue, Instance, Registry, Step
 from serfer.control.infless.options import Function, Option
 from serfer.control.infless.scheduling import spread
 from serfer.control.infless.servers import Placement, Servers
@@ -79,11 +79,11 @@ class Uniform(ABC):
                 stopped.append(self._registry.stop(mine.running.pop()))
         return Step(tuple(launched), tuple(stopped), unplaced)
 
-    def assigned(self, function: int, rate: float) -> list[Assigned]:
+    def assigned(self, function: int, rate: float) -> list[Assignment]:
         """Return all instances: a platform sends a request to any, in proportion to what they take."""
         mine = self._of[function].running
         up = sum(one.option.up for one in mine)
-        return [Assigned(one, rate * one.option.up / up) for one in mine]
+        return [Assignment(one, rate * one.option.up / up) for one in mine]
 
     def _launch(self, function: int, rate: float, launched: list[Instance]) -> float:
         """Launch for what the running instances do not take; returns what is unplaced."""

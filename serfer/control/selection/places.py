@@ -35,7 +35,7 @@ class PlaceState:
     admitted: float = 1.0
 
 
-class Ranked:
+class Ranking:
     """Places of one state, the least loaded first, with weights: a draw of 0 picks the least loaded one."""
 
     __slots__ = ("_cumulated", "least_load", "names", "weight")
@@ -69,9 +69,9 @@ class VariantPlaces:
         inactive = [each for each in places if each.state == VariantState.INACTIVE]
         loaded = [each for each in places if each.state != VariantState.INACTIVE]
         self.admitted = sum(each.admitted for each in active) / len(active) if active else 0.0
-        self.active = Ranked((each, each.admitted * _spare(each.load)) for each in active) if active else None
-        self.inactive = Ranked((each, _spare(each.load)) for each in inactive) if inactive else None
-        self.loaded = Ranked((each, 1 / _moderate(each.load)) for each in loaded) if loaded else None
+        self.active = Ranking((each, each.admitted * _spare(each.load)) for each in active) if active else None
+        self.inactive = Ranking((each, _spare(each.load)) for each in inactive) if inactive else None
+        self.loaded = Ranking((each, 1 / _moderate(each.load)) for each in loaded) if loaded else None
 
 
 class States:

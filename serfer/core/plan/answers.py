@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.checksum import verified
-from serfer.core.errors import AlteredPieceError
-from serfer.core.plan.model import OutputTensor, Plan, stored_bytes
+from serfer.core.errors import AlteredPieceError, PlanError
+from serfer.core.geometry import Rect
+from serfer.core.plan.model import OutputTensor, Plan, Shape, stored_bytes
+from serfer.core.zarr import Axis, ChunkedArray
 
 Buffer = bytes | memoryview
 Outputs = dict[str, NDArray[Any]]
@@ -46,6 +48,27 @@ def assembled(plan: Plan, tiles: Sequence[Sequence[Buffer]], batch: int) -> Outp
         for whole, shape, rect, part in zip(wholes, stage.outputs, tile.outputs, parts, strict=True):
             whole[shape.slices(rect)] = np.frombuffer(part, dtype="<f4").reshape(shape.of(rect, batch))
     return shaped(plan.output_tensors, wholes)
+
+
+def answer_arrays(plan: Plan, images: int) -> tuple[ChunkedArray, ...]:
+    """Return the arrays that an answer of so many images is as it is kept: a chunk of each for each tile.
+
+    Raises PlanError where the last stage's tiles are not those of a grid.
+    """
+    stage = plan.stages[-1]
+    return tuple(
+        _array(tensor, shape, [tile.outputs[number] for tile in stage.tiles], images)
+        for number, (tensor, shape) in enumerate(zip(plan.output_tensors, stage.outputs, strict=True))
+    )
+
+
+def _array(tensor: OutputTensor, shape: Shape, rects: Sequence[Rect], images: int) -> ChunkedArray:
+    rows = Axis((0, *sorted({rect.rows.stop for rect in rects})))
+    cols = Axis((0, *sorted({rect.cols.stop for rect in rects})))
+    array = ChunkedArray(tensor.name, tensor.dtype, tensor.dims, images, shape.channels, rows, cols, shape.flat)
+    if [chunk.rect for chunk in array.chunks] != sorted(rects) or (rows.size, cols.size) != (shape.height, shape.width):
+        raise PlanError(f"the tiles of output {tensor.name!r} are not those of a grid: its answers cannot be kept")
+    return array
 
 
 def shaped(tensors: Sequence[OutputTensor], values: Sequence[NDArray[Any]]) -> Outputs:

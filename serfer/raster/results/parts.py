@@ -1,11 +1,12 @@
 """The finished parts of a result, each a file, so that a job that stops anywhere goes on where it was.
 
-    RESULT.parts/  lock              held while a process works here
-                   job.json          what the job is: a resumed one must be the same
-                   00000012.values   part 12, whole, or not there
-                   written           the result is written: what is still here is being deleted
+    RESULT.parts/  lock            held while a process works here
+                   zarr.json       the array of the parts, and what the job is: a resumed one must be the same
+                   c.0.0.3.1       a part, whole, or not there
+                   written         the result is written: what is still here is being deleted
 
-What else is in the directory was not put there by SerFer, which then refuses it.
+What else is in the directory was not put there by SerFer, which then refuses it. It is a zarr array, which other
+tools open (serfer/core/zarr.py); what is not there yet they take for zeros.
 """
 
 from __future__ import annotations
@@ -24,59 +25,67 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.crc32c import crc32c
 from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, UsageError
 from serfer.core.geometry import Span
+from serfer.core.zarr import CRC_BYTES, METADATA, MOST_METADATA_BYTES, ChunkedArray, encode_chunk
 from serfer.files import read_text
 from serfer.raster.durable import FULL, TEMPORARY, sync_folder, write_durably
-from serfer.raster.results.part_file import DTYPES, PartHeader, read_part, read_rows, verify_part, write_part
 
-FORMAT = 1
-_JOB, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN = "job.json", "lock", "upload.json", "result", "written"
-_PART = re.compile(r"([0-9]{8,})\.values")
-_MOST_JOB_BYTES = 1 << 20
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64")
+_LOCK, UPLOAD, ASSEMBLED, _WRITTEN = "lock", "upload.json", "result", "written"
+_PART = re.compile(r"c\.0\.0\.([0-9]{1,9})\.([0-9]{1,9})", re.ASCII)
+_OLD_JOB, _OLD_PART = "job.json", re.compile(r"[0-9]{8,}\.values")  # of the format before
+_JOB = "attributes.job."
 _MOST_SHOWN = 60
+_BLOCK = 1 << 20
 MOST_PARTS = 10**8
 
 
 class ResultParts:
-    """A directory of the parts 0 to count - 1 of a result, locked for this process; use it in a `with`.
+    """A directory of the parts of a result, one for each chunk of `array`, locked for this process; use it in a `with`.
 
-    Several threads may put and get at once. Closing unlocks it and keeps the parts; `remove` deletes them.
+    Several threads may put at once. Closing unlocks it and keeps the parts; `remove` deletes them.
     """
 
-    def __init__(self, directory: Path, count: int, lock: int, digest: str) -> None:
-        self.directory, self.count, self.digest = directory, count, digest
+    def __init__(self, directory: Path, array: ChunkedArray, lock: int, digest: str) -> None:
+        self.directory, self.array, self.digest = directory, array, digest
+        self.rects = [chunk.rect for chunk in array.chunks]
         self._lock: int | None = lock
-        self._done: dict[int, PartHeader] = {}
+        self._done: set[int] = set()
         self._guard = Lock()
 
     @classmethod
-    def create_or_resume(cls, directory: Path, identity: Mapping[str, Any], count: int) -> ResultParts:
+    def create_or_resume(cls, directory: Path, identity: Mapping[str, Any], array: ChunkedArray) -> ResultParts:
         """Make the directory, or take up the one that an earlier run of the same job left.
 
         Args:
             directory: RESULT.parts, or another of the user's choice; its parent exists.
             identity: what the job is, of JSON's types: a resumed one must have the same.
-            count: parts of the result.
+            array: maps of one image; its type is one of DTYPES.
 
         Raises:
-            InputError: the directory holds another job, the parts of a newer version, or something else.
+            InputError: the directory holds another job, the parts of another version, or something else.
             UnavailableError: another process works there; the disk is full.
         """
-        if not 0 < count <= MOST_PARTS:
-            raise UsageError(f"a result has 1 to {MOST_PARTS:,} parts, not {count:,}")
-        job = {"format": FORMAT, "parts": count, "job": json.loads(json.dumps(identity, allow_nan=False))}
+        count = array.rows.count * array.cols.count
+        if count > MOST_PARTS or array.images != 1 or array.dtype not in DTYPES:
+            raise UsageError(f"a result is of one image, at most {MOST_PARTS:,} parts, and {', '.join(DTYPES)}")
+        job = array.metadata()
+        job["chunk_key_encoding"]["configuration"]["separator"] = "."
+        job["attributes"]["job"] = json.loads(json.dumps(identity, allow_nan=False))
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
         with _disk_errors(directory, "what is there stays"):
             _make(directory)
             lock = _locked(directory)
         try:
-            parts = cls(directory, count, lock, digest)
             with _disk_errors(directory, "what is there stays"):
                 _forget_if_empty(directory)
-                _agree(directory / _JOB, job)
+                _agree(directory / METADATA, job)
+                parts = cls(directory, array, lock, digest)
                 parts._find()
         except BaseException:
             os.close(lock)
@@ -90,7 +99,14 @@ class ResultParts:
             return
         with _disk_errors(directory, "what is there stays"):
             _make(directory)
-            cls(directory, 0, _locked(directory), "").remove()
+            lock = _locked(directory)
+            _delete(directory)
+            os.close(lock)
+
+    @property
+    def count(self) -> int:
+        """How many parts the result has."""
+        return len(self.rects)
 
     def done(self) -> set[int]:
         """Return the numbers of the parts that are there, each of which was verified when this process first saw it."""
@@ -99,46 +115,37 @@ class ResultParts:
 
     def put(self, number: int, values: NDArray[Any]) -> None:
         """Keep the values (channels, rows, cols) of a part; raises UnavailableError where the disk is full."""
-        self._check(number)
-        if values.ndim != 3 or values.dtype.name not in DTYPES:  # noqa: PLR2004 - channels, rows, cols
-            raise UsageError(
-                f"a part is (channels, rows, cols) of {', '.join(DTYPES)}, not {values.dtype} {values.shape}"
-            )
+        if self._lock is None:
+            raise UsageError(f"{self.directory} is closed")
+        if not 0 <= number < self.count:
+            raise UsageError(f"there is no part {number} of {self.count}")
+        rect = self.rects[number]
+        shape = self.array.channels, rect.rows.size, rect.cols.size
+        if values.dtype != self.array.dtype or values.shape != shape:
+            raise UsageError(f"part {number} is {self.array.dtype} of {shape}, not {values.dtype} of {values.shape}")
         with self._guard:
             kept = len(self._done)
         with _disk_errors(self.directory, f"{kept:,} of {self.count:,} parts are kept there"):
-            header = write_part(self._path(number), self._key(number), values)
+            write_durably(self._path(number), memoryview(encode_chunk(self.array, values[None])))
         with self._guard:
-            self._done[number] = header
-
-    def get(self, number: int) -> NDArray[Any]:
-        """Return the values of a part.
-
-        Raises AlteredPieceError where the file was altered since; the part is deleted then, and missing.
-        """
-        self._check(number)
-        with self._dropping(number):
-            return read_part(self._path(number), self._key(number))
+            self._done.add(number)
 
     def verify(self) -> set[int]:
         """Read every part again; return the numbers of those that are missing now, the altered ones deleted."""
-        for number in sorted(self.done()):
-            try:
-                with self._dropping(number):
-                    verify_part(self._path(number), self._key(number))
-            except AlteredPieceError:
-                continue
+        for number in self.done():
+            with suppress(AlteredPieceError), self._dropping(number):
+                self._check(number)
         return {*range(self.count)} - self.done()
-
-    def header(self, number: int) -> PartHeader:
-        """Return the dtype and shape of a part that is there."""
-        with self._guard:
-            return self._done[number]
 
     def rows(self, number: int, channel: int, rows: Span) -> NDArray[Any]:
         """Return some rows (rows, cols) of one channel of a part, without its checksum: `verify` comes first."""
-        with self._dropping(number):
-            return read_rows(self._path(number), self.header(number), channel, rows)
+        height, width = self.array.rows.chunk, self.array.cols.chunk
+        values = np.empty((rows.size, width), self.array.dtype)
+        with self._dropping(number), self._path(number).open("rb", buffering=0) as file:
+            offset = (channel * height + rows.start) * width * values.itemsize
+            if os.preadv(file.fileno(), [values.data.cast("B")], offset) != values.nbytes:
+                raise AlteredPieceError
+        return values[:, : self.rects[number].cols.size]
 
     @property
     def written(self) -> bool:
@@ -159,27 +166,18 @@ class ResultParts:
             return
         if not self.done():
             with suppress(OSError):
-                self._delete()
+                _delete(self.directory)
         self._unlock()
 
     def remove(self) -> None:
         """Delete the parts and the directory, if nothing else is in it, and unlock it."""
-        self._delete()
+        _delete(self.directory)
         self._unlock()
 
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def _delete(self) -> None:
-        last = (_WRITTEN, _JOB)  # they say what the others are
-        for path in sorted(self.directory.iterdir(), key=lambda path: path.name in last):
-            if _ours(path.name) and path.name != _LOCK:
-                path.unlink()
-        (self.directory / _LOCK).unlink()
-        if not any(self.directory.iterdir()):
-            self.directory.rmdir()
 
     def __enter__(self) -> Self:
         return self
@@ -191,14 +189,22 @@ class ResultParts:
 
     def _find(self) -> None:
         """Verify the parts that are there; delete torn and altered ones, and what a killed process began."""
+        numbers = {chunk.path.replace("/", "."): number for number, chunk in enumerate(self.array.chunks)}
         for path in sorted(self.directory.iterdir()):
             if path.name.startswith(".") and path.name.endswith(TEMPORARY):
                 path.unlink()
-            elif match := _PART.fullmatch(path.name):
-                try:
-                    self._done[int(match[1])] = verify_part(path, self._key(int(match[1])))
-                except AlteredPieceError:
-                    path.unlink()
+            elif path.name in numbers:
+                self._done.add(numbers[path.name])
+        self.verify()
+
+    def _check(self, number: int) -> None:
+        """Read a part's file; raises AlteredPieceError where it is not what was written, OSError."""
+        with self._path(number).open("rb") as file:
+            crc, left = 0, self.array.chunk_bytes - CRC_BYTES
+            while left and (data := file.read(min(left, _BLOCK))):
+                crc, left = crc32c(data, crc), left - len(data)
+            if left or file.read(CRC_BYTES + 1) != crc.to_bytes(CRC_BYTES, "little"):
+                raise AlteredPieceError
 
     @contextmanager
     def _dropping(self, number: int) -> Iterator[None]:
@@ -208,28 +214,31 @@ class ResultParts:
         except (AlteredPieceError, FileNotFoundError) as error:
             self._path(number).unlink(missing_ok=True)
             with self._guard:
-                self._done.pop(number, None)
+                self._done.discard(number)
             raise AlteredPieceError(
                 f"part {number} in {self.directory} is gone, cut or altered: run the same command again, it resumes"
             ) from error
 
-    def _check(self, number: int) -> None:
-        if self._lock is None:
-            raise UsageError(f"{self.directory} is closed")
-        if not 0 <= number < self.count:
-            raise UsageError(f"there is no part {number} of {self.count}")
-
     def _path(self, number: int) -> Path:
-        return self.directory / f"{number:08d}.values"
-
-    def _key(self, number: int) -> str:
-        """A part of another job, or with another number, has another checksum."""
-        return f"{self.digest}/{number}"
+        row, col = divmod(number, self.array.cols.count)
+        return self.directory / f"c.0.0.{row}.{col}"
 
 
 def _ours(name: str) -> bool:
-    known = {_JOB, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN}
-    return name in known or bool(_PART.fullmatch(name)) or (name.startswith(".") and name.endswith(TEMPORARY))
+    known = {METADATA, _OLD_JOB, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN}
+    parts = _PART.fullmatch(name) or _OLD_PART.fullmatch(name)
+    return name in known or bool(parts) or (name.startswith(".") and name.endswith(TEMPORARY))
+
+
+def _delete(directory: Path) -> None:
+    """Delete what is ours; the directory, too, if nothing else is in it."""
+    last = (_WRITTEN, METADATA, _OLD_JOB)  # they say what the others are
+    for path in sorted(directory.iterdir(), key=lambda path: path.name in last):
+        if _ours(path.name) and path.name != _LOCK:
+            path.unlink()
+    (directory / _LOCK).unlink()
+    if not any(directory.iterdir()):
+        directory.rmdir()
 
 
 def _make(directory: Path) -> None:
@@ -264,19 +273,26 @@ def _locked(directory: Path) -> int:
 
 
 def _forget_if_empty(directory: Path) -> None:
-    """Delete job.json where nothing of the job was ever kept, so that another one may use the directory."""
-    if {path.name for path in directory.iterdir()} <= {_LOCK, _JOB}:
-        (directory / _JOB).unlink(missing_ok=True)
+    """Delete zarr.json where nothing of the job was ever kept, so that another one may use the directory."""
+    names = {path.name for path in directory.iterdir()}
+    if names <= {_LOCK, METADATA, _OLD_JOB}:
+        for name in names - {_LOCK}:
+            (directory / name).unlink()
+    elif _OLD_JOB in names:
+        raise InputError(
+            f"{directory} holds the parts of a map that an older version began, whose format is not read: map again "
+            "(--restart throws them away), or write to another result"
+        )
 
 
 def _agree(path: Path, job: dict[str, Any]) -> None:
-    """Write job.json, or compare it with the one that is there; raises InputError that names what differs."""
+    """Write zarr.json, or compare it with the one that is there; raises InputError that names what differs."""
     if not path.exists():
         write_durably(path, json.dumps(job, indent=1).encode())
         sync_folder(path.parent.parent)
         return
     try:
-        found = json.loads(read_text(path, _MOST_JOB_BYTES))
+        found = json.loads(read_text(path, MOST_METADATA_BYTES))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: delete {path.parent} to start over") from error
     if difference := _difference(found, job, ""):
@@ -290,13 +306,13 @@ def _difference(old: Any, new: Any, where: str) -> str | None:  # noqa: ANN401 -
     """Return where two JSON values differ first, and how, or None."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
-            place = f"{where}.{key}".removeprefix(".").removeprefix("job.")
+            place = f"{where}.{key}".removeprefix(".").removeprefix(_JOB)
             if key not in old or key not in new:
                 return f"{place} is {'not ' if key not in old else ''}there"
             if found := _difference(old[key], new[key], f"{where}.{key}"):
                 return found
         return None
-    place = where.removeprefix(".").removeprefix("job.") or "it"
+    place = where.removeprefix(".").removeprefix(_JOB) or "it"
     return None if old == new else f"{place} was {_shown(old)}, and is {_shown(new)} now"
 
 

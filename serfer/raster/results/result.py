@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.zarr import ChunkedArray
 from serfer.files import check_place
 from serfer.raster.durable import TEMPORARY, sync_folder
 from serfer.raster.georeference import Georeference
 from serfer.raster.objects import Bucket
 from serfer.raster.place import S3Place, parse_place
-from serfer.raster.results.layout import ResultLayout
 from serfer.raster.results.options import ResultOptions
-from serfer.raster.results.part_file import DTYPES
-from serfer.raster.results.parts import ASSEMBLED, UPLOAD, ResultParts, disk_error
+from serfer.raster.results.parts import ASSEMBLED, DTYPES, UPLOAD, ResultParts, disk_error
 from serfer.raster.results.small_results import check_png, write_npy, write_png
 from serfer.raster.results.strips import Mosaic
 from serfer.raster.results.tiff_result import write_tiff
@@ -28,7 +27,7 @@ _DEFAULT = ResultOptions()
 _NOWHERE = Georeference()
 
 
-def check_result(place: str | Path, layout: ResultLayout, dtype: str, options: ResultOptions = _DEFAULT) -> None:
+def check_result(place: str | Path, array: ChunkedArray, options: ResultOptions = _DEFAULT) -> None:
     """Refuse, before long work, a result that could not be written.
 
     Raises UsageError for a suffix, values or options that do not go together; InputError for a result that exists, or a
@@ -36,22 +35,21 @@ def check_result(place: str | Path, layout: ResultLayout, dtype: str, options: R
     """
     where = parse_place(place)
     suffix = _suffix(where)
+    dtype = array.dtype
     if dtype not in DTYPES:
         raise UsageError(f"a result holds {', '.join(DTYPES)}, not {dtype}")
-    if options.mask and (dtype != "uint8" or layout.channels != 1):
-        raise UsageError(f"a mask is one channel of uint8, not {layout.channels} of {dtype}")
+    if options.mask and (dtype != "uint8" or array.channels != 1):
+        raise UsageError(f"a mask is one channel of uint8, not {array.channels} of {dtype}")
     _check_nodata(dtype, options.nodata)
     if suffix == ".png":
-        check_png(layout.channels, dtype, layout.bytes(dtype), options)
+        check_png(array.channels, dtype, array.nbytes, options)
     _check_place(where, overwrite=options.overwrite)
 
 
 def write_result(
     place: str | Path,
     parts: ResultParts,
-    layout: ResultLayout,
     *,
-    dtype: str,
     georeference: Georeference = _NOWHERE,
     options: ResultOptions = _DEFAULT,
 ) -> None:
@@ -62,23 +60,21 @@ def write_result(
     Args:
         place: a path, or `s3://BUCKET/KEY`, where the result appears whole or not at all.
         parts: the parts.
-        layout: where each of them lies.
-        dtype: numpy's name of the values' type, that of all parts.
         georeference: the result's own: `scaled` where its resolution is not the image's.
         options: nodata, compression and the like.
 
     Raises:
-        UsageError, InputError: as `check_result`; parts are missing or do not fit the layout.
+        UsageError, InputError: as `check_result`; parts are missing.
         UnavailableError: the disk is full, or S3 does not answer: the parts are kept, and it can be called again.
     """
-    check_result(place, layout, dtype, options)
+    check_result(place, parts.array, options)
     where = parse_place(place)
     if missing := parts.verify():
         raise UnavailableError(
             f"{len(missing):,} of {parts.count:,} parts in {parts.directory} are missing, part {min(missing)} first: "
             "run the same command again, it resumes"
         )
-    mosaic = Mosaic(parts, layout, dtype)
+    mosaic = Mosaic(parts)
     if isinstance(where, S3Place):
         file = parts.directory / f".{ASSEMBLED}{TEMPORARY}"
         with _temporary(file, parts):

@@ -24,12 +24,12 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 def write_npy(path: Path, mosaic: Mosaic) -> None:
     """Write a result as an array (channels, rows, cols); raises OSError."""
-    layout = mosaic.layout
-    dtype = np.dtype(mosaic.dtype)
-    shape = (layout.channels, layout.height, layout.width)
+    array = mosaic.array
+    dtype = np.dtype(array.dtype)
+    shape = (array.channels, array.rows.size, array.cols.size)
     with path.open("wb") as file:
         npy.write_array_header_1_0(file, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
-        for channel in range(layout.channels):
+        for channel in range(array.channels):
             for strip in _strips(mosaic):
                 file.write(mosaic.read(strip, Span(channel, channel + 1)).data.cast("B"))
 
@@ -50,17 +50,17 @@ def check_png(channels: int, dtype: str, size: int, options: ResultOptions) -> N
 
 def write_png(path: Path, mosaic: Mosaic, options: ResultOptions) -> None:
     """Write a result as PNG: classes by the palette, depth by 16 bits, uint8 as it is; raises UsageError, OSError."""
-    layout, info = mosaic.layout, None
-    if np.dtype(mosaic.dtype).kind == "f":
+    array, info = mosaic.array, None
+    if np.dtype(array.dtype).kind == "f":
         scale = _scale(mosaic, options.nodata)
-        levels = np.empty((layout.height, layout.width), np.uint16)
+        levels = np.empty((array.rows.size, array.cols.size), np.uint16)
         for strip in _strips(mosaic):
             levels[strip.slices] = scale.levels(mosaic.read(strip, Span(0, 1))[0], options.nodata)
         image, info = Image.fromarray(levels), scale.metadata()
     else:
-        pixels = np.empty((layout.height, layout.width, layout.channels), mosaic.dtype)
+        pixels = np.empty((array.rows.size, array.cols.size, array.channels), array.dtype)
         for strip in _strips(mosaic):
-            pixels[strip.slices[0]] = mosaic.read(strip, Span(0, layout.channels)).transpose(1, 2, 0)
+            pixels[strip.slices[0]] = mosaic.read(strip, Span(0, array.channels)).transpose(1, 2, 0)
         image = _image(pixels, mask=options.mask)
     image.save(path, "PNG", pnginfo=info)
 
@@ -79,5 +79,5 @@ def _scale(mosaic: Mosaic, nodata: float | None) -> DepthScale:
 
 
 def _strips(mosaic: Mosaic) -> list[Rect]:
-    height, width = mosaic.layout.height, mosaic.layout.width
+    height, width = mosaic.array.rows.size, mosaic.array.cols.size
     return [Rect(Span(top, min(top + BLOCK, height)), Span(0, width)) for top in range(0, height, BLOCK)]

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.errors import UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.raster.limits import MIB
-from serfer.raster.results.layout import ResultLayout
 from serfer.raster.results.parts import ResultParts
 
 BLOCK = 512
@@ -24,43 +22,35 @@ _MOST_BYTES = 32 * MIB
 class Mosaic:
     """The values of a whole result, read from parts that are all there and verified."""
 
-    def __init__(self, parts: ResultParts, layout: ResultLayout, dtype: str) -> None:
-        self.layout, self.dtype = layout, dtype
+    def __init__(self, parts: ResultParts) -> None:
+        self.array = parts.array
         self._parts = parts
-        if parts.count != len(layout.rects):
-            raise UsageError(f"{parts.directory} has {parts.count} parts, and the result {len(layout.rects)}")
-        for number in range(parts.count):
-            header = parts.header(number)
-            if (header.dtype, header.shape) != (dtype, layout.shape(number)):
-                raise UsageError(
-                    f"part {number} in {parts.directory} is {header.dtype} of {header.shape}, and the result needs "
-                    f"{dtype} of {layout.shape(number)}"
-                )
 
     @cached_property
     def _by_block_row(self) -> dict[int, list[int]]:
         """The numbers of the parts that each row of blocks crosses."""
         found: dict[int, list[int]] = defaultdict(list)
-        for number, rect in enumerate(self.layout.rects):
+        for number, rect in enumerate(self._parts.rects):
             for row in range(rect.rows.start // BLOCK, -(-rect.rows.stop // BLOCK)):
                 found[row].append(number)
         return found
 
     def windows(self, channels: int) -> Iterator[Rect]:
         """Yield windows of whole blocks, row by row of blocks, of which `channels` channels take bounded memory."""
-        column = BLOCK * BLOCK * channels * np.dtype(self.dtype).itemsize
+        column = BLOCK * BLOCK * channels * self.array.item_bytes
         step = BLOCK * max(1, _MOST_BYTES // column)
-        for top in range(0, self.layout.height, BLOCK):
-            for left in range(0, self.layout.width, step):
+        for top in range(0, self.array.rows.size, BLOCK):
+            for left in range(0, self.array.cols.size, step):
                 yield Rect(
-                    Span(top, min(top + BLOCK, self.layout.height)), Span(left, min(left + step, self.layout.width))
+                    Span(top, min(top + BLOCK, self.array.rows.size)),
+                    Span(left, min(left + step, self.array.cols.size)),
                 )
 
     def read(self, window: Rect, channels: Span) -> NDArray[Any]:
         """Return the values (channels, rows, cols) of a window that lies in one row of blocks."""
-        values = np.empty((channels.size, window.rows.size, window.cols.size), self.dtype)
+        values = np.empty((channels.size, window.rows.size, window.cols.size), self.array.dtype)
         for number in self._by_block_row[window.rows.start // BLOCK]:
-            rect = self.layout.rects[number]
+            rect = self._parts.rects[number]
             if (common := rect.overlap(window)) is None:
                 continue
             inside, (rows, cols) = common.within(rect), common.within(window).slices

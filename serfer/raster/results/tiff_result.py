@@ -79,7 +79,7 @@ def _compare(rasterio: Any, path: Path, mosaic: Mosaic, written: list[int]) -> N
 
 def _windows(mosaic: Mosaic) -> Iterator[tuple[Rect, Span]]:
     """Yield the windows to write, each with its channels: all at once where their values lie beside one another."""
-    channels = mosaic.layout.channels
+    channels = mosaic.array.channels
     if channels <= _PIXEL_INTERLEAVED:
         yield from ((window, Span(0, channels)) for window in mosaic.windows(channels))
     else:
@@ -92,25 +92,25 @@ def _profile(
     georeference: Georeference,
     options: ResultOptions,
 ) -> dict[str, Any]:
-    layout = mosaic.layout
+    array = mosaic.array
     profile: dict[str, Any] = {
         "driver": "GTiff",
-        "height": layout.height,
-        "width": layout.width,
-        "count": layout.channels,
-        "dtype": mosaic.dtype,
+        "height": array.rows.size,
+        "width": array.cols.size,
+        "count": array.channels,
+        "dtype": array.dtype,
         "nodata": options.nodata,
         "tiled": True,
         "blockxsize": BLOCK,
         "blockysize": BLOCK,
-        "interleave": "pixel" if layout.channels <= _PIXEL_INTERLEAVED else "band",
-        "BIGTIFF": "YES" if layout.bytes(mosaic.dtype) > _CLASSIC else "NO",
+        "interleave": "pixel" if array.channels <= _PIXEL_INTERLEAVED else "band",
+        "BIGTIFF": "YES" if array.nbytes > _CLASSIC else "NO",
     }
     if options.compression != "none":
         profile["compress"] = options.compression
         if options.compression == "deflate":
             profile["zlevel"] = _LEVEL
-        if np.dtype(mosaic.dtype).kind == "f":  # differences of neighbours make classes larger
+        if np.dtype(array.dtype).kind == "f":  # differences of neighbours make classes larger
             profile["predictor"] = _FLOAT_PREDICTOR
     if options.mask:
         profile["photometric"] = "palette"
@@ -124,7 +124,7 @@ def _profile(
 def _describe(dataset: Any, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> None:  # noqa: ANN401
     """Write what goes before the values: it would take the place of nothing later."""
     dataset.update_tags(**options.tags, AREA_OR_POINT="Point" if georeference.point else "Area")
-    for band, name in enumerate(options.names[: mosaic.layout.channels], start=1):
+    for band, name in enumerate(options.names[: mosaic.array.channels], start=1):
         dataset.set_band_description(band, name)
     if options.mask:
         dataset.write_colormap(1, {number: (*colour, 255) for number, colour in enumerate(palette())})

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.infless.fleet import Assigned, ClusterPolicy, Instance, Step
+from serfer.control.infless.fleet import Assignment, ClusterPolicy, Instance, Step
 from serfer.control.infless.policies import make_cluster_policy
 from serfer.control.infless.profiles import Configuration, Part
 from serfer.control.infless.scenario import ClusterScenario
@@ -287,7 +287,7 @@ class _Simulation:
         timeline.usd[tick], timeline.missed[tick], timeline.unplaced[tick] = self._server_usd, missed, step.unplaced
 
 
-def _ready_first(assigned: Sequence[Assigned], servers: Sequence[Server], now_s: float) -> list[float]:
+def _ready_first(assigned: Sequence[Assignment], servers: Sequence[Server], now_s: float) -> list[float]:
     """Return rates by which those that are ready get as much as they take, and those that start the rest."""
     rates = [one.rate for one in assigned]
     starting = [server.free_s > now_s + server.instance.option.exec_s for server in servers]

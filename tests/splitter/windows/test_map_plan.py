@@ -140,8 +140,9 @@ def test_a_check_on_one_class_everywhere_is_a_warning(tmp_path):
 
     torch.manual_seed(0)
     net = OneClass(3, 2, 3).eval()
-    with pytest.warns(serfer.PlanWarning, match="one class everywhere"):
+    with pytest.warns(serfer.PlanWarning, match="one class everywhere") as warned:
         serfer.map_plan(net, [(300, 400)], tmp_path / "plan", window=128, reduce="argmax")
+    assert warned[0].filename == __file__
 
 
 def test_a_module_is_exported_for_images_of_any_size(tmp_path):

@@ -23,7 +23,7 @@ from serfer.control.selection.scaling.fleet_slot import Slot
 from serfer.control.selection.scaling.greedy import GreedyScaler
 from serfer.control.selection.scaling.records import OPTIONS, InstanceCosts, ScalingOptions
 from serfer.control.selection.scaling.workers import WorkerObservation, plan_workers
-from serfer.control.selection.scaling.worth import Demanded, InstanceWorth, affordable
+from serfer.control.selection.scaling.worth import InstanceWorth, PoolDemand, affordable
 
 _LEAST_IDLE_S = 10.0
 _HELD_S = 60.0  # after all copies were busy, in which none goes while there is demand
@@ -123,7 +123,7 @@ class FleetScaler:
 
     def _worths(self, seen: FleetObservation, groups: list[NetworkGroup]) -> dict[str, float]:
         """Return how many instances of each pool are worth their price; of fixed ones all."""
-        demanded = {pool: Demanded() for pool in self._worth}
+        demanded = {pool: PoolDemand() for pool in self._worth}
         for group in groups:
             best = home(group, self._worth, seen.prices)
             if best is not None and not group.named:

@@ -38,7 +38,7 @@ class InstanceWorth:
         """Take so many instances for started just now, by an earlier leader."""
         self._levels.resume(count)
 
-    def observe(self, elapsed_s: float, usd_per_hour: float, demand: Demanded) -> None:
+    def observe(self, elapsed_s: float, usd_per_hour: float, demand: PoolDemand) -> None:
         """Add what the last seconds cost on functions, and on instances at a price."""
         self._set_price(usd_per_hour)
         self._stranded = math.ceil(demand.stranded)
@@ -58,7 +58,7 @@ class InstanceWorth:
         self._levels.resume(on)
 
 
-class Demanded:
+class PoolDemand:
     """The demand on one pool, in instances that it would fill, and the dollars that functions take a second for it.
 
     `stranded` is the part that functions are not good enough for.

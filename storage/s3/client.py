@@ -1,0 +1,287 @@
+"""The objects of one bucket, by obstore: it signs, opens the sessions of directory buckets and uploads in parts.
+
+botocore finds the address and the credentials. obstore says in text what a server answered: `_answer` reads it.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import obstore
+import obstore.store
+from botocore.exceptions import BotoCoreError
+from botocore.httpsession import get_cert_path
+from botocore.session import Session
+from obstore.exceptions import BaseError
+
+from serfer.core.errors import StoreUnavailableError
+from serfer.core.retry import Backoff, RetryPolicy, retry
+from storage.s3.address import Address
+from storage.s3.errors import CONNECT_S, READ_S, Answer, no_s3, unreachable
+from storage.store import Bytes
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult, ObjectMeta, UpdateVersion
+    from obstore.store import S3Credential
+
+_EXPIRES = "serfer-expires"
+_PARTS_AT_ONCE = 8
+_SMALL, _LARGE_S = 256 << 10, 60.0  # bytes of a body that is sent within READ_S; how long a larger one may take
+_KEYS_S = 600.0  # obstore asks for credentials again five minutes before; botocore renews its own ten before their end
+_LONGEST = timedelta(hours=1)
+_TRANSIENT = frozenset({429, 500, 502, 503, 504})
+_STATUS = re.compile(r"status code: (\d{3})[^:]*: ?(.*?)(?:\n\nDebug source|\Z)", re.DOTALL)
+_UNDELETED = re.compile(r"DeleteObjects request failed for key .*?: (.*) \(code: (\w+)\)")
+_REDIRECTED = "redirect without LOCATION"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object, or a range of one: its bytes, the whole object's size, its entity tag, and when it expires.
+
+    `expires` is in seconds since the epoch, None for an object that is not a value of ours.
+    """
+
+    body: bytes
+    size: int
+    tag: str
+    expires: float | None
+
+
+class RefusedError(Exception):
+    """S3 refused a request."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status, answer.field("Code"))
+        self.answer = answer
+
+
+class _TransientError(Exception):
+    """What another attempt may not meet; `args` has the error of the last."""
+
+
+_REQUESTS = RetryPolicy("s3", _TransientError, Backoff(base=0.075, longest=0.3, factor=4.0), attempts=3)
+_ONCE = replace(_REQUESTS, attempts=1)
+
+
+class _Keys:
+    """Gives obstore the credentials that botocore finds, looked for when first needed and renewed by botocore."""
+
+    def __init__(self, session: Session) -> None:
+        self.problem: StoreUnavailableError | None = None
+        self._session = session
+        self._lock = Lock()
+
+    def __call__(self) -> "S3Credential":
+        try:
+            with self._lock:  # botocore's search is not meant for several threads
+                credentials = self._session.get_credentials()
+            if credentials is None:
+                self.problem = StoreUnavailableError(
+                    "no AWS credentials for --store: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+                    "or give this machine a role"
+                )
+                raise self.problem
+            keys = credentials.get_frozen_credentials()
+        except BotoCoreError as error:
+            self.problem = StoreUnavailableError(f"the AWS credentials for --store cannot be had: {error}")
+            raise self.problem from error
+        self.problem = None
+        until = datetime.now(UTC) + timedelta(seconds=_KEYS_S)
+        return {
+            "access_key_id": keys.access_key or "",
+            "secret_access_key": keys.secret_key or "",
+            "token": keys.token,
+            "expires_at": until,
+        }
+
+
+class S3Client:
+    """Sends requests for one bucket, each up to three times on transient failures, once to a server that is silent.
+
+    Methods raise RefusedError for a refusal, StoreUnavailableError where no answer comes, or none of an S3 server.
+    """
+
+    def __init__(
+        self, bucket: str, address: Address, session: Session, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.address = address
+        self._bucket = bucket
+        self._session = session
+        self._sleep = sleep
+        self._keys = _Keys(session)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; a later request opens new ones."""
+        self._stores: dict[float, obstore.store.S3Store] = {}
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> Found:
+        """GetObject, with a Range where it is not for all of it; a range has a byte at least."""
+        options: GetOptions = {}
+        if length is not None:
+            options = {"range": (start, start + length)}
+        elif start:
+            options = {"range": {"offset": start}}
+        return self._ask(lambda store: _found(obstore.get(store, name, options=options), read=True))
+
+    def head(self, name: str) -> Found:
+        """HeadObject: no bytes; its refusals have no code."""
+        return self._ask(lambda store: _found(obstore.get(store, name, options={"head": True}), read=False))
+
+    def put(
+        self,
+        name: str,
+        body: Bytes,
+        expires: float,
+        mode: "Literal['create', 'overwrite'] | UpdateVersion" = "overwrite",
+        part: int | None = None,
+    ) -> str:
+        """PutObject, or a multipart upload with parts of so many bytes; return the entity tag."""
+        put = self._ask(
+            lambda store: obstore.put(
+                store,
+                name,
+                body,
+                attributes={_EXPIRES: f"{expires:.3f}"},
+                mode=mode,
+                use_multipart=part is not None,
+                chunk_size=part or _SMALL,
+                max_concurrency=_PARTS_AT_ONCE,
+            ),
+            read_s=READ_S if len(body) <= _SMALL else _LARGE_S,
+        )
+        return put["e_tag"] or ""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """DeleteObjects, a thousand a request."""
+        if names:
+            self._ask(lambda store: obstore.delete(store, names))
+
+    def names(self, prefix: str, until: float) -> Iterator[list[str]]:
+        """ListObjectsV2: yield the names below a prefix last changed at `until`, in seconds since the epoch, or before.
+
+        A page at a time, in the order in which S3 lists them: in directory buckets that is any.
+        """
+        pages, page = self._ask(lambda store: _listed(store, prefix))
+        while page is not None:
+            yield [entry["path"] for entry in page if entry["last_modified"].timestamp() <= until]
+            page = self._ask(lambda _: next(pages, None), _ONCE)
+
+    def sign(self, name: str, lifetime_s: int) -> str:
+        """Return the URL of a GET that is good for so many seconds."""
+        return self._ask(lambda store: obstore.sign(store, "GET", name, timedelta(seconds=lifetime_s)))
+
+    def _opened(self, read_s: float) -> obstore.store.S3Store:
+        where = self.address
+        authority = str(self._session.get_config_variable("ca_bundle") or get_cert_path(verify=True))
+        try:
+            return obstore.store.S3Store(
+                self._bucket,
+                aws_endpoint_url_s3=where.url,
+                virtual_hosted_style_request=True,
+                region=where.region,
+                s3_express=where.sessions,
+                unsigned_payload=_is_safe(where.url),
+                credential_provider=self._keys,
+                client_options={
+                    "allow_http": True,
+                    "connect_timeout": timedelta(seconds=CONNECT_S),
+                    "read_timeout": timedelta(seconds=read_s),
+                    "timeout": _LONGEST,
+                    "user_agent": "serfer",
+                    "root_certificate": Path(authority).read_bytes(),
+                },
+                retry_config={"max_retries": 0},
+            )
+        except (BaseError, OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise StoreUnavailableError(
+                f"no client can be made for S3 at {where.url}: {reason}; check --store and AWS_CA_BUNDLE"
+            ) from error
+
+    def _ask(
+        self,
+        request: Callable[[obstore.store.S3Store], _T],
+        policy: RetryPolicy = _REQUESTS,
+        read_s: float | None = None,
+    ) -> _T:
+        read_s = READ_S if read_s is None else read_s
+        store = self._stores.get(read_s) or self._stores.setdefault(read_s, self._opened(read_s))
+
+        def attempt() -> _T:
+            try:
+                return request(store)
+            except (BaseError, FileNotFoundError, ValueError) as error:
+                raise self._meaning(error) from error
+
+        try:
+            return retry(attempt, policy, self._sleep)
+        except _TransientError as last:
+            raise last.args[0] from last.__cause__
+
+    def _meaning(self, error: Exception) -> Exception:
+        """Return what an error of obstore's means; it is transient where another attempt may not meet it."""
+        text = str(error)
+        if self._keys.problem and "credential provider" in text:
+            return self._keys.problem
+        answer = _answer(text)
+        if answer is not None:
+            refused = RefusedError(answer)
+            return _TransientError(refused) if answer.status in _TRANSIENT else refused
+        if "HTTP error" not in text and "HttpError" not in text:
+            return no_s3(self.address, Answer(200, b""))
+        failed, passes = unreachable(self.address, text)
+        return _TransientError(failed) if passes else failed
+
+
+def _found(result: "GetResult", *, read: bool) -> Found:
+    meta = result.meta
+    try:
+        expires = float(str(result.attributes[_EXPIRES]))
+    except (KeyError, ValueError):
+        expires = None
+    return Found(bytes(result.bytes()) if read else b"", meta["size"], meta["e_tag"] or "", expires)
+
+
+def _listed(
+    store: obstore.store.S3Store, prefix: str
+) -> "tuple[Iterator[Sequence[ObjectMeta]], Sequence[ObjectMeta] | None]":
+    """Return the pages of a list and the first of them; one that failed has no further page."""
+    pages = obstore.list(store, prefix.rstrip("/") or None, chunk_size=1000)
+    return pages, next(pages, None)
+
+
+def _answer(text: str) -> Answer | None:
+    """Return the HTTP response of which obstore's text tells, None where there was none."""
+    if match := _STATUS.search(text):
+        return Answer(int(match[1]), match[2].encode())
+    if _REDIRECTED in text:
+        return Answer(301, b"")
+    if "invalid multipart response" in text:  # S3 may say 200 first, and then that it failed
+        return Answer(500, b"<Code>InternalError</Code><Message>the upload was not completed</Message>")
+    if match := _UNDELETED.search(text):
+        return Answer(200, f"<Code>{match[2]}</Code><Message>{match[1]}</Message>".encode())
+    return None
+
+
+def _is_safe(url: str) -> bool:
+    """Return whether nobody between can change a body, so that it need not be signed.
+
+    That is so over TLS, where AWS's own clients sign no bodies either, and on this machine's own addresses.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        local = ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    return parts.scheme == "https" or local

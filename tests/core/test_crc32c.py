@@ -1,0 +1,37 @@
+"""The checksum of chunks, against Google's own."""
+
+import subprocess
+import sys
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.core.crc32c import crc32c
+
+RANDOM = bytes((7 * number * number) & 0xFF for number in range(70_001)) * 16
+
+
+@pytest.mark.parametrize(
+    ("data", "crc"), [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)]
+)
+def test_values_of_the_rfc(data, crc):
+    assert crc32c(data) == crc
+
+
+@given(st.sampled_from([0, 1, 3, 2047, 2048, 2049, 4096, 100_000, 1 << 20, (1 << 20) + 9]), st.integers(0, 20))
+def test_any_length_is_googles(length, start):
+    data = RANDOM[start : start + length]
+    assert crc32c(data) == google_crc32c.value(data)
+    assert crc32c(memoryview(data)[length // 3 :], crc32c(data[: length // 3])) == google_crc32c.value(data)
+
+
+def test_it_needs_no_numpy():
+    code = (
+        "import sys; sys.modules['numpy'] = None\n"
+        "from serfer.core.crc32c import crc32c\n"
+        "assert crc32c(bytes(range(256)) * 40) == int(sys.argv[1])"
+    )
+    expected = google_crc32c.value(bytes(range(256)) * 40)
+    subprocess.run([sys.executable, "-c", code, str(expected)], check=True, timeout=60)

@@ -20,6 +20,10 @@ from storage.store import Store
 Array = NDArray[Any]
 
 
+class OlderResultError(ResultGoneError):
+    """A result was kept by an older version of SerFer, whose format is not read."""
+
+
 class Results:
     """Results of a store, which its owner closes; `clock` gives seconds since the epoch.
 
@@ -48,7 +52,8 @@ class Results:
         """Return the manifest of an owner's result.
 
         Raises:
-            ResultGoneError: it has expired, was deleted, is another owner's, never was whole, or an older version's.
+            ResultGoneError: it has expired, was deleted, is another owner's, or never was whole; OlderResultError
+                of one of an older version.
             ResultDamagedError: the manifest is not what was written.
             InputError: `owner` or `result` cannot be one.
         """
@@ -111,7 +116,7 @@ class Results:
 
     def _gone(self, place: ResultPlace) -> ResultGoneError:
         if self._store.exists([place.old_manifest_key])[0]:
-            return ResultGoneError(
+            return OlderResultError(
                 f"result {place.id} was kept by an older version, whose format is not read: run it again; what is "
                 "stored of it expires by itself"
             )

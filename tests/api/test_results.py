@@ -258,16 +258,16 @@ def test_what_a_driver_of_before_has_written_is_read_and_has_failed_once_its_dea
 
 
 def test_the_same_request_is_answered_by_what_a_driver_of_before_has_written_and_runs_again_what_failed_there():
-    once = IdempotencyKey("name", "digest")
+    once = IdempotencyKey("me", "1", "digest")
 
     async def check():
         shared = written_by_fcfbc73(status="done", digest="digest", result={"answer": 0})
-        shared.compare_and_set("serfer:result-id:name", None, ID.encode(), 60.0)
+        shared.compare_and_set(f"serfer:result-id:{once.name}", None, ID.encode(), 60.0)
         done = await begin(AsyncQueries(shared, 600.0), at_once, once, "me")
         assert (done["id"], done["result"]) == (ID, {"answer": 0})
 
         shared = written_by_fcfbc73(digest="digest")  # its deadline is over
-        shared.compare_and_set("serfer:result-id:name", None, ID.encode(), 60.0)
+        shared.compare_and_set(f"serfer:result-id:{once.name}", None, ID.encode(), 60.0)
         results = AsyncQueries(shared, 600.0)
         assert (await begin(results, at_once, once, "me"))["id"] == ID
         await until(lambda: not results.runner)

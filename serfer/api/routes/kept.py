@@ -24,7 +24,7 @@ from serfer.api.results.downloads import ChunkedFile
 from serfer.api.routes.openapi import FILE, inference_errors
 from serfer.core.errors import ResultGoneError
 from serfer.core.zarr import ChunkedArray
-from serfer.results import ResultManifest, npy_bytes
+from serfer.results import OlderResultError, ResultManifest, npy_bytes
 
 NPY = "application/x-npy"  # not registered with IANA; SageMaker's clients and containers call it so
 OCTETS = "application/octet-stream"
@@ -33,7 +33,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 _ID = re.compile(r"[0-9a-f]{32}")
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_NAME = 100
-_NO_RESULT = "no such result: it was never made, has expired, was deleted, is another key's, or an older version's"
+_NO_RESULT = "no such result: it was never made, has expired, was deleted, or is another key's"
 _ANSWERS: Any = inference_errors(401, 403, 404, 422, 429, 503)
 _FILE: Any = {200: {"description": "The output, a .npy file.", "content": {NPY: {"schema": FILE}}}}
 _STORED: Any = {
@@ -63,6 +63,8 @@ class Keeping:
             raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT)
         try:
             return self.kept, await asyncio.to_thread(self.kept.results.read, owner_id(request), result_id)
+        except OlderResultError as error:
+            raise Problem(HTTPStatus.NOT_FOUND, str(error)) from None
         except ResultGoneError:
             raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT) from None
 

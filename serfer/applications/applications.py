@@ -23,6 +23,7 @@ from serfer.core.errors import (
     DeadlineError,
     InputError,
     LambdaThrottledError,
+    NetworkLoadError,
     QueryError,
     SerferError,
     UnavailableError,
@@ -281,10 +282,17 @@ class Applications(Loop):
             try:
                 answered = await self._on(choice, run)
             except _UnopenedError as error:
+                name, why = choice.variant.name, "cannot be opened here, and the service's log says why"
                 if asked.objectives.variant is not None:
-                    raise UnavailableError(f"variant {asked.objectives.variant} cannot be opened") from error
+                    raise VariantUnavailableError(f"variant {name} {why}") from error
                 failed = str(error)
-                self._exclude(self._served[choice.application], choice.variant, failed)
+                try:
+                    self._exclude(self._served[choice.application], choice.variant, failed)
+                except UnavailableError:
+                    raise VariantUnavailableError(
+                        f"application {choice.application} has no variant that can answer: {name} {why}; promote a "
+                        "version that this service can open"
+                    ) from error
                 choice = self._select(asked, live=live)
             except (QueryError, UnavailableError) as error:
                 failed = _words(error)
@@ -601,6 +609,10 @@ class Applications(Loop):
 
 class _UnopenedError(Exception):
     """A variant could not be opened."""
+
+
+class VariantUnavailableError(NetworkLoadError):
+    """No variant that may answer a query can be opened; the message has nothing of the reason, which is in the log."""
 
 
 def served_name(application: str, variant: str, place: str = FUNCTIONS) -> str:

@@ -8,8 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from serfer.api.http.problems import problem_of
 from serfer.applications import applications as module
-from serfer.applications.applications import STILL_S, ApplicationQuery, Applications, Run, served_name
+from serfer.applications.applications import (
+    STILL_S,
+    ApplicationQuery,
+    Applications,
+    Run,
+    VariantUnavailableError,
+    served_name,
+)
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import VariantPipelines
@@ -221,6 +229,24 @@ def test_a_driver_that_can_open_nothing_says_why(driver):
     driver.broken |= {"cheap", "fast", "good"}
     with pytest.raises(UnavailableError, match="it is not whole"):
         asyncio.run(driver.applications.open())
+
+
+def test_a_query_that_no_variant_can_answer_is_refused_by_their_names_without_what_the_log_says(driver, registry):
+    """As after a release of variants whose plans have an older format."""
+
+    register(registry, "faces", version("net", 2, NEW))
+
+    async def query():
+        await driver.applications.open()
+        await driver.applications.change("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
+        driver.broken.add("new")
+        await driver.ask("query")
+
+    with pytest.raises(VariantUnavailableError, match=r"faces .* new cannot be opened here, .* log") as raised:
+        asyncio.run(query())
+    said = problem_of(raised.value)
+    assert (said.status, said.detail) == (503, str(raised.value))
+    assert "it is not whole" not in said.detail
 
 
 def test_a_cheaper_variant_takes_over_when_enough_queries_would_be_cheaper(driver):

@@ -31,8 +31,8 @@ from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
 from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
+from serfer.core.http_messages import EngineSignals, InstanceState, ModelState
 from serfer.core.run_machine import GANG_TRANSITIONS, TRANSITIONS
-from serfer.core.served import EngineSignals, InstanceState, ModelState
 from serfer.core.variants import Place
 from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.keep_warm import WarmStatus

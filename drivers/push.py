@@ -32,7 +32,7 @@ from drivers.invoker import Invoker
 from drivers.query_store import QueryStore, delete
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError
 from serfer.core.hedging import LearntHedging
-from serfer.core.inline import data_paths
+from serfer.core.inline_outputs import data_paths
 from serfer.core.keys import ResultPlace, inbox_key, input_key, output_key, query_id, query_keys
 from serfer.core.plan import Gang, Piece, Plan
 from serfer.core.plan.answers import answer_arrays, verified_parts

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lambdas.cells import Array, InputCell, TileInputs, cells_to_bytes, input_numbers, part_of, read_cells
+from lambdas.cell_codec import Array, InputCell, TileInputs, cells_to_bytes, input_numbers, part_of, read_cells
 from lambdas.sessions import SessionCache
 from serfer.core.checksum import verified
 from serfer.core.errors import AlteredPieceError, GangAbortedError, GangStalledError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lambdas.cells import Array
+from lambdas.cell_codec import Array
 from serfer.core.errors import NotFiniteError, PlanError
 from serfer.core.keys import ResultPlace, StoreCounts
 from serfer.core.plan import Plan, Tile

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lambdas.cells import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
+from lambdas.cell_codec import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
 from lambdas.sessions import SessionCache
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError

@@ -14,7 +14,7 @@ from typing import Any
 from sam.data import read_table
 from sam.stacks import repositories
 from sam.teardown import REPOSITORY
-from serfer.core.structure import structure
+from serfer.core.dataclass_codec import structure
 
 _NAMED = {
     "cloudformation": (

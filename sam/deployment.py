@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from sam.options import RECORD, TEMPLATE, Options
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
-from serfer.core.structure import structure, unstructure
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 
 FORMAT = 1

@@ -63,13 +63,13 @@ if TYPE_CHECKING:
     from serfer.core.errors import UsageError as UsageError
     from serfer.core.errors import ValueTooLargeError as ValueTooLargeError
     from serfer.core.errors import WrongAnswerError as WrongAnswerError
+    from serfer.core.http_messages import Objectives as Objectives
+    from serfer.core.http_messages import SelectedVariant as SelectedVariant
+    from serfer.core.http_messages import ServedRegistration as ServedRegistration
+    from serfer.core.http_messages import ServedReport as ServedReport
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
     from serfer.core.report import QueryReport as QueryReport
-    from serfer.core.served import Objectives as Objectives
-    from serfer.core.served import SelectedVariant as SelectedVariant
-    from serfer.core.served import ServedRegistration as ServedRegistration
-    from serfer.core.served import ServedReport as ServedReport
     from serfer.mapping.many_images import ManyReport as ManyReport
     from serfer.mapping.map import map_image as map  # noqa: A004 - a map of an image
     from serfer.mapping.map import map_many as map_many
@@ -174,7 +174,7 @@ _HOMES = {
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
-    "Objectives": ("serfer.core.served", "Objectives"),
+    "Objectives": ("serfer.core.http_messages", "Objectives"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
@@ -183,10 +183,10 @@ _HOMES = {
     "RegistrationJob": ("serfer.client.sync_client", "RegistrationJob"),
     "Result": ("serfer.pipeline.result", "Result"),
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
-    "SelectedVariant": ("serfer.core.served", "SelectedVariant"),
+    "SelectedVariant": ("serfer.core.http_messages", "SelectedVariant"),
     "ServedOutput": ("serfer.client.results", "ServedOutput"),
-    "ServedRegistration": ("serfer.core.served", "ServedRegistration"),
-    "ServedReport": ("serfer.core.served", "ServedReport"),
+    "ServedRegistration": ("serfer.core.http_messages", "ServedRegistration"),
+    "ServedReport": ("serfer.core.http_messages", "ServedReport"),
     "ServedResult": ("serfer.client.results", "ServedResult"),
     "ServedTensor": ("serfer.client.tensors", "ServedTensor"),
     "StoredResult": ("serfer.results.stored", "StoredResult"),

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from storage.coordination import Coordination
 from storage.exchange import START, Exchange, Message, Received
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
-from storage.versions import VERSION_BYTES, LocalCoordination
+from storage.versioned_values import VERSION_BYTES, LocalCoordination
 
 _SWEEP_EVERY_S = 1.0
 _NOTHING = b"", -math.inf  # a value and when it expires

@@ -108,8 +108,8 @@ def test_a_command_without_its_extra_ends_with_one_line_that_has_the_pip_command
 
 NO_BENCH = """
 import sys
-import serfer.modules
-serfer.modules.entry_points = lambda group: []
+import serfer.plug_ins
+serfer.plug_ins.entry_points = lambda group: []
 from serfer.__main__ import main
 sys.argv = ["serfer", "bench", "overhead"]
 main()

@@ -395,7 +395,7 @@ def test_a_users_own_file_passes_strict_type_checks(installed, request, tmp_path
     assert done.returncode == 0, done.stdout
     for kind in ("serfer.core.plan.model.Plan", "serfer.core.report.QueryReport", "serfer.core.errors.ModelError"):
         assert f'Revealed type is "{kind}' in done.stdout
-    assert '"serfer.core.served.ServedReport"' in done.stdout
+    assert '"serfer.core.http_messages.ServedReport"' in done.stdout
 
 
 @pytest.mark.deploy
@@ -405,7 +405,7 @@ def test_the_client_alone_passes_strict_type_checks(client_wheel, tmp_path):
     check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "-c", code]
     done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert '"serfer.core.served.ServedReport"' in done.stdout
+    assert '"serfer.core.http_messages.ServedReport"' in done.stdout
 
 
 def test_ci_runs_the_documented_commands():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bench.cold import page_cache
 from bench.cold.probe import MARK
 from drivers.lambda_http import LambdaInvoker
-from lambdas.cells import cells_to_bytes
+from lambdas.cell_codec import cells_to_bytes
 from serfer.core.checksum import protect
 from serfer.core.errors import QueryError
 from serfer.core.keys import input_key, output_key, query_id, query_keys

@@ -21,8 +21,8 @@ from bench.core.stamp import Stamp, make_stamp
 from serfer.cli.shared.display import columns
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import out
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, SerferError
-from serfer.core.structure import unstructure
 from serfer.files import write_whole
 
 RESULT_FILE, ROWS_FILE = "result.json", "rows.csv"

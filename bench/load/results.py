@@ -18,8 +18,8 @@ from bench.core.results import RESULT_FILE
 from bench.core.stamp import Stamp
 from bench.core.system import Totals
 from bench.core.workload import Sent
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError
-from serfer.core.structure import structure, unstructure
 from serfer.files import write_whole
 
 FORMAT = 1

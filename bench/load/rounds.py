@@ -12,8 +12,8 @@ from bench.core.system import System
 from bench.core.workload import Clock
 from bench.load.queries import Example, run_queries
 from bench.load.results import Log, Result, Round, make_round
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UnavailableError
-from serfer.core.structure import unstructure
 
 Progress = Callable[[str], None]
 _MILLION = 1_000_000

@@ -24,7 +24,7 @@ from bench.core.null_workers import null_pipeline
 from bench.core.options import NetworkOption, RowsOption, network
 from bench.core.results import publish_rows
 from drivers.lambda_http import _Signer
-from lambdas.cells import cells_to_bytes, crop_to_input, pieces_to_inputs
+from lambdas.cell_codec import cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.cli.shared.options import JsonOption, PlanOption, status_line
 from serfer.core.checksum import protect
 from serfer.core.keys import StoreCounts, output_key

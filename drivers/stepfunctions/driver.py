@@ -22,7 +22,7 @@ from drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions,
 from drivers.stepfunctions.output import parse_output
 from drivers.stepfunctions.result import error_of, stage_runs
 from serfer.core.errors import DeadlineError, InputError, TaskFailedError, UsageError
-from serfer.core.inline import ONE_SLOT
+from serfer.core.inline_outputs import ONE_SLOT
 from serfer.core.keys import input_key, query_id, query_keys
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import verified_parts

@@ -10,8 +10,8 @@ from serfer.api.objectives import OPENING, is_cold, same_classes, selected
 from serfer.api.observability.timeline import served_report
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.applications import ApplicationQuery, Choice, Run
+from serfer.core.http_messages import ServedReport
 from serfer.core.plan import Plan
-from serfer.core.served import ServedReport
 from serfer.pipeline.pipeline import Pipeline
 
 

@@ -10,7 +10,7 @@ from fastapi import Query
 from serfer.api.http.problems import Problem
 from serfer.api.service import Service, ServiceResult
 from serfer.applications.applications import ApplicationQuery, Choice
-from serfer.core.served import SelectedVariant
+from serfer.core.http_messages import SelectedVariant
 from serfer.core.variants import NAME, OBJECTIVES, Objectives
 
 PARAMETERS: Final = ("application", *OBJECTIVES, "strict")

@@ -31,7 +31,7 @@ from serfer.core.errors import (
     TaskFailedError,
     UsageError,
 )
-from serfer.core.served import InstanceState, ModelState
+from serfer.core.http_messages import InstanceState, ModelState
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.query import check_images

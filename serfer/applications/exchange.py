@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final
 from serfer.applications.meters import DriverSignals
 from serfer.control.canary import BUCKETS, Conduct
 from serfer.control.selection.scaling.demand import NetworkDemand
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import PlanError
-from serfer.core.structure import Bounds, structure, unstructure
 from serfer.fleet.registry import MAX_DRIVERS, DriverRegistry, Heartbeat, Record
 from storage.coordination import Coordination
 

@@ -21,10 +21,10 @@ from drivers.driver import RequestContext
 from drivers.instance.client import Fault, FaultKind, InstanceClient, open_http
 from drivers.target import InstanceAnswer
 from serfer.control.selection import VariantSignals
+from serfer.core.dataclass_codec import structure
 from serfer.core.errors import OverloadedError, PlanError, UnavailableError
+from serfer.core.http_messages import InstanceState, ModelState
 from serfer.core.plan import Plan
-from serfer.core.served import InstanceState, ModelState
-from serfer.core.structure import structure
 from serfer.core.variants import Place
 from serfer.fleet.log_events import TroubleLog
 

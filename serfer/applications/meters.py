@@ -9,7 +9,7 @@ from statistics import median
 from typing import Annotated, Final
 
 from serfer.control.selection import VariantSignals
-from serfer.core.structure import Bounds
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Place, Variant
 

@@ -18,11 +18,11 @@ from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
 from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gang
 from serfer.core.costs.pricing import store_of, uses_store
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
-from serfer.core.inline import PAYLOAD_SHARE
+from serfer.core.inline_outputs import PAYLOAD_SHARE
 from serfer.core.plan import CONTAINER, Plan, Stage, explained
 from serfer.core.plan.window_plan import check_whole_images, priced_query
-from serfer.core.structure import unstructure
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.settings import load_settings

@@ -23,7 +23,14 @@ from serfer.client.registering import Described, Place, registration_form
 from serfer.client.results import AsyncServedResult
 from serfer.client.tensors import ServedTensor
 from serfer.client.wire import AsyncWire, checked_url, headers
-from serfer.core.served import NO_OBJECTIVES, JobStatus, Objectives, ServedModel, ServedRegistration, ServedReport
+from serfer.core.http_messages import (
+    NO_OBJECTIVES,
+    JobStatus,
+    Objectives,
+    ServedModel,
+    ServedRegistration,
+    ServedReport,
+)
 
 
 class AsyncClient:

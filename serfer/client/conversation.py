@@ -44,8 +44,8 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
+from serfer.core.http_messages import JobStatus, ServedModel, ServedRegistration, ServedReport
 from serfer.core.retry import Backoff, RetryPolicy
-from serfer.core.served import JobStatus, ServedModel, ServedRegistration, ServedReport
 from serfer.core.zarr import METADATA
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
+from serfer.core.dataclass_codec import structure
 from serfer.core.errors import (
     ImageError,
     InputError,
@@ -24,7 +25,7 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from serfer.core.served import (
+from serfer.core.http_messages import (
     NO_OBJECTIVES,
     OBJECTIVES,
     JobStatus,
@@ -33,7 +34,6 @@ from serfer.core.served import (
     ServedRegistration,
     ServedReport,
 )
-from serfer.core.structure import structure
 
 T = TypeVar("T")
 Image: TypeAlias = bytes | str | os.PathLike[str]

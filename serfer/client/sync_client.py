@@ -24,7 +24,14 @@ from serfer.client.results import ServedResult
 from serfer.client.sync_session import Session
 from serfer.client.tensors import ServedTensor
 from serfer.client.wire import Wire, checked_url, headers
-from serfer.core.served import NO_OBJECTIVES, JobStatus, Objectives, ServedModel, ServedRegistration, ServedReport
+from serfer.core.http_messages import (
+    NO_OBJECTIVES,
+    JobStatus,
+    Objectives,
+    ServedModel,
+    ServedRegistration,
+    ServedReport,
+)
 
 
 class Client:

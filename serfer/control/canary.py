@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Annotated, Final
 
-from serfer.core.structure import Bounds
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.variants import CanaryLimits
 
 BUCKETS: Final = 72

@@ -23,8 +23,8 @@ from serfer.control.policy import InstanceGroup, Learner, Observation, Policy, P
 from serfer.control.rate_account import AccountedPolicy, RateAccount
 from serfer.control.scenario import Scenario
 from serfer.control.snapshots import MAX_SNAPSHOT_BYTES, Snapshot, read_json
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError
-from serfer.core.structure import structure, unstructure
 
 FORMAT: Final = "serfer policy recording"
 VERSION: Final = 1

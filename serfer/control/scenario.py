@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from serfer.control.batching import BatchTimes
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import InputError
-from serfer.core.structure import Bounds, structure, unstructure
 from serfer.core.units import MS_PER_S
 
 S_PER_HOUR = 3600.0

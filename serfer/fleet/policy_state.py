@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 from serfer.control.policy import Learner
 from serfer.control.snapshots import MAX_SNAPSHOT_BYTES, Snapshot, read_json, write_json
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, SerferError, UnavailableError, UsageError
-from serfer.core.structure import structure, unstructure
 from serfer.files import lies_inside, write_whole
 from serfer.fleet.background import Background
 from serfer.fleet.log_events import log_event

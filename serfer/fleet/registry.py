@@ -27,9 +27,9 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from serfer.control.policy import NO_QUERIES, InstanceState, Interruption, LatencyWindow
 from serfer.control.scenario import Market
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import PlanError, StoreUnavailableError
 from serfer.core.retry import Backoff, RetryPolicy
-from serfer.core.structure import structure, unstructure
 from serfer.core.wire import MAX_BATCH
 from serfer.fleet.lease import Election, Lease
 from storage.coordination import UNREAD, ContendedError, Coordination, Entry, change

@@ -25,7 +25,7 @@ from drivers.target import InstanceAnswer
 from serfer.control.dispatch import Batching, ServiceTimeEstimator
 from serfer.control.residency import Occupant, victims
 from serfer.core.errors import NetworkLoadError, OverloadedError
-from serfer.core.served import InstanceState, ModelState, ModelStatus
+from serfer.core.http_messages import InstanceState, ModelState, ModelStatus
 from serfer.instance.device import Device
 from serfer.instance.engine import Engine
 from serfer.instance.measuring import NetworkMeasurement

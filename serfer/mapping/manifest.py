@@ -7,8 +7,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from serfer.core.dataclass_codec import structure
 from serfer.core.errors import PlanError
-from serfer.core.structure import structure
 from serfer.files import read_text
 from serfer.plan_directory import file_sha256
 from serfer.raster.objects import Bucket

@@ -11,8 +11,8 @@ from typing import Annotated, Protocol
 from yarl import URL
 
 from serfer.control.offline.throttle import OnlineLoad
+from serfer.core.dataclass_codec import Bounds, structure
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.structure import Bounds, structure
 from serfer.offline.http_exchange import checked_url, exchange
 
 _TIMEOUT_S = 2.0

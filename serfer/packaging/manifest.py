@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from serfer.core.structure import structure
+from serfer.core.dataclass_codec import structure
 
 _PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD", "sboms", ".."})
 _PRUNED_SUFFIXES = (".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.optimum import optimum_schedule
+from serfer.control.clairvoyant import optimum_schedule
 from serfer.pictures import check_suffix, draw_charts
 from serfer.pictures.charts import Chart, Curve, Point
 from serfer.sim.rates import Timeline

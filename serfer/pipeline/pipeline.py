@@ -34,7 +34,7 @@ from serfer.images import Recipe, decode_image, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
 from serfer.pipeline.health import Health, Probe
-from serfer.pipeline.keeper import Keeper
+from serfer.pipeline.kept_answers import Keeper
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
 from serfer.pipeline.query import Query, check_batch, check_images, cut_crops, preprocess_of
 from serfer.pipeline.result import Result, from_cache, from_functions, from_instance, with_counts

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, PlanError, UnavailableError
 from serfer.core.plan.layout import COLD_DIRECTORY, EXPLANATION_FILE, PLAN_FILE, is_part
-from serfer.core.structure import Bounds
 from serfer.files import locked
 from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.registry.records import decode_record, encode_record

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final, Protocol, TypeVar
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, UsageError
-from serfer.core.structure import structure, unstructure
 from serfer.core.variants import FORMAT, NAME, Application, check_application
 from serfer.registry.store import check_size
 

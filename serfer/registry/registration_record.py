@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Final
 
+from serfer.core.dataclass_codec import Bounds, unstructure
 from serfer.core.errors import InputError, UsageError
-from serfer.core.structure import Bounds, unstructure
 from serfer.core.variants import Variant, check_variant
 from serfer.registry.records import decode_record
 from serfer.registry.store import Document, RegistryStore

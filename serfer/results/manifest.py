@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from serfer.core.crc32c import crc32c
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import ResultDamagedError, SerferError
 from serfer.core.keys import ResultPlace
 from serfer.core.plan import OUTPUT_TYPES, Plan
 from serfer.core.plan.answers import answer_arrays
-from serfer.core.structure import Bounds, structure, unstructure
 from serfer.core.zarr import METADATA, MOST_METADATA_BYTES, ChunkedArray, read_array
 
 FORMAT = 2  # 1 had parts of its own format

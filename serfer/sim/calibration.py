@@ -29,9 +29,9 @@ from serfer.core.costs.cost_model import (
     plan_load,
     task_seconds,
 )
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
-from serfer.core.structure import structure, unstructure
 from serfer.core.wire import Report
 from serfer.files import read_text, write_whole
 from serfer.pipeline.pipeline import Pipeline

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serfer.control.optimum import optimum_usd
+from serfer.control.clairvoyant import optimum_usd
 from serfer.control.policies import ALONE, make_policy
 from serfer.control.policy import Policy
 from serfer.control.router import Router

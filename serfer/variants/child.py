@@ -17,16 +17,16 @@ from typing import Annotated, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import InputError, SerferError
 from serfer.core.plan import Plan
-from serfer.core.structure import Bounds, structure, unstructure
 from serfer.core.units import MIB, MS_PER_S
 from serfer.core.variants import Accuracy
 from serfer.instance.network import Hardware, Network, load_whole, open_network
 from serfer.pipeline.labelled.accuracy import BATCH, correct_answers
 from serfer.pipeline.reference import normalised
 from serfer.variants.candidates import BATCHES
-from serfer.variants.figures import P95
+from serfer.variants.predicted_figures import P95
 
 LABELS_FILE: Final = "labels.npy"
 PIXELS_FILE: Final = "pixels.npy"

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.costs.aws import AwsFacts
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError
 from serfer.core.plan import FORMAT
-from serfer.core.structure import structure, unstructure
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer.instance.network import processors
 from serfer.local.die_with_parent import dying_with_me
@@ -26,10 +26,10 @@ from serfer.registry.registry import Registry
 from serfer.settings import Settings
 from serfer.variants.candidates import Candidate, PlanRequest, choose, loss, plan_requests
 from serfer.variants.child import InstanceFigures, InstanceJob
-from serfer.variants.figures import PlanFigures, predicted
 from serfer.variants.images import ImageFiles, ValidationFiles
 from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import BaseNetwork, Progress, make_plan, short_name
+from serfer.variants.predicted_figures import PlanFigures, predicted
 from serfer.variants.quantising import with_quantised
 from serfer.variants.steps import Steps
 from serfer.wiring.open_pipeline import open_pipeline

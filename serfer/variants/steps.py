@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, RegistrationLostError, UnavailableError
-from serfer.core.structure import structure, unstructure
 from serfer.core.variants import Variant
 from serfer.files import locked, read_text, write_whole
 from serfer.registry.registration import HEARTBEAT_S, Registrations

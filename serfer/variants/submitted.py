@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, SerferError
-from serfer.core.structure import structure
 from serfer.settings import load_settings
 from serfer.variants.register import register
 from serfer.variants.trial import example_of, try_network

@@ -19,8 +19,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, ModelError, SerferError
-from serfer.core.structure import structure, unstructure
 from serfer.core.units import MIB
 from serfer.local.die_with_parent import dying_with_me
 

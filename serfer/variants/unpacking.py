@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, SerferError
-from serfer.core.structure import structure, unstructure
 from serfer.core.units import MIB
 from serfer.images import image_files
 from serfer.pipeline.labelled.labels import LIST_FILE, MOST_IMAGES, listed

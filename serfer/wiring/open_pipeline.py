@@ -26,7 +26,7 @@ from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.core.inline import CROP_BYTES, PAYLOAD_SHARE
+from serfer.core.inline_outputs import CROP_BYTES, PAYLOAD_SHARE
 from serfer.core.keys import NO_RESULT
 from serfer.core.plan import CACHE, INLINE, Plan
 from serfer.core.run_machine import Retry
@@ -35,7 +35,7 @@ from serfer.fleet.open_pool import Routing, RunningPool, open_pool
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.function_load import FunctionGauge
 from serfer.pipeline.health import Probe, probes
-from serfer.pipeline.keeper import Keeper
+from serfer.pipeline.kept_answers import Keeper
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache

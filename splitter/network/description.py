@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ACTIVATIONS, CHANNELS, Preprocess
-from serfer.core.structure import structure
 
 CROPS = ("centre", "none")
 _MAX_PREPROCESS_BYTES = 64 * 1024

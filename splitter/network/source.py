@@ -30,7 +30,7 @@ from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
-from serfer.modules import defined, file_module, in_one_line
+from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.onnx_models import OPSET, session_of

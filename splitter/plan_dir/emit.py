@@ -17,7 +17,7 @@ from splitter.plan_dir.weights import WeightsFile
 from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of
 from splitter.tiling.regions import Regions, input_region, whole_regions
-from splitter.tiling.rule import Rule, TileOperator
+from splitter.tiling.tiling_rule import Rule, TileOperator
 
 
 def input_name(number: int) -> str:

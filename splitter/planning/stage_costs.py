@@ -33,7 +33,7 @@ from splitter.tiling.grids import ONE, can_part
 from splitter.tiling.interned_spans import InternedSpans
 from splitter.tiling.receptive_field import Spans, spans_of
 from splitter.tiling.regions import AxisNode, AxisWalk, axis_node, input_region
-from splitter.tiling.rule import extent
+from splitter.tiling.tiling_rule import extent
 
 _Sizes = NDArray[np.int64]
 _Ends = tuple[int, int]

@@ -15,7 +15,7 @@ import numpy as np
 
 from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node, integers
 from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.rule import Rule, TileOperator
+from splitter.tiling.tiling_rule import Rule, TileOperator
 
 Along = Callable[[Graph, Node], Collection[int] | None]
 

@@ -39,7 +39,7 @@ from splitter.tiling.resampling import (
     matrix_of,
 )
 from splitter.tiling.resizing import Resize
-from splitter.tiling.rule import Rule, extent
+from splitter.tiling.tiling_rule import Rule, extent
 from splitter.tiling.windowed import AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
 
 __all__ = [

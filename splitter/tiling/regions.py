@@ -15,7 +15,7 @@ from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
 from splitter.tiling import operators
 from splitter.tiling.interned_spans import InternedSpans
 from splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, spans_of
-from splitter.tiling.rule import InputRegion, extent
+from splitter.tiling.tiling_rule import InputRegion, extent
 
 Regions = dict[str, Rect]
 

@@ -11,7 +11,7 @@ from serfer.core.geometry import Rect, Span
 from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node, integers
 from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import ReceptiveField, Spans, tabulated
-from splitter.tiling.rule import Rule, TileOperator, extent, join_spans
+from splitter.tiling.tiling_rule import Rule, TileOperator, extent, join_spans
 from splitter.tiling.windowed import works_on_maps
 
 _Picks = dict[int, NDArray[Any]]

@@ -23,7 +23,7 @@ from splitter.network.interpolation import (
 )
 from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import ReceptiveField, tabulated
-from splitter.tiling.rule import Rule, TileOperator, append_slice
+from splitter.tiling.tiling_rule import Rule, TileOperator, append_slice
 
 _ROWS = 32
 """Output rows (or columns) that one product computes."""

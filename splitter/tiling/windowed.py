@@ -12,7 +12,7 @@ from splitter.network.operator_kinds import POOLS
 from splitter.network.sliding_window import average_scale, window
 from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import ReceptiveField, under
-from splitter.tiling.rule import Rule, TileOperator
+from splitter.tiling.tiling_rule import Rule, TileOperator
 
 
 def works_on_maps(graph: Graph, node: Node) -> bool:

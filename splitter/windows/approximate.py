@@ -23,7 +23,7 @@ from splitter.planning.limits import room_in
 from splitter.planning.split_options import Budget
 from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.regions import infer_regions
-from splitter.tiling.rule import extent
+from splitter.tiling.tiling_rule import extent
 from splitter.windows.map_plan import STEPS, Network, WindowChoice, WindowTile, WindowTiles, window_usd
 from splitter.windows.memory import window_mb
 from splitter.windows.position import Place, place_of, placed

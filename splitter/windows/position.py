@@ -22,7 +22,7 @@ from splitter.network.graph import Graph, Node
 from splitter.tiling import operators
 from splitter.tiling.receptive_field import Spans, spans_of
 from splitter.tiling.regions import AxisWalk, axis_node
-from splitter.tiling.rule import extent
+from splitter.tiling.tiling_rule import extent
 
 Place = tuple[Fraction, Fraction]
 """The least and the most pixels of the image that lie before a tensor, among the branches that make it."""

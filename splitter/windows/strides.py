@@ -16,7 +16,7 @@ from splitter.network.operator_kinds import BROADCAST
 from splitter.network.unsupported import refuse
 from splitter.tiling import operators
 from splitter.tiling.receptive_field import spans_of
-from splitter.tiling.rule import extent
+from splitter.tiling.tiling_rule import extent
 
 LONGER = 11_520
 """Pixels by which a second image is larger: a multiple of every common stride, 2^8 x 3^2 x 5."""

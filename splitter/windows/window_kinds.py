@@ -19,7 +19,7 @@ from serfer.core.plan import AxisWindow, AxisWindows
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from splitter.tiling.receptive_field import Spans, spans_of
 from splitter.tiling.regions import AxisWalk, axis_node
-from splitter.tiling.rule import extent
+from splitter.tiling.tiling_rule import extent
 from splitter.windows.strides import Strides
 
 Shape = tuple[tuple[int, ...], ...]

@@ -14,7 +14,7 @@ from storage.exchange import Exchange
 from storage.file.directory import NS, Directory
 from storage.file.inbox import pread
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
-from storage.versions import VERSION_BYTES, LocalCoordination
+from storage.versioned_values import VERSION_BYTES, LocalCoordination
 
 
 class FileStore(Store):

@@ -5,7 +5,7 @@ from typing import Any
 
 from storage.redis.node import Command, milliseconds
 from storage.store import check_keys
-from storage.versions import VERSION_BYTES, PrefixedVersions
+from storage.versioned_values import VERSION_BYTES, PrefixedVersions
 
 # A value that begins with the new version was written by this very call, whose reply was lost: so it may be sent again.
 _COMPARE_AND_SET = f"""

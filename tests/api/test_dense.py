@@ -13,7 +13,7 @@ from serfer.api.app import make_app
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.service import Service
 from serfer.core.errors import RequestRefusedError, UsageError
-from serfer.core.served import ModelOutput
+from serfer.core.http_messages import ModelOutput
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.e2e.dense import OUTPUTS, split_dense

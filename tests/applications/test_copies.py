@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from serfer.applications.scaling.copies import VariantCopies
-from serfer.core.served import ModelState
+from serfer.core.http_messages import ModelState
 from tests.applications.test_instances import Clock
 from tests.applications.test_scaling import SIGNALS
 

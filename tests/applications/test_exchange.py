@@ -10,7 +10,7 @@ from serfer.applications.exchange import DriverEntry, Exchange, ScalingDecision
 from serfer.applications.meters import DriverSignals
 from serfer.control.canary import ConductCounter
 from serfer.control.selection.scaling.demand import NetworkDemand
-from serfer.core.structure import unstructure
+from serfer.core.dataclass_codec import unstructure
 from serfer.fleet.registry import MAX_DRIVERS, TTL_S
 from storage import open_store
 

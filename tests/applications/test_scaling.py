@@ -15,8 +15,8 @@ from serfer.cli.shared.service_options import applications_of
 from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import PlanError, UnavailableError, UsageError
+from serfer.core.http_messages import EngineSignals, ModelState
 from serfer.core.plan import codec
-from serfer.core.served import EngineSignals, ModelState
 from serfer.core.units import MIB
 from serfer.core.variants import NO_OBJECTIVES, Application, Figure, Place
 from serfer.fleet.control_loop import Timing

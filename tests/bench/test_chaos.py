@@ -18,7 +18,7 @@ from bench.core.workload import Sent
 from bench.load.queries import WRONG
 from serfer.cli.main import app
 from serfer.core.errors import QueryError, SerferError, UsageError
-from serfer.core.inline import inline_stages
+from serfer.core.inline_outputs import inline_stages
 from serfer.plan_directory import check_artefacts, load_plan
 
 PATIENCE = 60.0

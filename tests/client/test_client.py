@@ -30,7 +30,7 @@ from serfer.core.errors import (
     UnavailableError,
     UsageError,
 )
-from serfer.core.served import ModelInput, ServedModel
+from serfer.core.http_messages import ModelInput, ServedModel
 
 KEY = "sk-hush-hush-hush"
 NOW = 1_700_000_000.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.optimum import optimum_usd
+from serfer.control.clairvoyant import optimum_usd
 from serfer.control.policies import make_policy
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.robustness_budget import competitive_ratio

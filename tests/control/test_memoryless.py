@@ -6,7 +6,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from serfer.control.optimum import optimum_usd
+from serfer.control.clairvoyant import optimum_usd
 from serfer.control.scenario import parse_scenario
 from tests.control.worlds import LARGE, SMALL, TWO_TYPES
 

@@ -47,7 +47,7 @@ def made(tmp_path):
 
 def plugged(monkeypatch, *entries):
     mine = EntryPoints([EntryPoint(name, value, "serfer.policies") for name, value in entries])
-    monkeypatch.setattr("serfer.modules.entry_points", lambda group: mine.select(group=group))
+    monkeypatch.setattr("serfer.plug_ins.entry_points", lambda group: mine.select(group=group))
 
 
 def test_a_file_of_the_users_own_has_a_policy_and_may_import_its_neighbours(made):

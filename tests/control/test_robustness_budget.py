@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.optimum import optimum_usd
+from serfer.control.clairvoyant import optimum_usd
 from serfer.control.policies.capacity_levels import lambda_units
 from serfer.control.policies.robustness_budget import RobustnessBudget, competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental

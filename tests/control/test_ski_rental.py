@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.optimum import optimum_usd
+from serfer.control.clairvoyant import optimum_usd
 from serfer.control.policies.robustness_budget import competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental
 from tests.control.worlds import LONG, QPS, at_once, fleet, rows, scenario, seen, with_boots

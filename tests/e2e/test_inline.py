@@ -11,7 +11,7 @@ import pytest
 import serfer
 from lambdas.worker import Worker
 from serfer.core.exactness import difference
-from serfer.core.inline import inline_stages
+from serfer.core.inline_outputs import inline_stages
 from serfer.core.keys import StoreCounts, stage_of
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan

@@ -19,7 +19,7 @@ from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan.answers import answer_arrays
 from serfer.core.run_machine import Retry
 from serfer.local.servers.s3 import S3Server
-from serfer.pipeline.keeper import Keeper
+from serfer.pipeline.kept_answers import Keeper
 from serfer.results import Results
 from storage import open_store
 from storage.memory import MemoryStore

@@ -11,7 +11,7 @@ import pytest
 import serfer
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.local.lambda_.access import random_access, send
-from serfer.local.lambda_.additions import PLANS
+from serfer.local.lambda_.added_functions import PLANS
 from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan

@@ -10,8 +10,8 @@ import pytest
 
 from serfer.control.policy import Interruption
 from serfer.control.scenario import Market
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import StoreUnavailableError
-from serfer.core.structure import unstructure
 from serfer.fleet import registry as module
 from serfer.fleet.lease import Lease
 from serfer.fleet.registry import (

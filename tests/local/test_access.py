@@ -20,10 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.sigv4 import Access, sign
-from serfer.local.lambda_ import peer
 from serfer.local.lambda_.access import Verifier
-from serfer.local.lambda_.peer import is_ours
 from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.socket_owner import is_ours
 from tests.local.test_lambda_service import Local, probe
 
 PASSWORD = "0123456789abcdef"  # noqa: S105 - of no store
@@ -267,7 +266,7 @@ class TestPeer:
 
     def test_an_end_of_another_user_is_not_ours(self, ends, monkeypatch):
         _, accepted = ends
-        monkeypatch.setattr(peer.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert not is_ours(accepted.getpeername(), accepted.getsockname())
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import codec, sealed
-from serfer.core.structure import unstructure
 from serfer.core.variants import Canary
 from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
 from serfer.registry import RegistrationRequest, Registrations, RegistrationState, RegistrationStep, check_apart

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.optimum import optimum_usd
+from serfer.control.clairvoyant import optimum_usd
 from serfer.control.policies import POLICIES, SEVERAL_TYPES, make_policy
 from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
 from serfer.control.scenario import Market, parse_scenario

@@ -390,7 +390,7 @@ def test_a_memory_size_outside_lambdas_range_is_refused(file, home, memory):
 
 @pytest.mark.parametrize("limit", [0, -5, 89])
 def test_a_limit_that_leaves_no_room_for_weights_is_refused(file, home, limit):
-    with pytest.raises(UsageError, match=r"89\.6 MB.*at least 90 MB"):
+    with pytest.raises(UsageError, match=r"104\.9 MB.*at least 105 MB"):
         split(file, out=home / "plan", limit_mb=limit)
 
 

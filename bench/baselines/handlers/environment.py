@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdas.cells import crop_to_input
+from lambdas.cell_codec import crop_to_input
 from lambdas.sessions import SessionCache
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import InputError

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import ImageError, ImageTooLargeError
-from serfer.core.structure import structure, unstructure
 from serfer.images import Recipe, decode_image
 from serfer.local.die_with_parent import die_with
 

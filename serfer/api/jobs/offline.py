@@ -24,8 +24,8 @@ from serfer.api.http.problems import Problem, problem_of
 from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner
 from serfer.api.jobs.uploads import Uploads
 from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, MissingKeyError, SerferError
-from serfer.core.structure import Bounds
 from serfer.offline.notify.delivery import PATIENT, deliver
 from serfer.offline.notify.event import JobEvent, JobStatus
 from serfer.offline.notify.event import OfflineJob as EventJob

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, UnavailableError
-from serfer.core.structure import structure, unstructure
 from serfer.local.die_with_parent import dying_with_me
 from serfer.variants.unpacking import ImageFolder, UnpackJob
 

@@ -29,8 +29,8 @@ from typing import Any, Final
 from serfer.api.http.problems import Problem
 from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner
 from serfer.api.requests import IdempotencyKey
+from serfer.core.http_messages import StageProgress
 from serfer.core.run_machine import StageRun
-from serfer.core.served import StageProgress
 from storage.coordination import Coordination, set_once
 
 BEAT_S: Final = 2.0

@@ -32,8 +32,8 @@ from serfer.api.http.problems import Problem
 from serfer.api.jobs.processes import end, started
 from serfer.api.jobs.runner import BUG, ActiveJob, JobRecord, JobState, Runner
 from serfer.api.jobs.uploads import Uploads
+from serfer.core.dataclass_codec import Bounds, structure
 from serfer.core.errors import InputError, SerferError, UnavailableError
-from serfer.core.structure import Bounds, structure
 from serfer.core.variants import MAX_VARIANTS
 from serfer.fleet.log_events import log_event
 from serfer.registry import Registry

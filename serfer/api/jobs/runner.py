@@ -24,8 +24,8 @@ from http import HTTPStatus
 from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar
 
 from serfer.api.http.problems import Problem, problem_of
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import PlanError, SerferError, StoreError
-from serfer.core.structure import structure, unstructure
 from serfer.fleet.log_events import log_event
 from storage.coordination import Coordination, Entry, change, set_once
 

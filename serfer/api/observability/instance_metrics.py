@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from serfer.api.service import ModelRepository
-from serfer.core.served import ModelState
+from serfer.core.http_messages import ModelState
 
 _Read = Callable[[ModelState], float]
 _COUNTERS: Final[tuple[tuple[str, str, _Read], ...]] = (

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from drivers.driver import Answer
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
+from serfer.core.http_messages import SelectedVariant, ServedReport, StageProgress, TaskTime, Timeline
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
-from serfer.core.served import SelectedVariant, ServedReport, StageProgress, TaskTime, Timeline
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
 from serfer.pipeline.report import task_usd

@@ -38,8 +38,8 @@ from serfer.api.requests import (
 from serfer.api.routes.openapi import CLASSIFY, problems
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import ApplicationQuery
+from serfer.core.http_messages import JobStatus, ServedReport, StageProgress
 from serfer.core.run_machine import StageRun
-from serfer.core.served import JobStatus, ServedReport, StageProgress
 from serfer.core.variants import Objectives
 
 _MOST_CLASSES = 65_536

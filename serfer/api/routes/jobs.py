@@ -31,7 +31,7 @@ from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import FILE, problems, request_body
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import ApplicationQuery
-from serfer.core.structure import unstructure
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.variants import Objectives
 from serfer.images import image_files
 from serfer.offline.notify.target import Target

@@ -20,8 +20,8 @@ from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.applications.applications import Applications, served_name
+from serfer.core.http_messages import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
 from serfer.core.plan import Operator, Plan
-from serfer.core.served import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
 

@@ -21,8 +21,8 @@ from serfer.api.requests import check_parameters, owner_of
 from serfer.api.routes.openapi import problems, request_body
 from serfer.api.routes.releases import allowed
 from serfer.api.service import Service
-from serfer.core.served import ServedRegistration, ServedStep
-from serfer.core.structure import unstructure
+from serfer.core.dataclass_codec import unstructure
+from serfer.core.http_messages import ServedRegistration, ServedStep
 from serfer.core.variants import NAME
 from serfer.registry import Registration, Registrations, Registry
 from serfer.registry.registration_record import SUBMISSIONS, document_name

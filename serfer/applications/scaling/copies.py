@@ -17,7 +17,7 @@ from urllib.parse import quote
 import aiohttp
 
 from drivers.instance.client import open_http
-from serfer.core.served import ModelState, ModelStatus
+from serfer.core.http_messages import ModelState, ModelStatus
 from serfer.fleet.log_events import log_event
 
 Action = Literal["load", "unload"]

@@ -70,7 +70,7 @@ def canary(
     by: ByOption = None,
 ) -> None:
     """Let the live release with these versions in it answer a share of queries; it is taken back if it is worse."""
-    from serfer.core.structure import structure  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.dataclass_codec import structure  # noqa: PLC0415 - the command line starts fast
     from serfer.core.variants import Canary  # noqa: PLC0415 - same
 
     chosen = network_versions(versions or ())

@@ -47,7 +47,7 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Delete the files that no application and no registration refers to, and registrations that have ended."""
-    from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.dataclass_codec import unstructure  # noqa: PLC0415 - the command line starts fast
 
     collected = opened(registry).collect_garbage(older_than_h * _HOUR_S)
     if as_json:
@@ -63,7 +63,7 @@ def gc(
 @app.command()
 def history(application: ApplicationArgument, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
     """Print the versions of an application's record that are kept, the newest first."""
-    from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.dataclass_codec import unstructure  # noqa: PLC0415 - the command line starts fast
 
     table = columns("written", "version", "release", "canary", "why", "by")
     for each in opened(registry).history(application):

@@ -61,7 +61,7 @@ def state_of(application: Application, version: NetworkVersion) -> str:
 
 def application_object(application: Application) -> dict[str, Any]:
     """Return what --json says of an application."""
-    from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.dataclass_codec import unstructure  # noqa: PLC0415 - the command line starts fast
 
     live = application.live_release
     return {
@@ -85,7 +85,7 @@ def application_object(application: Application) -> dict[str, Any]:
 
 
 def _variant_object(variant: Variant) -> dict[str, Any]:
-    from serfer.core.structure import unstructure  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.dataclass_codec import unstructure  # noqa: PLC0415 - the command line starts fast
 
     fields: dict[str, Any] = unstructure(variant)
     if variant.accuracy:

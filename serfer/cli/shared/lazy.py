@@ -80,7 +80,7 @@ def _imported(name: str, place: str) -> Any:  # noqa: ANN401 - same
 
 def _installed(name: str) -> Any:  # noqa: ANN401 - a function, or an application
     """Return the command of an entry point; raises MissingExtraError where its distribution is not installed."""
-    from serfer.modules import plugged_in  # noqa: PLC0415  `serfer --help` needs no metadata of all distributions
+    from serfer.plug_ins import plugged_in  # noqa: PLC0415  `serfer --help` needs no metadata of all distributions
 
     entry = plugged_in("serfer.commands").get(name)
     if entry is None:

@@ -14,7 +14,7 @@ from typing import Final
 from serfer.control.infless.profiles import Operator, Times
 from serfer.control.infless.scenario import MAX_NAME, Profile
 from serfer.core.costs.operator_costs import Kind, Profiles, Work
-from serfer.core.structure import unstructure
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.units import MS_PER_S
 
 RUN: Final = "run"

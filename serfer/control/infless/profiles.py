@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Protocol
 
 from serfer.core.costs.operator_costs import SAFETY
-from serfer.core.structure import Bounds
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.units import MS_PER_S
 
 WHOLE_GPU: Final = 100

@@ -16,8 +16,8 @@ from serfer.control.infless.scheduling import FULL_FIT
 from serfer.control.infless.servers import Servers
 from serfer.control.infless.uniform import KEEP_ALIVE_S
 from serfer.core.costs.operator_costs import SAFETY
+from serfer.core.dataclass_codec import Bounds, structure
 from serfer.core.errors import InputError
-from serfer.core.structure import Bounds, structure
 from serfer.core.units import MS_PER_S
 
 _Positive = Annotated[float, Bounds(1e-9, 1e9)]

@@ -13,7 +13,7 @@ from serfer.control.scenario import Market, Scenario
 from serfer.control.snapshots import Snapshot
 from serfer.core.errors import InputError, UsageError
 from serfer.core.wire import MAX_BATCH
-from serfer.modules import in_one_line, load_entry, load_object, plugged_in
+from serfer.plug_ins import in_one_line, load_entry, load_object, plugged_in
 
 GROUP: Final = "serfer.policies"
 MAX_INSTANCES: Final = 10_000

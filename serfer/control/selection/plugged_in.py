@@ -9,7 +9,7 @@ from serfer.control.selection.places import States
 from serfer.control.selection.select import InfaasSelector, Selector
 from serfer.core.errors import InputError, UsageError
 from serfer.core.variants import Objectives, Selection, SelectionReason
-from serfer.modules import in_one_line, load_entry, load_object, plugged_in
+from serfer.plug_ins import in_one_line, load_entry, load_object, plugged_in
 
 GROUP: Final = "serfer.selectors"
 DEFAULT: Final = "infaas"

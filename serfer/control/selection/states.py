@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from serfer.control.selection.places import PlaceState, States
-from serfer.core.structure import Bounds
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.variants import Place, VariantState
 
 _LEAST_LOAD: Final = 1e-3

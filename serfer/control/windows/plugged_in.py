@@ -16,7 +16,7 @@ from serfer.control.windows.hybrid import SPAN_S, HybridHistogram
 from serfer.control.windows.lsth import GAMMA, LongShortHistogram
 from serfer.control.windows.windows import MOST_S, FixedKeepAlive, WindowPolicy, Windows
 from serfer.core.errors import InputError, UsageError
-from serfer.modules import in_one_line, load_entry, load_object, plugged_in
+from serfer.plug_ins import in_one_line, load_entry, load_object, plugged_in
 
 GROUP: Final = "serfer.windows"
 _HINT: Final = "(docs/how-to/add-a-policy.md)"

@@ -10,8 +10,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any
 
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import InputError, UsageError
-from serfer.core.structure import Bounds, structure, unstructure
 
 STORES = ("redis", "s3", "valkey", "redis+s3", "valkey+s3")
 """Stores between stages: one, or one and an object store, of which each stage's output goes to either."""

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from serfer.core.costs.aws import AwsFacts, LambdaFacts, StoreFacts
 from serfer.core.costs.cold_starts import ColdStart, cold_start
 from serfer.core.costs.vcpus import compute_seconds, vcpus
-from serfer.core.inline import CROP_BYTES
+from serfer.core.inline_outputs import CROP_BYTES
 from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Plan, Shape, Stage, Tile, explained, stored_bytes
 from serfer.core.units import MS_PER_S
 

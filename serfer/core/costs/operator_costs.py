@@ -23,8 +23,8 @@ from importlib.resources import files
 from typing import Annotated
 
 from serfer.core.costs.vcpus import compute_seconds
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import InputError
-from serfer.core.structure import Bounds, structure, unstructure
 
 FORMAT = 1
 BLOCK = 16

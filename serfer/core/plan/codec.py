@@ -7,11 +7,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import PlanError
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.core.plan.model import Plan
 from serfer.core.plan.validation import check_sound
-from serfer.core.structure import structure, unstructure
 
 FORMAT = 11
 OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives")

@@ -10,11 +10,11 @@ import json
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import PlanError
 from serfer.core.plan.codec import OF_PLAN
 from serfer.core.plan.layout import EXPLANATION_FILE
 from serfer.core.plan.model import Alternative, DeploymentOption, ModelChange, PackageLimit, Plan, Stage, explained
-from serfer.core.structure import Bounds, structure, unstructure
 
 _Figure = Annotated[float, Bounds(0.0)]
 

@@ -217,7 +217,7 @@ class Stage:
     `predicted_ms` and `predicted_usd` are what the cost model gave it for one query in warm environments, invocations
     included, when the network was split (costs/cost_model.py); None without explanation.json. `path` says how its
     output travels: "inline" where its tiles answer with it and later tasks carry it, unless a payload becomes too large
-    by that (serfer/core/inline.py); "cache", through the store, as what may not be inline does; "objects", through a
+    by that (core/inline_outputs.py); "cache", through the store, as what may not be inline does; "objects", through a
     second store where there is one (storage/routed.py). The last stage is always inline. `weights_in` says where its
     functions have their weights: "zip", in their package; "fetched", by digest in a bucket, from which an environment
     reads them once; "image", in a container image. The stages of a gang have theirs in one place.

@@ -13,7 +13,7 @@ appears in it with all of its variants or not at all.
 
 from __future__ import annotations
 
-from serfer.core.served import NO_OBJECTIVES, OBJECTIVES, Objectives
+from serfer.core.http_messages import NO_OBJECTIVES, OBJECTIVES, Objectives
 from serfer.core.variants.application import (
     FORMAT,
     MAX_NETWORKS,

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, UsageError
-from serfer.core.structure import Bounds
 from serfer.core.variants.variant import Variant
 
 FORMAT: Final = 1

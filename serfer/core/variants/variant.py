@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final
 
-from serfer.core.structure import Bounds
+from serfer.core.dataclass_codec import Bounds
 
 _Z: Final = 1.959963984540054  # of the standard normal distribution: 95% lie within
 PRECISIONS: Final = ("fp32", "fp16", "int8")

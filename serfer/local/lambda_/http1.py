@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from serfer.local.descriptors import PAUSE_S, Shortage
-from serfer.local.lambda_.peer import is_ours
+from serfer.local.lambda_.socket_owner import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from serfer.core.errors import UnavailableError
 from serfer.core.plan import Plan
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.access import fetch, send
-from serfer.local.lambda_.additions import PLANS
+from serfer.local.lambda_.added_functions import PLANS
 
 _LOOK_S = 10.0
 _ADD_S = 120.0  # packages are put together, one plan after another

@@ -8,7 +8,8 @@ It lives on the running event loop and starts its workers from that loop's threa
 (`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, every
 qualifier means $LATEST, /tmp is the machine's own, and whether a synchronous payload is JSON is found out by the worker
 that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start an environment. What it has done
-so far it reports at GET /serfer/counts (faults.py). A plan's functions are added by POST /serfer/plans (additions.py).
+so far it reports at GET /serfer/counts (faults.py). A plan's functions are added by POST /serfer/plans
+(added_functions.py).
 
 Every call must be signed with the service's credentials (access.py): loopback is open to all users of the
 machine. What describes a function leaves out its variables, which hold passwords.
@@ -27,14 +28,14 @@ from typing import TYPE_CHECKING, Self
 
 from serfer.core.errors import InputError
 from serfer.local.lambda_.access import Verifier, random_access
-from serfer.local.lambda_.additions import PLANS, Additions, Provide
+from serfer.local.lambda_.added_functions import PLANS, Additions, Provide
 from serfer.local.lambda_.environment import Invocation, Outcome
 from serfer.local.lambda_.events import EventPolicy, EventQueue, Sleep
 from serfer.local.lambda_.faults import Counts, Faults, Injector
 from serfer.local.lambda_.function import FunctionConfig, check_function, describe, function_name
 from serfer.local.lambda_.http1 import Exchange, HttpServer
-from serfer.local.lambda_.peer import check_supported
 from serfer.local.lambda_.pool import EnvironmentPool
+from serfer.local.lambda_.socket_owner import check_supported
 from serfer.local.server import local_url
 
 if TYPE_CHECKING:

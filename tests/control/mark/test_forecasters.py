@@ -83,7 +83,7 @@ class Flat:
 
 def test_a_forecaster_is_built_in_plugged_in_or_a_class(monkeypatch):
     plugged = EntryPoints([EntryPoint("flat", f"{__name__}:Flat", "serfer.forecasters")])
-    monkeypatch.setattr("serfer.modules.entry_points", lambda group: plugged.select(group=group))
+    monkeypatch.setattr("serfer.plug_ins.entry_points", lambda group: plugged.select(group=group))
     monkeypatch.setitem(__import__("sys").modules, __name__, __import__("types").SimpleNamespace(Flat=Flat))
     assert isinstance(make_forecaster("seasonal"), SeasonalSmoothing)
     assert isinstance(make_forecaster("flat"), Flat)

@@ -32,7 +32,7 @@ def made(tmp_path):
 
 def plugged(monkeypatch, *entries):
     mine = EntryPoints([EntryPoint(name, value, "serfer.selectors") for name, value in entries])
-    monkeypatch.setattr("serfer.modules.entry_points", lambda group: mine.select(group=group))
+    monkeypatch.setattr("serfer.plug_ins.entry_points", lambda group: mine.select(group=group))
 
 
 def select(selector):

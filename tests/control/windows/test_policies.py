@@ -197,7 +197,7 @@ def test_windows_of_ones_own_are_used_and_checked(tmp_path):
 
 def test_an_entry_point_gives_windows_a_name(monkeypatch):
     entry = EntryPoint("mine", "serfer.control.windows.hybrid:HybridHistogram", "serfer.windows")
-    monkeypatch.setattr("serfer.modules.entry_points", lambda group: EntryPoints([entry]).select(group=group))
+    monkeypatch.setattr("serfer.plug_ins.entry_points", lambda group: EntryPoints([entry]).select(group=group))
     policy = window_policies("mine")()
     assert (policy.name, policy.windows(0.0)) == ("mine", STANDARD)
     with pytest.raises(UsageError, match="there are lsth, hybrid, mine, seconds, and MODULE:Class"):

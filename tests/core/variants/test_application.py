@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, UsageError
-from serfer.core.structure import structure, unstructure
 from serfer.core.variants import MAX_NETWORKS, MAX_RELEASES, Accuracy, Application, Canary, check_application
 from tests.registry.records import CREATED, DIGEST, application, network, variant
 

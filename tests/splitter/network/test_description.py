@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import serfer
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError
 from serfer.core.plan import CHANNELS, INTERPOLATIONS, Preprocess
 from serfer.core.plan.pixels import normalise
-from serfer.core.structure import structure, unstructure
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from splitter.network.description import read_labels, read_preprocess

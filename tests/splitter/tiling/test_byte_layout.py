@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lambdas.cells import cells_to_bytes, pieces_to_inputs
+from lambdas.cell_codec import cells_to_bytes, pieces_to_inputs
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.keys import output_key
 from serfer.core.plan import CACHE, Artefact, Cell, Function, Input, Padding, Shape, Stage, Tile

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serfer.core.exactness import relative_error
@@ -124,6 +124,7 @@ def test_a_tile_that_needs_whole_columns_has_all_their_rows(before, after, mode)
     antialias=st.booleans(),
 )
 def test_weights_of_long_axes_are_those_of_each_input_row(inputs, outputs, mode, where, by_scale, antialias):
+    assume(inputs != outputs)  # the runtime copies a map that keeps its size, whatever its scales
     attributes = {"mode": mode, "coordinate_transformation_mode": where}
     if mode != "nearest":
         attributes["antialias"] = int(antialias)

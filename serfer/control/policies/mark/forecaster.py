@@ -16,7 +16,7 @@ from serfer.control.policies.mark.lstm import LstmForecaster, read_lstm
 from serfer.control.policies.mark.seasonal import SeasonalSmoothing
 from serfer.control.snapshots import Snapshot
 from serfer.core.errors import InputError, UsageError
-from serfer.modules import in_one_line, load_entry, load_object, plugged_in
+from serfer.plug_ins import in_one_line, load_entry, load_object, plugged_in
 
 Floats = NDArray[np.float64]
 GROUP: Final = "serfer.forecasters"

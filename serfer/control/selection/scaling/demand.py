@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
-from serfer.core.structure import Bounds
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.variants import Objectives, Place, Variant
 
 NO_SLO: Final = 1e9

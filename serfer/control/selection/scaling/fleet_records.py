@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serfer.control.selection.scaling.demand import NetworkDemand
-from serfer.core.served import ModelStatus
+from serfer.core.http_messages import ModelStatus
 from serfer.core.variants import Variant, VariantState
 
 Key = tuple[str, str]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Protocol
 
-from serfer.core.structure import Bounds
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Variant
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
-from serfer.core.structure import Bounds
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.variants import VariantState
 
 _BUSY: Final = frozenset({VariantState.OVERLOADED, VariantState.INTERFERED})

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[4]))
 from ministack.app import app as ministack
 
 from serfer.core.sigv4 import Access, sign
-from serfer.local.lambda_.peer import is_ours
+from serfer.local.lambda_.socket_owner import is_ours
 
 _ACCESS = Access(os.environ["LOCAL_ACCESS_KEY_ID"], os.environ["LOCAL_SECRET_ACCESS_KEY"])
 

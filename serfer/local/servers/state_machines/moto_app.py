@@ -12,7 +12,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import run_simple
 from werkzeug.wrappers import Response
 
-from serfer.local.lambda_.peer import is_ours
+from serfer.local.lambda_.socket_owner import is_ours
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.report import QueryReport
-from serfer.core.structure import Bounds
 
 ModelStatus = Literal["unloaded", "loading", "loaded"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.optimum import optimum_schedule, optimum_usd
+from serfer.control.clairvoyant import optimum_schedule, optimum_usd
 from tests.control.worlds import QPS, rows, scenario
 
 PRICE_RATIOS = st.sampled_from([0.5, 1.0, 1.5, 3.0, 13.0, 26.0])

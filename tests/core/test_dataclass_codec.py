@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import pytest
 
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
-from serfer.core.structure import Bounds, structure, unstructure
 from tests.core.plans import small_plan
 
 

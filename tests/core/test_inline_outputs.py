@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from serfer.core.geometry import Rect, Span
-from serfer.core.inline import inline_stages
+from serfer.core.inline_outputs import inline_stages
 from serfer.core.plan import CACHE, INLINE, OBJECTS, Cell, Piece, Range, Shape
 from tests.core.plans import small_plan
 

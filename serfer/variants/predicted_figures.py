@@ -8,8 +8,8 @@ from typing import Annotated, Final
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cold_queries import price_cold
 from serfer.core.costs.cost_model import Platform, price_plan
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.plan import Plan
-from serfer.core.structure import Bounds
 from serfer.core.units import MS_PER_S
 
 P95: Final = 0.95

@@ -173,7 +173,7 @@ def check_against_probes(net, size, window, folder, rng, *, masked):
         inner = [row for row, (first, stop) in enumerate(read) if first > 0 and stop < size[axis]]
         middles = {round(sum(read[row]) / 2 - (row + 0.5) * step[axis], 6) for row in inner}
         covers = abs(size[axis] - len(read) * step[axis]) < step[axis]
-        if len(middles) == 1 and not covers:
+        if len(inner) > 1 and len(middles) == 1 and not covers:  # one row may begin at the edge of what a slice left
             assert start[axis] == pytest.approx(middles.pop())
     empty = np.isnan(result[0])
     np.testing.assert_array_equal(empty, expected_missing(missing, start, step, empty.shape))

@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     """
     api_in_flight: int = Field(default=16, gt=0, le=10_000)
     """Queries that a driver runs at once (`--in-flight`)."""
-    api_queue: int = Field(default=64, ge=0, le=10_000)
+    api_queue: int = Field(default=128, ge=0, le=10_000)
     """Queries that wait in a driver, for a decoder or their turn (`--queue`)."""
     api_deadline_ms: int = Field(default=30_000, gt=0, le=86_340_000)
     """The deadline of a query that names none."""

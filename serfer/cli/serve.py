@@ -75,7 +75,9 @@ def serve(
         float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
     ] = 0.0,
     in_flight: Annotated[int | None, typer.Option(min=1, max=10_000, help="Queries that run at once.")] = None,
-    queue: Annotated[int | None, typer.Option(min=0, max=10_000, help="Queries that wait for their turn.")] = None,
+    queue: Annotated[
+        int | None, typer.Option(min=0, max=10_000, help="Queries that wait for a decoder or their turn.")
+    ] = None,
     drain_s: Annotated[
         float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
     ] = None,

@@ -125,7 +125,6 @@ def test_instances_and_variants_follow_the_load_and_no_query_is_lost(start, regi
     )
     url = driver.said()["url"]
     answers = asyncio.run(rise(url))
-    print("N", len(answers), [(i, str(a)[:150]) for i, (s, a) in enumerate(answers) if s != 200][:12])
     assert {status for status, _ in answers} == {200}
     assert answers[0][1]["selected"]["variant"] == "function"
     found = {answer["images"][0]["predictions"][0]["index"] for _, answer in answers}

@@ -93,13 +93,14 @@ def test_results_lie_in_the_stacks_bucket_and_are_read_by_links(keeping, tmp_pat
         for name, array in expected.items():
             assert np.allclose(np.load(result.download(name, tmp_path / "output.npy")), array, atol=1e-4)
         listed = store.list_objects_v2(Bucket=bucket)["Contents"]
-        assert len(listed) == 3  # a part of each tile, and the manifest
+        assert len(listed) == 2 * len(expected) + 1  # a chunk of each output by each tile, and the manifest
         assert all(each["Key"].startswith(f"{prefix}/") for each in listed)
-        place = f"{stack.url}/v2/results/{result.id}/parts/scores"
-        parts = httpx.get(place, headers={"x-api-key": stack.key}, timeout=PATIENCE_S).json()["parts"]
-        for part in parts:
-            got = httpx.get(part["url"], headers={"Range": f"bytes={part['offset']}-{part['offset'] + 7}"})
-            assert (got.status_code, len(got.content)) == (httpx.codes.PARTIAL_CONTENT, 8), got.text
+        place, asked = f"{stack.url}/v2/results/{result.id}/zarr", {"headers": {"x-api-key": stack.key}}
+        redirect = httpx.get(f"{place}/0/c/0/0/0/0", **asked, timeout=PATIENCE_S)
+        assert redirect.status_code == httpx.codes.TEMPORARY_REDIRECT, redirect.text
+        [key] = [each["Key"] for each in listed if each["Key"].endswith("!0!c!0!0!0!0")]
+        stored = store.get_object(Bucket=bucket, Key=key)["Body"].read()
+        assert httpx.get(redirect.headers["location"], timeout=PATIENCE_S).content == stored  # nobody needs a key there
         result.delete()
     assert store.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
 

@@ -1,8 +1,9 @@
 """Runs what is exhaustive in shards that can be continued: `make weekly`, or `.venv/bin/python tests/weekly.py [PART]`.
 
 A shard is a file's tests that are marked `weekly`, or the property tests from a seed of five with 200 examples each, or
-twice as many as they ask for. One that passed is not run again at the same commit and with the same changes to it:
-`.weekly/` says which did, and `make weekly-clean` forgets it. With PART, only shards with that in their name are run.
+twice as many as they ask for. Cases are drawn by the day (`TEST_SEED=20261127` repeats one). A shard that passed is not
+run again at the same commit and with the same changes to it: `.weekly/` says which did, and `make weekly-clean` forgets
+it. With PART, only shards with that in their name are run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
@@ -36,7 +38,8 @@ class Shard:
         """Run the tests; return whether they passed."""
         limits = ("-n", "2", "--dist", "worksteal", "--timeout", str(60 * MINUTES))
         command = [sys.executable, "-m", "pytest", *limits, *self.options]
-        return subprocess.run(command, cwd=PROJECT, env=os.environ | self.variables, check=False).returncode == 0
+        variables = {"TEST_SEED": day()} | os.environ | self.variables
+        return subprocess.run(command, cwd=PROJECT, env=variables, check=False).returncode == 0
 
 
 def shards() -> list[Shard]:
@@ -45,10 +48,15 @@ def shards() -> list[Shard]:
     listed = subprocess.run(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=False).stdout
     files = sorted({name for line in listed.splitlines() for name, colon, _ in [line.partition(":")] if colon})
     seeds = [
-        Shard(f"properties-{seed}", ("-m", _PROPERTIES, f"--hypothesis-seed={seed}"), {"TEST_EXAMPLES": "2"})
+        Shard(f"properties-{seed}", ("-m", _PROPERTIES, f"--hypothesis-seed={day()}{seed}"), {"TEST_EXAMPLES": "2"})
         for seed in SEEDS
     ]
     return [*(Shard(name, ("-rP", "-m", "weekly", name)) for name in files), *seeds]
+
+
+def day() -> str:
+    """Return the seed of what is drawn: that of the environment, or today's date in UTC."""
+    return os.environ.get("TEST_SEED") or datetime.now(UTC).strftime("%Y%m%d")
 
 
 def commit() -> str:

@@ -1,8 +1,8 @@
 """Maps of random networks, sizes and windows: those of the network on the whole image, or refused by their reason.
 
 The oracle is ONNX Runtime (torch, of modules) on the whole image, which knows nothing of windows. A case is repeated by
-`TEST_SEED=SEED .venv/bin/python tests/splitter/windows/test_random_maps.py NUMBER ...`; the seed is the day's
-unless that variable is set, and pytest prints it.
+`TEST_SEED=SEED .venv/bin/python tests/splitter/windows/test_random_maps.py NUMBER ...`. Pytest prints the seed,
+which `make weekly` takes from the day.
 """
 
 import os

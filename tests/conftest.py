@@ -67,6 +67,19 @@ def own_log_handlers():
         logging.root.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def own_signal_handlers():
+    """Restore the handlers that a command has set which a test ran in this process.
+
+    A command ignores interrupts when it ends, and the processes of later tests would inherit that.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 class _Unexpected(logging.Handler):
     """Fails the test in which the planner survives a bug of its own."""
 

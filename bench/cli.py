@@ -41,7 +41,7 @@ class _Named(TyperGroup):
                 number, *rest = rest or [""]
             if (name := f"{option} {number}") not in names:
                 raise UsageError(f"there are {', '.join(names)}, not {name!r:.40}")
-            return ["--", name, *rest]  # a name that begins with a dash is no option
+            return ["--", name, *rest]  # a name that begins with a dash is not an option
         if self.default and (not first or (first.startswith("-") and first not in _HELP)):
             return ["--", self.default, *args]
         return args

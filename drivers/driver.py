@@ -24,8 +24,8 @@ class RequestContext:
     `background` starts its tasks when no other query of the same slots waits for one.
 
     With a `result`, the last stage's tiles write their outputs there, in the store of results, and the answer has none:
-    what lies there is no part of the query, and is deleted with it only where the query fails. Drivers that cannot do
-    that raise UsageError.
+    what lies there is not a part of the query, and is deleted with it only where the query fails. Drivers that cannot
+    do that raise UsageError.
 
     `watch` is called on the driver's loop when the query starts, and again when it restarts, with the stages as they
     run: a list that grows, of records that change. An engine that knows nothing of its stages before they end never

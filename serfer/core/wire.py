@@ -92,7 +92,7 @@ class Report:
     """The report of a task. Times are in milliseconds; `init_ms` is 0 in an environment that was warm.
 
     `fetch_ms`, a part of `init_ms`, were waited for weights that are fetched; time in which sessions were built while
-    others arrived is no part of it.
+    others arrived is not a part of it.
 
     `environment` names the worker; `weight_loads` and `sessions` count, over its life, how often it read its weights
     file and built an inference session. `output` is what an inline task wrote: its tile's cells, float32. Where

@@ -30,7 +30,7 @@ class MapOptions:
         force: start where more than `max_cost_usd` is predicted.
         overwrite: replace a result that exists.
         restart: throw away what an earlier run has computed.
-        parts: where finished windows are kept until the result is written; by default beside it, RESULT.parts.
+        parts: where finished windows are kept until the result is written; by default next to it, RESULT.parts.
         yield_to: URLs of running services: no window starts while one of them has more online load than the next two.
         yield_utilisation: the share in use, of what answers a service's queries, above which no window starts.
         yield_latency: the latency of its queries, as a multiple of their profile, above which no window starts.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _SLICE_S = 0.2  # an interrupt waits no longer for its handler
-_STORE_CALLS = 64  # at once: as many as stores have connections (storage/redis/url.py, storage/s3/http.py)
+_STORE_CALLS = 64  # at once: as many as a store in Redis has connections (storage/redis/url.py)
 _COMPUTING = 4  # threads
 _QUICK_BYTES = 1 << 20  # copied or checked within a millisecond
 

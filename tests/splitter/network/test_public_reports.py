@@ -81,15 +81,6 @@ def test_a_fixed_size_is_named(tmp_path):
     )
 
 
-def test_an_input_that_is_an_output_is_named(tmp_path):
-    net = Net(3, 12, 10)
-    model = net.model(padded(net, "x"), dims=("N", "C", "H", "W"))
-    model.graph.output.append(model.graph.input[0])
-    onnx.save(model, tmp_path / "net.onnx")
-    with pytest.raises(ModelError, match="the model's output 'x' is its input"):
-        serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan")
-
-
 def test_an_input_with_three_axes_of_space_is_named(tmp_path):
     weights = numpy_helper.from_array(np.ones((4, 1, 3, 3, 3), np.float32), "w")
     conv = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 3, 3])

@@ -144,12 +144,6 @@ def network(channels=3, batch="N", **more):
     return net, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
 
 
-def test_a_fixed_batch_is_refused_with_advice_to_export(tmp_path):
-    net, x = network(batch=8)
-    text = message(saved(tmp_path, net.model(net.flat(x), dims=(8, 256))), None)
-    assert "takes batches of 8 images: export it for a batch of 1, or of any size" in text
-
-
 def test_unknown_channels_are_taken_from_the_example(tmp_path):
     net, x = network(channels="C")
     path = saved(tmp_path, net.model(net.flat(x)))

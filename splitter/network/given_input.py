@@ -3,6 +3,7 @@
     Keras, tf2onnx              (N, H, W, C): a Transpose, which cancels the one that such files begin with
     exported preprocessing      uint8 and other numbers: what is cast to a float is so already, the rest is cast here
     a network of one image      (C, H, W) or (H, W, C): what happens before its Unsqueeze happens to all images
+    grey images                 (N, H, W): a channel is taken from them
     a fixed batch               of 1; a batch that is written into Reshapes is taken from them
 
 Outputs keep the form that the file gives them; those of a network of one image get an axis for the images.
@@ -27,7 +28,7 @@ from splitter.network.graph import MAP_RANK
 from splitter.network.operator_kinds import BROADCAST, PER_VALUE
 
 Array = NDArray[Any]
-CHANNELS_FIRST, CHANNELS_LAST = "NCHW", "NHWC"
+CHANNELS_FIRST, CHANNELS_LAST, GREY = "NCHW", "NHWC", "NHW"
 _TYPES: dict[int, str] = {
     TensorProto.FLOAT: "float32",
     TensorProto.FLOAT16: "float16",
@@ -60,7 +61,7 @@ _NOISE = 48
 
 @dataclass(frozen=True)
 class GivenInput:
-    """A file's input: its name, numpy type and axes, "NCHW", "NHWC", "CHW" or "HWC".
+    """A file's input: its name, numpy type and axes, "NCHW", "NHWC", "NHW", "CHW" or "HWC".
 
     A run of the file takes `batch` images. `stacked` names the outputs that have no axis for images.
     """
@@ -81,18 +82,34 @@ class GivenInput:
         limits = np.iinfo(self.dtype)
         return range(max(int(limits.min), -_LARGEST), min(int(limits.max), _LARGEST) + 1)
 
+    @property
+    def batched(self) -> bool:
+        """Whether it has an axis for images."""
+        return self.axes.startswith("N")
+
+    def as_images(self, example: Array) -> Array:
+        """Return an example in the file's own form as (N, C, H, W) float32, one in another form as it is."""
+        if example.dtype == self.dtype:
+            example = example.astype(np.float32, copy=False)
+        if example.ndim == len(self.axes) < MAP_RANK:
+            example = example[:, None] if self.axes == GREY else example[None]
+        if self.axes.endswith("HWC") and example.ndim == MAP_RANK:
+            rows, channels = example.shape[1], example.shape[3]
+            example = example.transpose(0, 3, 1, 2) if channels in _CHANNELS and rows not in _CHANNELS else example
+        return example
+
     def feeds(self, images: NDArray[np.float32]) -> Iterator[tuple[Array, int]]:
         """Yield (N, C, H, W) float32 images as runs of the file take them, each with the number of images in it.
 
         A run of a fixed batch is filled up with its last image.
         """
         values = self._numbers(images)
-        if self.axes.endswith("HWC"):
-            values = values.transpose(0, 2, 3, 1)
+        values = values.transpose(0, 2, 3, 1) if self.axes.endswith("HWC") else values
+        values = values[:, 0] if self.axes == GREY else values
         for start in range(0, len(values), self.batch):
             part = values[start : start + self.batch]
             filled = part[np.minimum(np.arange(self.batch), len(part) - 1)]
-            yield np.ascontiguousarray(filled[0] if len(self.axes) < MAP_RANK else filled), len(part)
+            yield np.ascontiguousarray(filled if self.batched else filled[0]), len(part)
 
     def answers(self, name: str, value: Array, images: int) -> Array:
         """Return an output of a run, which had so many images, with an axis for them."""
@@ -135,10 +152,14 @@ def with_usual_input(model: ExternalWeightsModel) -> tuple[ExternalWeightsModel,
         rewrite.take_batch(given.batch)
     if rewrite.kind not in _AS_THEY_ARE:
         rewrite.cast()
-    if len(given.axes) < MAP_RANK:
+    if not given.batched:
         given = replace(given, stacked=rewrite.add_batch_axis())
     if given.axes.endswith("HWC"):
-        rewrite.put_first("Transpose", "first", [rewrite.dims[axis] for axis in _TO_FIRST], perm=_TO_LAST)
+        rewrite.put_channels_first()
+    if given.axes == GREY:
+        rewrite.add_channel()
+    if given.axes == CHANNELS_FIRST and not rewrite.dims[1].dim_value:
+        rewrite.fix_channels()
     if rewrite.input.name in {value.name for value in rewrite.graph.output}:
         rewrite.put_first("Identity", "image", rewrite.dims)
     return (rewrite.model if rewrite.changed else model), given
@@ -164,7 +185,7 @@ def _described(rewrite: _Rewrite) -> GivenInput:
             f"the model takes tensors of {len(sizes)} axes, not images: its input {name!r} is {shape}, where "
             "(N, C, H, W), (N, H, W, C) or one image without N is needed"
         )
-    return GivenInput(name, _TYPES[kind], axes, max(sizes[0], 1) if len(axes) == MAP_RANK else 1)
+    return GivenInput(name, _TYPES[kind], axes, max(sizes[0], 1) if axes.startswith("N") else 1)
 
 
 def _axes_of_images(rewrite: _Rewrite, sizes: Sequence[int]) -> str:
@@ -179,16 +200,17 @@ def _axes_of_images(rewrite: _Rewrite, sizes: Sequence[int]) -> str:
 
 
 def _axes_of_one_image(rewrite: _Rewrite, sizes: Sequence[int]) -> str | None:
-    """Return the axes of an input of one image, which the network itself gives a batch axis; None for another one."""
+    """Return the axes of an input of one image, which the network gives a batch axis, or of grey images; else None."""
     if len(sizes) != MAP_RANK - 1:
         return None
     readers = list(rewrite.first_readers())
     if sizes[2] in _CHANNELS and any(_permutation(node) == [2, 0, 1] for node in readers):
         return "HWC"
-    if not any(node.op_type == "Unsqueeze" and rewrite.integers(node, 1) == [0] for node in readers):
-        return None
-    first, last = sizes[0] in _CHANNELS, sizes[2] in _CHANNELS
-    return "CHW" if first else "HWC" if last else None
+    raised = [rewrite.integers(node, 1) for node in readers if node.op_type == "Unsqueeze"]
+    if [0] in raised:
+        return "CHW" if sizes[0] in _CHANNELS else "HWC" if sizes[2] in _CHANNELS else None
+    grey = bool(readers) and all(node.op_type in ("Unsqueeze", "Reshape", "Flatten") for node in readers)
+    return GREY if grey and min(sizes[1:]) > max(_CHANNELS) else None
 
 
 def _permutation(node: onnx.NodeProto) -> list[int] | None:
@@ -254,12 +276,44 @@ class _Rewrite:
         self.graph.node.insert(0, helper.make_node(kind, [name], [before], name=f"{before}.{kind}", **attributes))
         return name
 
+    def fix_channels(self) -> None:
+        """Give the image as many channels as the weights of a convolution that reads it have."""
+        for node in self.first_readers():
+            dims = self._shape(node.input[1]) if node.op_type == "Conv" else None
+            groups = next((item.i for item in node.attribute if item.name == "group"), 1)
+            if dims is not None and len(dims) == MAP_RANK:
+                self.input.type.tensor_type.shape.dim[1].dim_value = dims[1] * groups
+                self.changed = True
+
+    def put_channels_first(self) -> None:
+        """Let the image have its channels first; a Reshape that only moves one channel there is a Transpose."""
+        name, dims = self.input.name, self.dims
+        moved = [1, dims[1].dim_value, dims[2].dim_value]
+        readers = [node for node in self.graph.node if node.op_type == "Reshape" and node.input[0] == name]
+        for node in readers if dims[3].dim_value == 1 else []:
+            if (self.integers(node, 1) or [])[1:] == moved:
+                node.op_type = "Transpose"
+                del node.input[1:], node.attribute[:]
+                node.attribute.append(helper.make_attribute("perm", _TO_FIRST))
+        self.put_first("Transpose", "first", [dims[axis] for axis in _TO_FIRST], perm=_TO_LAST)
+
+    def add_channel(self) -> None:
+        """Let grey images have one channel; an Unsqueeze that adds it is no more than a name."""
+        name, dims = self.input.name, self.dims
+        axis = self._constant(f"{name}.channel", [1])
+        image = self.put_first("Squeeze", "grey", [dims[0], TensorShapeProto.Dimension(dim_value=1), *dims[1:]])
+        self.graph.node[0].input.append(axis)
+        for node in self.graph.node:
+            if node.op_type == "Unsqueeze" and node.input[0] == name and self.integers(node, 1) == [1]:
+                node.op_type = "Identity"
+                node.input[:] = [image]
+
     def take_batch(self, batch: int) -> None:
         """Take a batch from the input, and from the shapes that name it."""
         self._forget_shapes()
         self.input.type.tensor_type.shape.dim[0].dim_value = 1
         for number, node in enumerate(self.graph.node):
-            constant = node.input[0] in self._constants.keys() | self.model.large.keys() if node.input else True
+            constant = not node.input or self._shape(node.input[0]) is not None
             if not (
                 node.op_type == "Expand"
                 or (node.op_type == "Reshape" and not constant)
@@ -340,18 +394,22 @@ class _Rewrite:
         others = [name for name, other in zip(node.input, read, strict=True) if name and not other]
         if _permutation(node):
             copy.attribute[0].ints[:] = [0, *(axis + 1 for axis in copy.attribute[0].ints)]
-        elif node.op_type not in PER_VALUE | BROADCAST or not all(self._fits(name) for name in others):
+        elif node.op_type not in PER_VALUE | BROADCAST or not all(map(self._is_of_one_image, others)):
             return None
         copy.input[:] = [other or name for name, other in zip(node.input, read, strict=True)]
         copy.output[0] = f"{node.output[0]}.several"
         return copy
 
-    def _fits(self, name: str) -> bool:
-        """Return whether a constant has no more axes than one image."""
-        large = self.model.large.get(name)
-        tensor = self._constants.get(name)
-        axes = len(tensor.dims) if tensor is not None else MAP_RANK if large is None else large.ndim
-        return axes < MAP_RANK
+    def _is_of_one_image(self, name: str) -> bool:
+        """Return whether a tensor is a constant with no more axes than an image of its own has."""
+        shape = self._shape(name)
+        return shape is not None and len(shape) < MAP_RANK
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        """Return a constant's shape, None for what is computed."""
+        if name in self.model.large:
+            return self.model.large[name].shape
+        return tuple(self._constants[name].dims) if name in self._constants else None
 
     def _renamed(self, suffix: str, dims: Sequence[TensorShapeProto.Dimension]) -> str:
         """Give the input a new name and other axes; return the name."""

@@ -36,6 +36,7 @@ from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.given_input import GivenInput, with_usual_input
 from splitter.network.onnx_models import OPSET, session_of
 from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
+from splitter.network.size_hints import in_words, size_in_metadata
 
 if TYPE_CHECKING:
     import torch
@@ -454,7 +455,8 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> t
     if opset < MIN_OPSET:
         model = _upgraded(path, model, opset)
     model, given = with_usual_input(model)
-    example = given.like_images(_given(_example_of(path, model) if example is None else example))
+    example = _given(_example_of(path, model) if example is None else given.as_images(example))
+    example = given.like_images(example)
     light, run = _with_channels(model, example), _runner(path, given)
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
@@ -517,10 +519,15 @@ def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> ExternalWe
 
 def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     dims = [dim.dim_value for dim in _dims(model)]
-    if not all(dims[1:]):
+    size = size_in_metadata(model.proto)
+    if size and all(side in (0, own) for side, own in zip(dims[2:], size, strict=True)):
+        dims[2:] = size
+    if not all(dims[2:]):
+        raise ModelError(f"{path} does not fix its input's size: {in_words(model, dims[2:])}")
+    if not dims[1]:
         raise ModelError(
-            f"{path} does not fix its input's size: give --size HEIGHTxWIDTH (in Python an example), often a multiple "
-            "of 32"
+            f"{path} does not fix its input's channels: give --size {dims[2]}x{dims[3]} and --channels (in Python an "
+            "example)"
         )
     if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
         given = " x ".join(map(str, dims[1:]))

@@ -1,5 +1,6 @@
 """Inputs as frameworks have them: every form of a file's input gives the answers that the file itself gives."""
 
+import json
 from dataclasses import replace
 
 import ml_dtypes
@@ -99,6 +100,35 @@ def test_a_keras_network_is_split_as_any_other(tmp_path):
     assert "Cast" not in {operator.kind for operator in plan.stages[0].operators}
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "target"),
+    [
+        ("Reshape", (*SIZE, 1), [-1, 1, *SIZE]),
+        ("Unsqueeze", SIZE, [1]),
+        ("Unsqueeze", SIZE, [3]),
+        ("Reshape", SIZE, [-1, 1, *SIZE]),
+    ],
+)
+def test_grey_images(kind, shape, target, tmp_path):
+    net = Net(1, *SIZE)
+    x = net.op(kind, "x", net.constant(np.array(target)))
+    x = net.op("Transpose", x, perm=[0, 3, 1, 2]) if target == [3] else x
+    path = save(net, net.linear(net.flat(net.conv(x, 1, 2, [3, 3])), 160, 5), tmp_path, "float32", ("N", *shape))
+    plan = serfer.split(path, out=tmp_path / "plan", grids="auto")
+    assert (plan.input.channels, plan.input.height, plan.input.width) == (1, *SIZE)
+    source, _ = load(path, None)
+    assert not {node.kind for node in from_onnx(source.onnx, *SIZE).nodes} & {"Reshape", "Unsqueeze"} or len(shape) == 2
+
+
+def test_an_example_may_have_the_files_own_form(tmp_path):
+    for axes, shape in FORMS.items():
+        net, output = framework_network(axes, "uint8", None, scaled=False)
+        made, batch = (("N", 5), ("N",)) if len(axes) == 4 else ((5,), ())
+        path = save(net, output, tmp_path, "uint8", (*batch, *shape), made=made)
+        images = net.random.integers(0, 256, (1, 3, *SIZE)).astype(np.uint8)
+        assert np.array_equal(load(path, as_given(images, axes))[1], images)
+
+
 def test_an_operator_on_whole_numbers_gets_them(tmp_path):
     net = Net(3, *SIZE)
     x = net.op("Mod", "x", net.constant(np.array(7, np.uint8)))
@@ -157,6 +187,57 @@ def test_what_is_not_one_image_is_refused_with_its_reason(tmp_path):
     x = net.op("Cast", "x", to=onnx.TensorProto.FLOAT)
     text = refusal(save(net, x, tmp_path, ml_dtypes.bfloat16, ("N", 3, *SIZE), made=("N", 3, *SIZE)))
     assert "is BFLOAT16, not an image" in text
+
+
+def free(directory, net, output, dims, **metadata):
+    model = net.model(output, dims=("N", "A", "B", "C"))
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, dims))
+    helper.set_model_props(model, metadata)
+    onnx.save(model, directory / "net.onnx")
+    return directory / "net.onnx"
+
+
+def strided():
+    net = Net(3, *SIZE)
+    x = net.op("MaxPool", net.conv("x", 3, 4, [3, 3], strides=[4, 2]), kernel_shape=[2, 2], strides=[2, 2])
+    return net, net.op("Resize", x, "", net.constant(np.array([1, 1, 2, 2], np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("dims", "words"),
+    [
+        (["N", 3, "H", "W"], "give --size HEIGHTxWIDTH (in Python an example), by its strides multiples of 8 and 4,"),
+        (
+            ["N", "C", 64, "W"],
+            "give --size 64xWIDTH (in Python an example), by its strides multiples of 4, such as 64x",
+        ),
+        (
+            ["N", 3, "H", 64],
+            "give --size HEIGHTx64 (in Python an example), by its strides multiples of 8, such as 224x64",
+        ),
+    ],
+)
+def test_a_free_size_is_asked_for_with_what_the_strides_say(dims, words, tmp_path):
+    assert words in refusal(free(tmp_path, *strided(), dims))
+
+
+@pytest.mark.parametrize("value", ["[32, 64]", "32"])
+def test_the_size_that_metadata_name_is_used(value, tmp_path):
+    rows, columns = json.loads(value) if "[" in value else (32, 32)
+    path = free(tmp_path, *strided(), ["N", "C", "H", "W"], imgsz=value)
+    assert load(path, None)[1].shape == (1, 3, rows, columns)
+    assert "such as" in refusal(free(tmp_path, *strided(), ["N", 3, 64, "W"], imgsz="[32, 64]"))
+
+
+@pytest.mark.parametrize("value", ["", "[1]", "[0, 3]", "[" * 5000, "9" * 5000, '["a", 3]', "[32, 32.5]", "{}"])
+def test_other_metadata_are_passed_over(value, tmp_path):
+    assert "such as" in refusal(free(tmp_path, *strided(), ["N", 3, "H", "W"], imgsz=value))
+
+
+def test_channels_that_nothing_fixes_are_asked_for(tmp_path):
+    net = Net(3, *SIZE)
+    text = refusal(free(tmp_path, net, net.op("Relu", "x"), ["N", "C", 8, 8]))
+    assert "does not fix its input's channels: give --size 8x8 and --channels" in text
 
 
 def test_a_description_that_gives_fractions_is_refused_where_whole_numbers_are_taken(tmp_path):

@@ -34,6 +34,7 @@ from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.given_input import GivenInput, with_usual_input
+from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.onnx_models import OPSET, session_of
 from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
 from splitter.network.size_hints import in_words, size_in_metadata
@@ -50,6 +51,8 @@ _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
 _FLOAT = int(onnx.TensorProto.FLOAT)
+_MENDED = ("topologically sorted", "GroupNormalization is deprecated")
+"""What the checker says of files that ONNX Runtime runs."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
 _SILENT = 4
@@ -465,18 +468,22 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> t
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
-    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them."""
+    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them.
+
+    GroupNormalization may be that of opset 18 to 20, which ONNX Runtime runs and ONNX's checker refuses.
+    """
     try:
         onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
     except onnx.checker.ValidationError as error:
-        if "topologically sorted" not in str(error):
+        if not any(fault in str(error) for fault in _MENDED):
             raise
         try:
             whole = ir.load(path)
             whole.graph.sort()
             model = ExternalWeightsModel.of(whole)
+            with_plain_group_norms(model.proto)
             onnx.checker.check_model(model.proto)
-        except Exception:  # noqa: BLE001 - any failure means that the order was not the only fault
+        except Exception:  # noqa: BLE001 - any failure means that this was not the only fault
             raise error from None
         return model
     return ExternalWeightsModel.of(ir.load(path))

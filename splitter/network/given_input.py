@@ -218,6 +218,14 @@ def _permutation(node: onnx.NodeProto) -> list[int] | None:
     return found[0] if found and node.op_type == "Transpose" else None
 
 
+@dataclass(frozen=True)
+class _Several:
+    """The tensor of several images that stands for one of one image, which has so many axes at least."""
+
+    name: str
+    axes: int
+
+
 class _Rewrite:
     """A copy of a model whose input changes step by step; the tensor that operators read keeps its name."""
 
@@ -231,10 +239,6 @@ class _Rewrite:
         for node in self.graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 self._constants[node.output[0]] = node.attribute[0].t
-        tensor = self.input.type.tensor_type if self.model.inputs else None
-        if tensor is not None and not tensor.HasField("shape"):
-            tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(MAP_RANK))
-            self.changed = True
 
     @property
     def input(self) -> onnx.ValueInfoProto:
@@ -349,61 +353,54 @@ class _Rewrite:
         self._put(steps)
 
     def add_batch_axis(self) -> frozenset[str]:
-        """Let a network of one image take several; return the outputs to which that gives an axis."""
-        name = self.input.name
-        several = {name: self._renamed("several", [TensorShapeProto.Dimension(), *self.dims])}
+        """Let a network of one image take several; return the outputs to which that gives an axis.
+
+        Operators on one image, before its batch axis and behind a Squeeze of that, act on several instead.
+        """
+        name, axes = self.input.name, len(self.dims)
+        several = {name: _Several(self._renamed("several", [TensorShapeProto.Dimension(), *self.dims]), axes)}
         axis = self._constant(f"{name}.axis", [0])
-        nodes = [helper.make_node("Squeeze", [several[name], axis], [name], name=f"{name}.Squeeze")]
+        nodes = [helper.make_node("Squeeze", [several[name].name, axis], [name], name=f"{name}.Squeeze")]
         for node in self.graph.node:
             raised = self._of_several(node, several)
             nodes.append(raised or node)
             if raised is not None and node.op_type != "Unsqueeze":
-                several[node.output[0]] = raised.output[0]
-                nodes.append(
-                    helper.make_node(
-                        "Squeeze", [raised.output[0], axis], [node.output[0]], name=f"{node.output[0]}.one"
-                    )
-                )
-        outputs = {value.name for value in self.graph.output}
-        stacked = set()
+                known = min(several[read].axes for read in node.input if read in several)
+                several[node.output[0]] = _Several(raised.output[0], known)
+                squeeze = [raised.output[0], axis], [node.output[0]]
+                nodes.append(helper.make_node("Squeeze", *squeeze, name=f"{node.output[0]}.one"))
+            elif node.op_type == "Squeeze" and self.integers(node, 1) == [0]:
+                several[node.output[0]] = _Several(node.input[0], 1)
+        read = {name for node in nodes for name in node.input}
+        stacked = {value.name for value in self.graph.output if value.name in several.keys() - read}
         for node in nodes:
-            if (
-                node.op_type == "Squeeze"
-                and node.output[0] in outputs
-                and (node.input[1] == axis or self.integers(node, 1) == [0])
-            ):
-                stacked.add(node.output[0])
+            if node.op_type == "Squeeze" and node.output[0] in stacked:
                 node.op_type = "Identity"
                 del node.input[1:]
         self._put(nodes, instead=True)
         self._forget_shapes()
         return frozenset(stacked)
 
-    def _of_several(self, node: onnx.NodeProto, several: dict[str, str]) -> onnx.NodeProto | None:
+    def _of_several(self, node: onnx.NodeProto, several: dict[str, _Several]) -> onnx.NodeProto | None:
         """Return an operator on one image as one on several, None where it has no such form."""
         read = [several.get(name) for name in node.input]
         if not any(read) or len(node.output) != 1:
             return None
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
+        copy.input[:] = [other.name if other else name for name, other in zip(node.input, read, strict=True)]
         if node.op_type == "Unsqueeze" and self.integers(node, 1) == [0]:
             copy.op_type = "Identity"
-            del copy.input[:], copy.attribute[:]
-            copy.input.append(read[0] or "")
+            del copy.input[1:], copy.attribute[:]
             return copy
-        others = [name for name, other in zip(node.input, read, strict=True) if name and not other]
+        copy.output[0] = f"{node.output[0]}.several"
         if _permutation(node):
             copy.attribute[0].ints[:] = [0, *(axis + 1 for axis in copy.attribute[0].ints)]
-        elif node.op_type not in PER_VALUE | BROADCAST or not all(map(self._is_of_one_image, others)):
-            return None
-        copy.input[:] = [other or name for name, other in zip(node.input, read, strict=True)]
-        copy.output[0] = f"{node.output[0]}.several"
-        return copy
-
-    def _is_of_one_image(self, name: str) -> bool:
-        """Return whether a tensor is a constant with no more axes than an image of its own has."""
-        shape = self._shape(name)
-        return shape is not None and len(shape) < MAP_RANK
+            return copy
+        axes = min(other.axes for other in read if other)
+        shapes = [self._shape(name) for name, other in zip(node.input, read, strict=True) if name and not other]
+        fit = all(shape is not None and len(shape) <= axes for shape in shapes)
+        return copy if fit and node.op_type in PER_VALUE | BROADCAST else None
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         """Return a constant's shape, None for what is computed."""

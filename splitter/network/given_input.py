@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import Preprocess
+from serfer.core.plan import FileTensors, Preprocess
 from serfer.core.plan.pixels import normalise
+from serfer.core.plan.validation import MAX_NAME
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import MAP_RANK
 from splitter.network.operator_kinds import BROADCAST, PER_VALUE
@@ -63,14 +64,22 @@ _NOISE = 48
 class GivenInput:
     """A file's input: its name, numpy type and axes, "NCHW", "NHWC", "NHW", "CHW" or "HWC".
 
-    A run of the file takes `batch` images. `stacked` names the outputs that have no axis for images.
+    A run of the file takes `batch` images. `outputs` names its outputs, `stacked` those that have no axis for images.
     """
 
     name: str
     dtype: str
     axes: str = CHANNELS_FIRST
     batch: int = 1
+    outputs: tuple[str, ...] = ()
     stacked: frozenset[str] = frozenset()
+
+    @property
+    def tensors(self) -> FileTensors | None:
+        """The file's input and output as plans keep them, None where a name is too long."""
+        output = self.outputs[0] if len(self.outputs) == 1 else ""
+        named = 0 < len(self.name) <= MAX_NAME and len(output) <= MAX_NAME
+        return FileTensors(self.name, self.dtype, self.axes, output) if named else None
 
     @property
     def whole_numbers(self) -> range | None:
@@ -185,7 +194,8 @@ def _described(rewrite: _Rewrite) -> GivenInput:
             f"the model takes tensors of {len(sizes)} axes, not images: its input {name!r} is {shape}, where "
             "(N, C, H, W), (N, H, W, C) or one image without N is needed"
         )
-    return GivenInput(name, _TYPES[kind], axes, max(sizes[0], 1) if axes.startswith("N") else 1)
+    outputs = tuple(value.name for value in rewrite.graph.output)
+    return GivenInput(name, _TYPES[kind], axes, max(sizes[0], 1) if axes.startswith("N") else 1, outputs)
 
 
 def _axes_of_images(rewrite: _Rewrite, sizes: Sequence[int]) -> str:

@@ -14,6 +14,8 @@ from serfer.core.plan.layout import ORIGINAL, QUANTISED, UNSPLIT, is_graph, stag
 from serfer.core.plan.model import (
     ACTIVATIONS,
     IMAGE,
+    INPUT_AXES,
+    INPUT_TYPES,
     OUTPUT_TYPES,
     PATHS,
     WEIGHT_PLACES,
@@ -28,6 +30,8 @@ from serfer.core.plan.model import (
 
 MAX_RANK = 8
 """The most axes of an output, the batch's apart."""
+MAX_NAME = 1024
+"""The most characters of a tensor's name in a file."""
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
 
@@ -60,6 +64,7 @@ def check_sound(plan: Plan) -> None:
     if max(shape.elements for shape in shapes) > MAX_ELEMENTS:
         raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
     _check_outputs(plan)
+    _check_file(plan)
     if plan.unsplit.path != UNSPLIT or [file.path for file in plan.original] not in ([], list(ORIGINAL)):
         raise PlanError("plan.json's unsplit network has another name")
     if [file.path for file in plan.quantised] not in ([], [QUANTISED]):
@@ -102,6 +107,16 @@ def _check_outputs(plan: Plan) -> None:
         sound = len(tensor.dims) <= MAX_RANK and all(0 < size <= MAX_ELEMENTS for size in tensor.dims)
         if not sound or prod(tensor.dims) != shape.elements or tensor.dtype not in OUTPUT_TYPES:
             raise PlanError(f"plan.json's output {tensor.name!r:.40} has another shape or type than the last stage's")
+
+
+def _check_file(plan: Plan) -> None:
+    """Refuse an input of a file that no file has."""
+    file = plan.file
+    if file is None:
+        return
+    named = 0 < len(file.input) <= MAX_NAME and len(file.output) <= MAX_NAME
+    if not named or file.dtype not in INPUT_TYPES or file.axes not in INPUT_AXES:
+        raise PlanError("plan.json's tensors of the ONNX file have impossible names, types or axes")
 
 
 def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:

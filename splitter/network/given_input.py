@@ -156,6 +156,7 @@ def with_usual_input(model: ExternalWeightsModel) -> tuple[ExternalWeightsModel,
     A model that has such an input is returned as it is. Raises ModelError for another one than a single image.
     """
     rewrite = _Rewrite(model)
+    rewrite.drop_repeated_outputs()
     given = _described(rewrite)
     if given.batch > 1:
         rewrite.take_batch(given.batch)
@@ -289,6 +290,15 @@ class _Rewrite:
         name = self._renamed(suffix, dims)
         self.graph.node.insert(0, helper.make_node(kind, [name], [before], name=f"{before}.{kind}", **attributes))
         return name
+
+    def drop_repeated_outputs(self) -> None:
+        """List each output once: answers have them by name."""
+        outputs = {value.name: value for value in self.graph.output}
+        if len(outputs) < len(self.graph.output):
+            kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs.values()]
+            del self.graph.output[:]
+            self.graph.output.extend(kept)
+            self.changed = True
 
     def fix_channels(self) -> None:
         """Give the image as many channels as the weights of a convolution that reads it have."""

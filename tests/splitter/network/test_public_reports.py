@@ -140,6 +140,16 @@ def test_graphs_that_other_tools_read_wrongly(build, opset, tiles, tmp_path):
     assert len(plan.stages[0].tiles) == tiles
 
 
+@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
+def test_a_last_window_beyond_the_map_of_a_pool_whose_map_is_the_answer(kind, tmp_path):
+    """pytorch 131272, 71549: torch and ONNX Runtime drop a window of ceil mode that starts behind the map."""
+    net = Net(3, 16, 14)
+    x = net.op(kind, padded(net, "x"), kernel_shape=[3, 3], strides=[3, 3], pads=[1] * 4, ceil_mode=1)
+    onnx.save(net.model(x, dims=("N", 4, 6, 5)), tmp_path / "net.onnx")
+    plan = serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=(2, 2))
+    assert plan.outputs[0].dims == (4, 6, 5)
+
+
 def test_an_image_of_one_row(tmp_path):
     net = Net(3, 1, 40)
     onnx.save(net.model(padded(net, "x"), dims=("N", "C", "H", "W")), tmp_path / "net.onnx")

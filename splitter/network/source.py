@@ -464,6 +464,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> t
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
+            example = given.like_images(example)
     return Source(path.stem, f"from {path.name}", light, run, exported=False, given=given), example
 
 

@@ -144,6 +144,15 @@ def test_an_example_may_have_the_files_own_form(tmp_path):
         assert np.array_equal(load(path, as_given(images, axes))[1], images)
 
 
+def test_maps_of_a_network_of_whole_numbers_with_its_channels_last(tmp_path):
+    net = Net(3, *SIZE)
+    x = net.op("Transpose", net.op("Cast", "x", to=onnx.TensorProto.FLOAT), perm=[0, 3, 1, 2])
+    x = net.conv(x, 3, 2, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    path = save(net, x, tmp_path, "uint8", ("N", "H", "W", 3), made=("N", "C", "H", "W"))
+    for more in ({}, {"approximate": 64}):
+        assert serfer.map_plan(path, [(700, 641), (400, 300)], tmp_path / "plan", **more).windows
+
+
 def test_an_operator_on_whole_numbers_gets_them(tmp_path):
     net = Net(3, *SIZE)
     x = net.op("Mod", "x", net.constant(np.array(7, np.uint8)))

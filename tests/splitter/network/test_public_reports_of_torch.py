@@ -126,6 +126,14 @@ def test_nearest_pixels_that_the_exporter_takes_from_elsewhere_are_refused(tmp_p
         serfer.split(module, np.random.default_rng(0).standard_normal((1, 3, 26, 26), dtype=np.float32), tmp_path / "p")
 
 
+@pytest.mark.weekly
+def test_a_resnet_with_group_norm_is_tiled(tmp_path):
+    timm = pytest.importorskip("timm")
+    example = np.random.default_rng(0).standard_normal((1, 3, 96, 96), dtype=np.float32)
+    plan = serfer.split(timm.create_model("resnet50_gn").eval(), example, tmp_path / "plan", grids="2x2", gang="always")
+    assert any(len(stage.tiles) == 4 for stage in plan.stages)
+
+
 @pytest.mark.parametrize("build", [lambda: Row(conv(3, 4), masked), lambda: Row(conv(3, 8), Attention())])
 @pytest.mark.xfail(reason=AS_IS, raises=ModelError, strict=True)
 def test_what_moves_images_from_the_first_axis(build, tmp_path):

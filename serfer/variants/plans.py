@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,12 +15,12 @@ import numpy as np
 from serfer.core.costs.account import DEFAULT
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.errors import PlanError, PlanWarning
-from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan import FileTensors, Plan, Preprocess, sealed
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.pipeline.labelled.accuracy import check_labelled
 from serfer.pipeline.query import preprocess_of
 from serfer.pipeline.reference import normalised
-from serfer.plan_directory import check_artefacts, load_plan
+from serfer.plan_directory import check_artefacts, load_plan, write_plan
 from serfer.variants.candidates import PlanRequest
 from serfer.variants.images import ImageFiles
 
@@ -61,6 +61,7 @@ def read_network(
     Raises ModelError and PlanError, also for a network that does not classify images.
     """
     directory = work / "base"
+    given: Plan | None = None
     if isinstance(network, Path | str) and (Path(network) / PLAN_FILE).exists():
         given = load_plan(Path(network))
         check_artefacts(given, Path(network))
@@ -73,6 +74,8 @@ def read_network(
             "preprocess=)"
         )
     plan = _split(network, directory, options, facts, precision="fp32", progress=progress)
+    if given is not None:
+        plan = _with_file(plan, given.file, directory)
     check_labelled(plan)
     preprocess_of(plan)
     onnx = directory / f"{name}.onnx"  # beside the weights: its name is what plans call the network
@@ -117,7 +120,14 @@ def make_plan(
         if calibration is None:
             raise PlanError("a head is fitted to images that accuracy is not measured on: give 100 images or more")
         chosen |= {"gap": "always", "calibration": _calibration(plan, calibration)}
-    return _split(str(base.onnx), out, options, facts, progress=progress, **chosen)
+    return _with_file(_split(str(base.onnx), out, options, facts, progress=progress, **chosen), plan.file, out)
+
+
+def _with_file(plan: Plan, file: FileTensors | None, directory: Path) -> Plan:
+    """Return a plan of a graph that SerFer wrote with the tensors of the file from which that was read."""
+    plan = sealed(replace(plan, file=file))
+    write_plan(plan, directory)
+    return plan
 
 
 def short_name(plan: Plan, request: PlanRequest) -> str:

@@ -183,7 +183,9 @@ def _check_layout(graph: Graph) -> None:
 def _check_example(graph: Graph, sample: Array) -> None:
     channels = graph.shape(graph.input).channels
     if sample.shape[1] != channels:
-        raise ModelError(f"the model takes images of {channels} channels, the example has {sample.shape[1]}")
+        raise ModelError(
+            f"the model takes images of {channels} channels, the example has {sample.shape[1]}: give --channels {channels}"
+        )
 
 
 def _check_answer(graph: Graph, source: Source) -> None:

@@ -233,19 +233,28 @@ def strided():
 @pytest.mark.parametrize(
     ("dims", "words"),
     [
-        (["N", 3, "H", "W"], "give --size HEIGHTxWIDTH (in Python an example), by its strides multiples of 8 and 4,"),
+        (
+            ["N", 3, "H", "W"],
+            "give --size HEIGHTxWIDTH (in Python an example), often multiples of its strides, 8 and 4",
+        ),
         (
             ["N", "C", 64, "W"],
-            "give --size 64xWIDTH (in Python an example), by its strides multiples of 4, such as 64x",
+            "give --size 64xWIDTH (in Python an example), often multiples of its strides, 4, such as 64x",
         ),
         (
             ["N", 3, "H", 64],
-            "give --size HEIGHTx64 (in Python an example), by its strides multiples of 8, such as 224x64",
+            "give --size HEIGHTx64 (in Python an example), often multiples of its strides, 8, such as 224x64",
         ),
     ],
 )
 def test_a_free_size_is_asked_for_with_what_the_strides_say(dims, words, tmp_path):
     assert words in refusal(free(tmp_path, *strided(), dims))
+
+
+def test_a_free_size_of_grey_images_is_asked_for_with_their_channel(tmp_path):
+    net = Net(1, *SIZE)
+    text = refusal(free(tmp_path, net, net.op("Relu", "x"), ["N", 1, "H", 64]))
+    assert "give --size HEIGHTx64 --channels 1 (in Python an example), such as 224x64" in text
 
 
 @pytest.mark.parametrize("value", ["[32, 64]", "32"])

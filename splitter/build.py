@@ -184,7 +184,8 @@ def _check_example(graph: Graph, sample: Array) -> None:
     channels = graph.shape(graph.input).channels
     if sample.shape[1] != channels:
         raise ModelError(
-            f"the model takes images of {channels} channels, the example has {sample.shape[1]}: give --channels {channels}"
+            f"the model takes images of {channels} channels, the example has {sample.shape[1]}: give --channels "
+            f"{channels}"
         )
 
 

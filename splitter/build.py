@@ -36,6 +36,7 @@ _CHOICES = 4
 _NO_OTHER = " There is no cold plan: the one with the earliest first answer is this plan."
 _NO_OFFER = ColdOffer(None, "")
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
+_MOST_CHANNELS = 4
 
 
 _ONE_CLASS = (
@@ -99,7 +100,7 @@ def build_plan(
         decision = replace(decision, why=decision.why + offer.sentence + answers + planned_for)
         return _Chosen(decision, offer, cold_environments(decision, options, within))
 
-    batch = _check_batch(sample)
+    batch = _check_batch(source, sample)
     with appearing_whole(place) as directory:
         plan, chosen = _write_plan(choose, source, graph, budget, directory, progress)
         progress("checking the parts against the whole")
@@ -167,9 +168,11 @@ def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array o
 
 
 def _check_layout(graph: Graph) -> None:
-    """Refuse a model that transposes (N, H, W, C) images itself: its rows would be taken for channels."""
+    """Refuse a module that transposes (N, H, W, C) images itself: its rows would be taken for channels."""
     readers = [node for node in graph.nodes if graph.input in graph.activations(node)]
-    if all(node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers):
+    if graph.shape(graph.input).width <= _MOST_CHANNELS and all(
+        node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers
+    ):
         given = graph.shape(graph.input)
         raise ModelError(
             f"the model takes (N, {given.channels}, {given.height}, {given.width}), images with their channels last: "
@@ -188,6 +191,7 @@ def _check_answer(graph: Graph, source: Source) -> None:
     classes = shape.elements if shape.flat else shape.channels
     if source.preprocess:
         check_channels(source.preprocess, graph.shape(graph.input))
+        source.check_numbers(source.preprocess)
     if source.labels and len(source.labels) != classes and first.dtype == "float32":
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
 
@@ -221,7 +225,7 @@ def _answers(graph: Graph, reduction: Reduction | None) -> str:
     )
 
 
-def _check_batch(sample: Array) -> Array:
+def _check_batch(source: Source, sample: Array) -> Array:
     """Return two different images, to detect a network that takes only one image or mixes them."""
     noise = np.random.default_rng(1).standard_normal((_CHECK_BATCH - 1, *sample.shape[1:]), dtype=np.float32)
-    return np.concatenate([sample[:1], noise])
+    return np.concatenate([sample[:1], source.like_images(noise)])

@@ -33,8 +33,11 @@ from serfer.core.plan.answers import Answer, as_answer
 from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
 from splitter.network.external_weights import ExternalWeightsModel
+from splitter.network.given_input import GivenInput, with_usual_input
+from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.onnx_models import OPSET, session_of
 from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
+from splitter.network.size_hints import in_words, size_in_metadata
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +51,8 @@ _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
 _FLOAT = int(onnx.TensorProto.FLOAT)
+_MENDED = ("topologically sorted", "GroupNormalization is deprecated")
+"""What the checker says of files that ONNX Runtime runs."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
 _SILENT = 4
@@ -64,6 +69,7 @@ class Source:
 
     `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
     from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
+    `given`: the input of a file as it has it.
     """
 
     name: str
@@ -76,10 +82,20 @@ class Source:
     exported: bool = True
     outputs: tuple[str, ...] = ()
     sized: SizedExports | None = None
+    given: GivenInput | None = None
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
         return self.sized.of(size).onnx if self.sized else self.onnx
+
+    def like_images(self, images: Array) -> Array:
+        """Return images whose values the model takes: those given, or whole numbers in place of a noise's fractions."""
+        return self.given.like_images(images) if self.given else images
+
+    def check_numbers(self, preprocess: Preprocess) -> None:
+        """Raise ModelError where a description gives fractions to an input of whole numbers."""
+        if self.given:
+            self.given.check_numbers(preprocess)
 
     def alike(self, one: Size, other: Size) -> bool:
         """Return whether images of two sizes are computed by one ONNX model."""
@@ -441,28 +457,33 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> t
         raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
     if opset < MIN_OPSET:
         model = _upgraded(path, model, opset)
-    _check_batch(path, model)
-    example = _given(_example_of(path, model) if example is None else example)
-    light, run = _with_channels(model, example), _runner(path)
+    model, given = with_usual_input(model)
+    example = _given(_example_of(path, model) if example is None else given.as_images(example))
+    example = given.like_images(example)
+    light, run = _with_channels(model, example), _runner(path, given)
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
-    return Source(path.stem, f"from {path.name}", light, run, exported=False), example
+    return Source(path.stem, f"from {path.name}", light, run, exported=False, given=given), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
-    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them."""
+    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them.
+
+    GroupNormalization may be that of opset 18 to 20, which ONNX Runtime runs and ONNX's checker refuses.
+    """
     try:
         onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
     except onnx.checker.ValidationError as error:
-        if "topologically sorted" not in str(error):
+        if not any(fault in str(error) for fault in _MENDED):
             raise
         try:
             whole = ir.load(path)
             whole.graph.sort()
             model = ExternalWeightsModel.of(whole)
+            with_plain_group_norms(model.proto)
             onnx.checker.check_model(model.proto)
-        except Exception:  # noqa: BLE001 - any failure means that the order was not the only fault
+        except Exception:  # noqa: BLE001 - any failure means that this was not the only fault
             raise error from None
         return model
     return ExternalWeightsModel.of(ir.load(path))
@@ -470,12 +491,6 @@ def _checked(path: Path) -> ExternalWeightsModel:
 
 def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
     return model.inputs[0].type.tensor_type.shape.dim if model.inputs else ()
-
-
-def _check_batch(path: Path, model: ExternalWeightsModel) -> None:
-    batch = next((dim.dim_value for dim in _dims(model)), 0)
-    if batch > 1:
-        raise ModelError(f"{path} takes batches of {batch} images: export it for a batch of 1, or of any size")
 
 
 def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeightsModel:
@@ -511,12 +526,15 @@ def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> ExternalWe
 
 def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     dims = [dim.dim_value for dim in _dims(model)]
-    if dims and len(dims) != 4:  # noqa: PLR2004 - (N, C, H, W)
-        raise ModelError(f"{path} takes tensors of {len(dims)} axes, not images (N, C, H, W)")
-    if not all(dims[1:]) or not dims:
+    size = size_in_metadata(model.proto)
+    if size and all(side in (0, own) for side, own in zip(dims[2:], size, strict=True)):
+        dims[2:] = size
+    if not all(dims[2:]):
+        raise ModelError(f"{path} does not fix its input's size: {in_words(model, dims[2:])}")
+    if not dims[1]:
         raise ModelError(
-            f"{path} does not fix its input's size: give --size HEIGHTxWIDTH (in Python an example), often a multiple "
-            "of 32"
+            f"{path} does not fix its input's channels: give --size {dims[2]}x{dims[3]} and --channels (in Python an "
+            "example)"
         )
     if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
         given = " x ".join(map(str, dims[1:]))
@@ -524,8 +542,8 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 
-def _runner(path: Path) -> Run:
-    """Run an ONNX file as it is, one image at a time (its batch may be fixed)."""
+def _runner(path: Path, given: GivenInput) -> Run:
+    """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free."""
     session: ort.InferenceSession | None = None
     options = ort.SessionOptions()
     set_threads(options, threads=0)
@@ -536,10 +554,14 @@ def _runner(path: Path) -> Run:
         nonlocal session
         try:
             session = session or session_of(path, options)
-            given = session.get_inputs()[0]
-            kind = np.float16 if given.type == "tensor(float16)" else np.float32
             names = [output.name for output in session.get_outputs()]
-            answers = [session.run(names, {given.name: image[None].astype(kind)}) for image in batch]
+            answers = [
+                [
+                    given.answers(*output, count)
+                    for output in zip(names, session.run(names, {given.name: images}), strict=True)
+                ]
+                for images, count in given.feeds(batch)
+            ]
             outputs = zip(names, zip(*answers, strict=True), strict=True)
             return as_answer({name: _joined(values) for name, values in outputs})
         except Exception as error:  # ONNX Runtime has a class for each status

@@ -22,11 +22,16 @@ def padded(net, x, before=3, after=4):
     return net.conv(x, before, after, [3, 3], pads=[1, 1, 1, 1])
 
 
-def test_group_normalization_of_opset_21(tmp_path):
+@pytest.mark.parametrize(("opset", "scales"), [(18, 2), (20, 2), (21, 4)])
+def test_group_normalization(opset, scales, tmp_path):
     net = Net(3, 12, 10, opset=21)
-    scale, bias = net.constant(net.floats(4)), net.constant(net.floats(4))
+    scale, bias = net.constant(net.floats(scales)), net.constant(net.floats(scales))
     x = net.op("GroupNormalization", padded(net, "x"), scale, bias, num_groups=2, epsilon=1e-4)
-    assert len(split(net, padded(net, x, 4), tmp_path).stages[0].tiles) == 4
+    model = net.model(padded(net, x, 4), dims=("N", "C", "H", "W"))
+    model.opset_import[0].version = opset  # ONNX's checker refuses the operator of 18 to 20, which ONNX Runtime runs
+    onnx.save(model, tmp_path / "net.onnx")
+    plan = serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=(2, 2))
+    assert len(plan.stages[0].tiles) == 4
 
 
 def test_a_constant_sampling_grid(tmp_path):
@@ -79,15 +84,6 @@ def test_a_fixed_size_is_named(tmp_path):
     assert refusal(tmp_path, net, padded(net, "x"), size=(24, 10)) == (
         "the model takes images of 12 x 10 alone, not of 24 x 10"
     )
-
-
-def test_an_input_that_is_an_output_is_named(tmp_path):
-    net = Net(3, 12, 10)
-    model = net.model(padded(net, "x"), dims=("N", "C", "H", "W"))
-    model.graph.output.append(model.graph.input[0])
-    onnx.save(model, tmp_path / "net.onnx")
-    with pytest.raises(ModelError, match="the model's output 'x' is its input"):
-        serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan")
 
 
 def test_an_input_with_three_axes_of_space_is_named(tmp_path):

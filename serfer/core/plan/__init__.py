@@ -22,6 +22,7 @@ A vector of K values is a map of one row: 1 x K. So its columns are cut by the s
 from __future__ import annotations
 
 from serfer.core.plan.codec import FORMAT, dump_plan, parse_plan, sealed
+from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.model import (
     ACTIVATIONS,
     CACHE,
@@ -93,6 +94,7 @@ __all__ = [
     "AxisWindows",
     "Cell",
     "DeploymentOption",
+    "DetectionHead",
     "Function",
     "Gang",
     "ImageLimits",

@@ -57,7 +57,16 @@ from serfer.core.plan.model import (
     explained,
     stored_bytes,
 )
-from serfer.core.plan.preprocess import CHANNELS, INTERPOLATIONS, ImageLimits, Preprocess
+from serfer.core.plan.preprocess import (
+    CHANNELS,
+    INTERPOLATIONS,
+    OPENCV_BILINEAR,
+    PAD_PLACES,
+    ImageLimits,
+    Pad,
+    Placement,
+    Preprocess,
+)
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
@@ -83,7 +92,9 @@ __all__ = [
     "MAX_RANK",
     "NO_TILE",
     "OBJECTS",
+    "OPENCV_BILINEAR",
     "OUTPUT_TYPES",
+    "PAD_PLACES",
     "PATHS",
     "SCORES",
     "WEIGHT_PLACES",
@@ -105,8 +116,10 @@ __all__ = [
     "Operator",
     "OutputTensor",
     "PackageLimit",
+    "Pad",
     "Padding",
     "Piece",
+    "Placement",
     "Plan",
     "Preprocess",
     "Range",

@@ -83,6 +83,7 @@ def build_plan(
     graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, description.reduction)
     _check_layout(graph)
     _check_example(graph, sample)
+    source = _with_boxes(graph, source, description)
     _check_answer(graph, source)
     source = _reduced(source, description.reduction, one_class)
     answers = _answers(graph, description.reduction)
@@ -192,8 +193,16 @@ def _check_answer(graph: Graph, source: Source) -> None:
     if source.preprocess:
         check_channels(source.preprocess, graph.shape(graph.input))
         source.check_numbers(source.preprocess)
-    if source.labels and len(source.labels) != classes and first.dtype == "float32":
+    if source.detection is None and source.labels and len(source.labels) != classes and first.dtype == "float32":
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
+
+
+def _with_boxes(graph: Graph, source: Source, description: Description) -> Source:
+    """Return the source with what its outputs say of boxes, if that was asked for."""
+    if description.boxes is None:
+        return source
+    head = description.boxes.head(graph.output_tensors, graph.shape(graph.input), len(source.labels))
+    return replace(source, detection=head)
 
 
 def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> Source:

@@ -121,7 +121,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
             (docs/how-to/preprocess.md). A zoo network has this, `labels` and `activation`.
         labels: The names of the outputs, or the path of a file with one a line.
-        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none".
+        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none"; or "boxes", as `--output` of
+            `serfer split` takes it, for a detector (docs/how-to/detect.md).
         reduce: What the first output that is a map (N, C, H, W) becomes: "argmax", the class of each position ((N, H,
             W), uint8 of up to 256 classes, else int64), "softmax", scores over its channels, or "sigmoid", of each
             value.

@@ -112,7 +112,11 @@ def split(
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
     output: Annotated[
-        str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
+        str | None,
+        typer.Option(
+            help="What the network's output is: scores, by softmax, sigmoid or none; or boxes, of a detector "
+            "(docs/how-to/detect.md), as boxes:yolov8,score=0.25,iou=0.45,most=300 or any part of that."
+        ),
     ] = None,
     reduce: Annotated[
         str | None,

@@ -28,7 +28,7 @@ from onnxscript import ir
 
 from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
-from serfer.core.plan import MAX_ELEMENTS, Preprocess
+from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
@@ -70,6 +70,7 @@ class Source:
     `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
     from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
     `given`: the input of a file as it has it.
+    `detection`: where its outputs have boxes, if that was asked for.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Source:
     outputs: tuple[str, ...] = ()
     sized: SizedExports | None = None
     given: GivenInput | None = None
+    detection: DetectionHead | None = None
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""

@@ -187,6 +187,7 @@ def assemble(
                 output=graph.shape(graph.output),
                 outputs=graph.answers,
                 activation=source.activation,
+                detection=source.detection,
                 preprocess=source.preprocess,
                 labels=source.labels,
                 limit=limit,

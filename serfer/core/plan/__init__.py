@@ -22,6 +22,7 @@ A vector of K values is a map of one row: 1 x K. So its columns are cut by the s
 from __future__ import annotations
 
 from serfer.core.plan.codec import FORMAT, dump_plan, parse_plan, sealed
+from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.model import (
     ACTIVATIONS,
     CACHE,
@@ -56,7 +57,16 @@ from serfer.core.plan.model import (
     explained,
     stored_bytes,
 )
-from serfer.core.plan.preprocess import CHANNELS, INTERPOLATIONS, ImageLimits, Preprocess
+from serfer.core.plan.preprocess import (
+    CHANNELS,
+    INTERPOLATIONS,
+    OPENCV_BILINEAR,
+    PAD_PLACES,
+    ImageLimits,
+    Pad,
+    Placement,
+    Preprocess,
+)
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
@@ -82,7 +92,9 @@ __all__ = [
     "MAX_RANK",
     "NO_TILE",
     "OBJECTS",
+    "OPENCV_BILINEAR",
     "OUTPUT_TYPES",
+    "PAD_PLACES",
     "PATHS",
     "SCORES",
     "WEIGHT_PLACES",
@@ -93,6 +105,7 @@ __all__ = [
     "AxisWindows",
     "Cell",
     "DeploymentOption",
+    "DetectionHead",
     "Function",
     "Gang",
     "ImageLimits",
@@ -103,8 +116,10 @@ __all__ = [
     "Operator",
     "OutputTensor",
     "PackageLimit",
+    "Pad",
     "Padding",
     "Piece",
+    "Placement",
     "Plan",
     "Preprocess",
     "Range",

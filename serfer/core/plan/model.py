@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from serfer.core.checksum import CHECKSUM_BYTES
+from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import PlanError
 from serfer.core.geometry import Grid, Rect
+from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.preprocess import Preprocess
 from serfer.core.plan.windows import Windows
 from serfer.core.units import FLOAT_BYTES
@@ -370,7 +372,8 @@ class Plan:
     are empty for a network that classifies, whose one output is (N, K) float32; `output` is the first one's shape.
     `quantised` is the whole network in 8 bits, for instances, where `serfer register` has made it: another answer.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
-    and `outputs` have the largest window's size.
+    and `outputs` have the largest window's size. `detection` says which outputs hold boxes; they are found in the
+    answer, where it is assembled.
 
     `digest` names functions and keys: it covers what workers and drivers execute. `limit`, `changes`, `ways`, `store`,
     `why`, `alternatives` and all predictions are from explanation.json, and None or empty where that is missing.
@@ -393,6 +396,7 @@ class Plan:
     outputs: tuple[OutputTensor, ...] = ()
     windows: Windows | None = None
     quantised: tuple[Artefact, ...] = ()
+    detection: DetectionHead | None = field(default=None, metadata=LATER)
     limit: PackageLimit | None = None
     changes: tuple[ModelChange, ...] = ()
     ways: tuple[DeploymentOption, ...] = ()

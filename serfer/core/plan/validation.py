@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from serfer.core.errors import PlanError
+from serfer.core.plan.detection import head_fits
 from serfer.core.plan.layout import ORIGINAL, QUANTISED, UNSPLIT, is_graph, stage_directory, weights_file
 from serfer.core.plan.model import (
     ACTIVATIONS,
@@ -60,6 +61,7 @@ def check_sound(plan: Plan) -> None:
     if max(shape.elements for shape in shapes) > MAX_ELEMENTS:
         raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
     _check_outputs(plan)
+    _check_detection(plan)
     if plan.unsplit.path != UNSPLIT or [file.path for file in plan.original] not in ([], list(ORIGINAL)):
         raise PlanError("plan.json's unsplit network has another name")
     if [file.path for file in plan.quantised] not in ([], [QUANTISED]):
@@ -84,7 +86,9 @@ def check_sound(plan: Plan) -> None:
 
 
 def labels_fit(plan: Plan) -> bool:
-    """Return whether labels are one for each class: of scores, or of a map's channels; a mask may have any number."""
+    """Return whether labels are one for each class: of scores, boxes or a map's channels; masks may have any number."""
+    if plan.detection:
+        return not plan.detection.classes or len(plan.labels) in (0, plan.detection.classes)
     if not plan.labels or plan.output_tensors[0].dtype != OUTPUT_TYPES[0]:
         return True
     return len(plan.labels) == (plan.output.elements if plan.output.flat else plan.output.channels)
@@ -102,6 +106,16 @@ def _check_outputs(plan: Plan) -> None:
         sound = len(tensor.dims) <= MAX_RANK and all(0 < size <= MAX_ELEMENTS for size in tensor.dims)
         if not sound or prod(tensor.dims) != shape.elements or tensor.dtype not in OUTPUT_TYPES:
             raise PlanError(f"plan.json's output {tensor.name!r:.40} has another shape or type than the last stage's")
+
+
+def _check_detection(plan: Plan) -> None:
+    """Refuse a detector's head that does not fit the outputs: decoding would read beyond them."""
+    if plan.detection is None:
+        return
+    dims = {tensor.name: tensor.dims for tensor in plan.outputs}
+    given = [dims.get(name, ()) for name in plan.detection.outputs]
+    if plan.windows or not head_fits(plan.detection, given):
+        raise PlanError("plan.json's detection names outputs that do not hold boxes")
 
 
 def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:

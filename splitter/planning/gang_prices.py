@@ -203,7 +203,6 @@ class GangPrices:
             carried + write[1],
             usd + write[2],
             np.array(self._memory_mb, dtype=float)[:, None, None],
-            np.array([end.fit.cold_seconds(self._platform) for end in ends])[:, None, None, None],
             self._platform,
         )
 

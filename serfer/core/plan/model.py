@@ -368,7 +368,8 @@ class Plan:
     too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
     (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
     (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
-    fastest first. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
+    fastest first, `cold_share` the share of queries that it was chosen for which find nothing warm, None where it does
+    not say. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
     are empty for a network that classifies, whose one output is (N, K) float32; `output` is the first one's shape.
     `quantised` is the whole network in 8 bits, for instances, where `serfer register` has made it: another answer.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
@@ -376,7 +377,8 @@ class Plan:
     answer, where it is assembled.
 
     `digest` names functions and keys: it covers what workers and drivers execute. `limit`, `changes`, `ways`, `store`,
-    `why`, `alternatives` and all predictions are from explanation.json, and None or empty where that is missing.
+    `why`, `alternatives`, `cold_share` and all predictions are from explanation.json, and None or empty where that is
+    missing.
     """
 
     format: int
@@ -403,6 +405,7 @@ class Plan:
     store: str = ""
     why: str = ""
     alternatives: tuple[Alternative, ...] = ()
+    cold_share: float | None = None
 
     @property
     def explained(self) -> bool:

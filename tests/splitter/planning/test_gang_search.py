@@ -147,11 +147,6 @@ class WithGangs(Enumerated):
             reading.carrying_s + writing.carrying_s,
             store + reading.usd + writing.usd,
             memory,
-            sum(
-                self.graph.weights[name].nbytes
-                for node in self.graph.nodes[start:stop]
-                for name in self.graph.constants(node)
-            ),
             self.budget.platform,
         )
 

@@ -50,6 +50,8 @@ MIN_OPSET = 18
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
+_MOST_ON_ONE_THREAD = 2 * 3 * 512 * 512
+"""Values of a batch up to which one thread is fast enough: more of them wait for one another."""
 _FLOAT = int(onnx.TensorProto.FLOAT)
 _MENDED = ("topologically sorted", "GroupNormalization is deprecated")
 """What the checker says of files that ONNX Runtime runs."""
@@ -206,7 +208,7 @@ def _from_module(
     module = module.eval()
 
     def answer(batch: Array) -> dict[str, Any]:
-        with torch.inference_mode():
+        with torch.inference_mode(), _few_threads(batch):
             return named_outputs(module(torch.from_numpy(np.ascontiguousarray(batch))))
 
     def run(batch: Array) -> Answer:
@@ -232,6 +234,22 @@ def _from_module(
         exported = sized.of(any_size).onnx
         example, _ = _first_taken(outputs_of, example, any_size, sized)
     return Source(name, weights, exported, run, outputs=tuple(outputs), sized=sized), example
+
+
+@contextmanager
+def _few_threads(batch: Array) -> Iterator[None]:
+    """Let torch compute small images on one thread: where others use the processors too, its threads spin for long."""
+    import torch  # noqa: PLC0415 - slow to import
+
+    before = torch.get_num_threads()
+    if batch.size > _MOST_ON_ONE_THREAD or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _first_taken(

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from serfer.variants.register import register as register
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
     from splitter.map_plan import map_plan as map_plan
+    from splitter.network.by_name.named_model import NamedModel as NamedModel
     from splitter.split import split as split
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
@@ -117,6 +118,7 @@ __all__ = [
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
+    "NamedModel",
     "NetworkLoadError",
     "NotFiniteError",
     "Objectives",
@@ -175,6 +177,7 @@ _HOMES = {
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
+    "NamedModel": ("splitter.network.by_name.named_model", "NamedModel"),
     "Objectives": ("serfer.core.http_messages", "Objectives"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),

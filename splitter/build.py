@@ -79,6 +79,7 @@ def build_plan(
         preprocess=description.preprocess or source.preprocess,
         labels=description.labels or source.labels,
         activation=description.activation or source.activation,
+        notes=() if description.preprocess else source.notes,
     )
     graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, description.reduction)
     _check_layout(graph)
@@ -121,7 +122,7 @@ def build_plan(
             else:
                 progress("checking the parts of the cold plan")
                 check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
-    return plan, (*chosen.decision.notes, *one_class)
+    return plan, (*source.notes, *chosen.decision.notes, *one_class)
 
 
 def _write_plan(

@@ -76,8 +76,10 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     weights makes no difference.
 
     Args:
-        model: An nn.Module, the path of an ONNX file, "module.py:factory", or the name of a zoo network.
-        example: An (N, C, H, W) float32 tensor or array that fixes the input's size; a zoo network has its own.
+        model: An nn.Module, the path of an ONNX file, "module.py:factory", "timm:NAME" or "torchvision:NAME" (a
+            `NamedModel` says where their weights are from), or the name of a zoo network.
+        example: An (N, C, H, W) float32 tensor or array that fixes the input's size; what is known by a name has its
+            own.
         out: The plan directory; an empty directory or a plan there is replaced.
         grids: "auto", one grid for every stage that can be spread like that, or a list with one for each stage: (rows,
             cols) tiles, or "colN" for columns of a fully connected layer.

@@ -13,6 +13,7 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.cli.explain import ARRAYS_ONLY, show_plan
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
 from serfer.cli.shared.terminal import complain, err
 from serfer.core.errors import UsageError
@@ -20,6 +21,7 @@ from serfer.core.plan import MAX_ELEMENTS, explained
 from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
+from splitter.network.by_name.named_model import is_named
 from splitter.network.zoo import ZOO
 from splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
 
@@ -31,10 +33,14 @@ def split(
         str,
         typer.Argument(
             help="An .onnx file; module.py:factory, a function without arguments that returns the nn.Module (the file "
-            f"is imported and run, so it must be one that you trust); or a model of the zoo: {', '.join(ZOO)}."
+            "is imported and run, so it must be one that you trust); timm:NAME or torchvision:NAME, with the "
+            f"preprocessing and labels of its weights; or a model of the zoo: {', '.join(ZOO)}."
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     stages: Annotated[str, typer.Option(help="How many stages, or auto.")] = "auto",
     grids: Annotated[
         str,
@@ -102,7 +108,8 @@ def split(
     ] = "auto",
     calibration: Annotated[Path | None, typer.Option(help="A folder with a folder of images for each class.")] = None,
     size: Annotated[
-        str | None, typer.Option(help="The input's HEIGHTxWIDTH; a zoo model or ONNX file may fix its own.")
+        str | None,
+        typer.Option(help="The input's HEIGHTxWIDTH; a model known by name or an ONNX file may fix its own."),
     ] = None,
     channels: Annotated[
         int | None, typer.Option(min=1, max=4096, help="The input's channels, with --size; 3 by default.")
@@ -150,7 +157,10 @@ def split(
     example = example_of(size, channels)
     if example is None and ".py:" in model:
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
-    if preprocess is None and model not in ZOO and err.is_terminal:  # while there is time to stop it
+    chosen = named_model(model, weights_file, random, download)
+    if (
+        preprocess is None and model not in ZOO and not is_named(model) and err.is_terminal
+    ):  # while there is time to stop it
         complain(f"without --preprocess, {ARRAYS_ONLY}")
     settings = load_settings()
     quotas = quotas_for(settings, account)
@@ -160,7 +170,7 @@ def split(
 
     with status_line() as progress:
         plan = split_model(
-            model,
+            chosen,
             example,
             directory,
             grids=grids,

@@ -31,7 +31,10 @@ _WITHIN: Final = 1 + 1e-9  # of dollars that were written as text
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """What says how a network's file is read, as `serfer split` has it; a plan directory and the zoo need none."""
+    """What says how a network's file is read, as `serfer split` has it.
+
+    What is known by a name and plan directories need none.
+    """
 
     example: Any = None
     preprocess: Preprocess | None = None
@@ -67,7 +70,8 @@ def read_network(
         check_labelled(given)
         options = NetworkOptions(None, given.preprocess, given.labels, given.activation)
         network = str(Path(network) / (given.original[0] if given.original else given.unsplit).path)
-    if options.preprocess is None and (not isinstance(network, str) or network.endswith(".onnx") or ".py:" in network):
+    described = isinstance(network, str) and not network.endswith(".onnx") and ".py:" not in network
+    if options.preprocess is None and not (described or _is_named(network)):
         raise PlanError(  # before the network is read and split
             "nothing says how an image becomes the network's input: give --preprocess FILE.toml (in Python, "
             "preprocess=)"
@@ -78,6 +82,12 @@ def read_network(
     onnx = directory / f"{name}.onnx"  # beside the weights: its name is what plans call the network
     shutil.copyfile(directory / plan.unsplit.path, onnx)
     return BaseNetwork(plan, onnx, network_digest(onnx))
+
+
+def _is_named(network: object) -> bool:
+    from splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
+
+    return is_named(network)
 
 
 def network_digest(path: Path) -> str:

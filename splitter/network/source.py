@@ -1,4 +1,4 @@
-"""Sources of models (a zoo name, an ONNX file, `module.py:factory`, an nn.Module) in one form."""
+"""Sources of models (a zoo's or library's name, an ONNX file, `module.py:factory`, an nn.Module) in one form."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
+from splitter.network.by_name.named_model import NamedModel, build, is_named
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.given_input import GivenInput, with_usual_input
 from splitter.network.group_norms import with_plain_group_norms
@@ -48,7 +49,8 @@ Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
-_WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
+_TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
+_WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
 _MOST_ON_ONE_THREAD = 2 * 3 * 512 * 512
 """Values of a batch up to which one thread is fast enough: more of them wait for one another."""
@@ -73,6 +75,7 @@ class Source:
     from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
     `given`: the input of a file as it has it.
     `detection`: where its outputs have boxes, if that was asked for.
+    `notes` say what of its description a plan does not do.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Source:
     sized: SizedExports | None = None
     given: GivenInput | None = None
     detection: DetectionHead | None = None
+    notes: tuple[str, ...] = ()
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
@@ -114,10 +118,13 @@ def load(
 ) -> tuple[Source, Array]:
     """Return the source of a model and an example of its input.
 
-    `example` is (N, C, H, W) float32; a zoo model brings its own. With `any_size`, a module is exported for images of
-    any height and width that it treats as it does images of that size, which may be larger than the example.
+    `example` is (N, C, H, W) float32; models of the zoo and of libraries bring their own. With `any_size`, a module is
+    exported for images of any height and width that it treats as it does images of that size, which may be larger than
+    the example.
     Raises ModelError for what is not a model.
     """
+    if is_named(model):
+        return _from_library(NamedModel.of(model), example, any_size=any_size)
     if isinstance(model, Path | str):
         return _load_named(str(model), example, any_size=any_size)
     if getattr(model, "training", False):
@@ -143,17 +150,23 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None) -> t
 
 def _unknown(text: str) -> str:
     """Say what a name that is no model's may have meant."""
-    if Path(text).suffix.lower() in _WEIGHT_FILES:
+    suffix = Path(text).suffix.lower()
+    if suffix in _WEIGHT_FILES:
+        named = f"give timm:NAME or torchvision:NAME with --weights-file {text}, or " * (suffix in _TORCH_WEIGHTS)
         return (
-            f"{text} holds weights, or another framework's network, and not a module's code: write a function that "
-            "builds the module and loads them, and give its file and name, such as net.py:make; or export an .onnx file"
+            f"{text} holds weights, or another framework's network, and not a module's code: {named}"
+            "write a function that builds the module and loads them, and give its file and name, such as net.py:make; "
+            "or export an .onnx file"
         )
     if text.endswith(".py"):
         return f"{text} is a Python file: name the function in it that returns the module, such as {text}:make"
     near = difflib.get_close_matches(text, zoo.ZOO, 1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     known = ", ".join(sorted(zoo.ZOO))
-    return f"unknown model {text!r}{meant}: give a name ({known}), an .onnx file, or module.py:factory"
+    return (
+        f"unknown model {text!r}{meant}: give a name ({known}), timm:NAME or torchvision:NAME, an .onnx file, or "
+        "module.py:factory"
+    )
 
 
 def _given(example: Array | None) -> Array:
@@ -173,6 +186,22 @@ def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array
     source, example = _from_module(entry.build(), _given(example), entry.name, entry.weights)
     labels = zoo.imagenet_labels()
     return replace(source, preprocess=entry.preprocess, labels=labels, activation=entry.activation), example
+
+
+def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
+    shape = None if example is None else _given(example).shape
+    network = build(model, None if shape is None else (shape[1], shape[2], shape[3]))
+    if example is None:
+        example = np.random.default_rng(0).standard_normal((1, *network.shape), dtype=np.float32)
+    source, example = _from_module(network.module, example, network.name, network.weights, any_size=any_size)
+    described = replace(
+        source,
+        preprocess=network.preprocess,
+        labels=network.labels,
+        activation=network.activation,
+        notes=tuple(filter(None, [network.note])),
+    )
+    return described, example
 
 
 def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import Preprocess
+from serfer.core.plan import FileTensors, Preprocess
 from serfer.core.plan.pixels import normalise
+from serfer.core.plan.validation import MAX_NAME
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import MAP_RANK
 from splitter.network.operator_kinds import BROADCAST, PER_VALUE
@@ -63,14 +64,22 @@ _NOISE = 48
 class GivenInput:
     """A file's input: its name, numpy type and axes, "NCHW", "NHWC", "NHW", "CHW" or "HWC".
 
-    A run of the file takes `batch` images. `stacked` names the outputs that have no axis for images.
+    A run of the file takes `batch` images. `outputs` names its outputs, `stacked` those that have no axis for images.
     """
 
     name: str
     dtype: str
     axes: str = CHANNELS_FIRST
     batch: int = 1
+    outputs: tuple[str, ...] = ()
     stacked: frozenset[str] = frozenset()
+
+    @property
+    def tensors(self) -> FileTensors | None:
+        """The file's input and output as plans keep them, None where a name is too long."""
+        output = self.outputs[0] if len(self.outputs) == 1 else ""
+        named = 0 < len(self.name) <= MAX_NAME and len(output) <= MAX_NAME
+        return FileTensors(self.name, self.dtype, self.axes, output) if named else None
 
     @property
     def whole_numbers(self) -> range | None:
@@ -147,6 +156,7 @@ def with_usual_input(model: ExternalWeightsModel) -> tuple[ExternalWeightsModel,
     A model that has such an input is returned as it is. Raises ModelError for another one than a single image.
     """
     rewrite = _Rewrite(model)
+    rewrite.drop_repeated_outputs()
     given = _described(rewrite)
     if given.batch > 1:
         rewrite.take_batch(given.batch)
@@ -185,7 +195,8 @@ def _described(rewrite: _Rewrite) -> GivenInput:
             f"the model takes tensors of {len(sizes)} axes, not images: its input {name!r} is {shape}, where "
             "(N, C, H, W), (N, H, W, C) or one image without N is needed"
         )
-    return GivenInput(name, _TYPES[kind], axes, max(sizes[0], 1) if axes.startswith("N") else 1)
+    outputs = tuple(value.name for value in rewrite.graph.output)
+    return GivenInput(name, _TYPES[kind], axes, max(sizes[0], 1) if axes.startswith("N") else 1, outputs)
 
 
 def _axes_of_images(rewrite: _Rewrite, sizes: Sequence[int]) -> str:
@@ -218,6 +229,14 @@ def _permutation(node: onnx.NodeProto) -> list[int] | None:
     return found[0] if found and node.op_type == "Transpose" else None
 
 
+@dataclass(frozen=True)
+class _Several:
+    """The tensor of several images that stands for one of one image, which has so many axes at least."""
+
+    name: str
+    axes: int
+
+
 class _Rewrite:
     """A copy of a model whose input changes step by step; the tensor that operators read keeps its name."""
 
@@ -231,10 +250,6 @@ class _Rewrite:
         for node in self.graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 self._constants[node.output[0]] = node.attribute[0].t
-        tensor = self.input.type.tensor_type if self.model.inputs else None
-        if tensor is not None and not tensor.HasField("shape"):
-            tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(MAP_RANK))
-            self.changed = True
 
     @property
     def input(self) -> onnx.ValueInfoProto:
@@ -275,6 +290,15 @@ class _Rewrite:
         name = self._renamed(suffix, dims)
         self.graph.node.insert(0, helper.make_node(kind, [name], [before], name=f"{before}.{kind}", **attributes))
         return name
+
+    def drop_repeated_outputs(self) -> None:
+        """List each output once: answers have them by name."""
+        outputs = {value.name: value for value in self.graph.output}
+        if len(outputs) < len(self.graph.output):
+            kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs.values()]
+            del self.graph.output[:]
+            self.graph.output.extend(kept)
+            self.changed = True
 
     def fix_channels(self) -> None:
         """Give the image as many channels as the weights of a convolution that reads it have."""
@@ -349,61 +373,54 @@ class _Rewrite:
         self._put(steps)
 
     def add_batch_axis(self) -> frozenset[str]:
-        """Let a network of one image take several; return the outputs to which that gives an axis."""
-        name = self.input.name
-        several = {name: self._renamed("several", [TensorShapeProto.Dimension(), *self.dims])}
+        """Let a network of one image take several; return the outputs to which that gives an axis.
+
+        Operators on one image, before its batch axis and behind a Squeeze of that, act on several instead.
+        """
+        name, axes = self.input.name, len(self.dims)
+        several = {name: _Several(self._renamed("several", [TensorShapeProto.Dimension(), *self.dims]), axes)}
         axis = self._constant(f"{name}.axis", [0])
-        nodes = [helper.make_node("Squeeze", [several[name], axis], [name], name=f"{name}.Squeeze")]
+        nodes = [helper.make_node("Squeeze", [several[name].name, axis], [name], name=f"{name}.Squeeze")]
         for node in self.graph.node:
             raised = self._of_several(node, several)
             nodes.append(raised or node)
             if raised is not None and node.op_type != "Unsqueeze":
-                several[node.output[0]] = raised.output[0]
-                nodes.append(
-                    helper.make_node(
-                        "Squeeze", [raised.output[0], axis], [node.output[0]], name=f"{node.output[0]}.one"
-                    )
-                )
-        outputs = {value.name for value in self.graph.output}
-        stacked = set()
+                known = min(several[read].axes for read in node.input if read in several)
+                several[node.output[0]] = _Several(raised.output[0], known)
+                squeeze = [raised.output[0], axis], [node.output[0]]
+                nodes.append(helper.make_node("Squeeze", *squeeze, name=f"{node.output[0]}.one"))
+            elif node.op_type == "Squeeze" and self.integers(node, 1) == [0]:
+                several[node.output[0]] = _Several(node.input[0], 1)
+        read = {name for node in nodes for name in node.input}
+        stacked = {value.name for value in self.graph.output if value.name in several.keys() - read}
         for node in nodes:
-            if (
-                node.op_type == "Squeeze"
-                and node.output[0] in outputs
-                and (node.input[1] == axis or self.integers(node, 1) == [0])
-            ):
-                stacked.add(node.output[0])
+            if node.op_type == "Squeeze" and node.output[0] in stacked:
                 node.op_type = "Identity"
                 del node.input[1:]
         self._put(nodes, instead=True)
         self._forget_shapes()
         return frozenset(stacked)
 
-    def _of_several(self, node: onnx.NodeProto, several: dict[str, str]) -> onnx.NodeProto | None:
+    def _of_several(self, node: onnx.NodeProto, several: dict[str, _Several]) -> onnx.NodeProto | None:
         """Return an operator on one image as one on several, None where it has no such form."""
         read = [several.get(name) for name in node.input]
         if not any(read) or len(node.output) != 1:
             return None
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
+        copy.input[:] = [other.name if other else name for name, other in zip(node.input, read, strict=True)]
         if node.op_type == "Unsqueeze" and self.integers(node, 1) == [0]:
             copy.op_type = "Identity"
-            del copy.input[:], copy.attribute[:]
-            copy.input.append(read[0] or "")
+            del copy.input[1:], copy.attribute[:]
             return copy
-        others = [name for name, other in zip(node.input, read, strict=True) if name and not other]
+        copy.output[0] = f"{node.output[0]}.several"
         if _permutation(node):
             copy.attribute[0].ints[:] = [0, *(axis + 1 for axis in copy.attribute[0].ints)]
-        elif node.op_type not in PER_VALUE | BROADCAST or not all(map(self._is_of_one_image, others)):
-            return None
-        copy.input[:] = [other or name for name, other in zip(node.input, read, strict=True)]
-        copy.output[0] = f"{node.output[0]}.several"
-        return copy
-
-    def _is_of_one_image(self, name: str) -> bool:
-        """Return whether a tensor is a constant with no more axes than an image of its own has."""
-        shape = self._shape(name)
-        return shape is not None and len(shape) < MAP_RANK
+            return copy
+        axes = min(other.axes for other in read if other)
+        shapes = [self._shape(name) for name, other in zip(node.input, read, strict=True) if name and not other]
+        fit = all(shape is not None and len(shape) <= axes for shape in shapes)
+        return copy if fit and node.op_type in PER_VALUE | BROADCAST else None
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         """Return a constant's shape, None for what is computed."""

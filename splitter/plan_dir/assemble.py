@@ -186,6 +186,7 @@ def assemble(
                 input=graph.shape(graph.input),
                 output=graph.shape(graph.output),
                 outputs=graph.answers,
+                file=source.given.tensors if source.given else None,
                 activation=source.activation,
                 detection=source.detection,
                 preprocess=source.preprocess,

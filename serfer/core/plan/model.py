@@ -25,6 +25,9 @@ ZIP, FETCHED, CONTAINER = WEIGHT_PLACES
 """Where a function has its weights: in its zip package, in the deployment's bucket, or in its container image."""
 OUTPUT_TYPES = ("float32", "int64", "int32", "uint8", "bool")
 """The numpy types of a network's outputs; between stages, all are float32, which holds them exactly up to 2^24."""
+INPUT_TYPES = ("float32", "float16", "float64", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool")
+INPUT_AXES = ("NCHW", "NHWC", "NHW", "CHW", "HWC")
+"""The numpy types and the axes that the input of a file may have: images, channels, height, width."""
 SCORES = "logits"
 """What the one output of a network that classifies is called."""
 _UNTRAINED = "random"  # how the zoo says that weights are
@@ -96,6 +99,20 @@ class OutputTensor:
     name: str
     dims: tuple[int, ...]
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensors:
+    """The input and the output of the ONNX file that a network was read from, as the file has them.
+
+    `dtype` is the input's numpy type, one of INPUT_TYPES, `axes` one of INPUT_AXES, where "HWC" and "CHW" are files of
+    one image. `output` is what the file calls its only output, empty where it has several: a plan has their own names.
+    """
+
+    input: str
+    dtype: str
+    axes: str
+    output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +389,7 @@ class Plan:
     not say. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
     are empty for a network that classifies, whose one output is (N, K) float32; `output` is the first one's shape.
     `quantised` is the whole network in 8 bits, for instances, where `serfer register` has made it: another answer.
+    `file` is what an ONNX file calls its input and output, and how it has its input.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
     and `outputs` have the largest window's size. `detection` says which outputs hold boxes; they are found in the
     answer, where it is assembled.
@@ -399,6 +417,7 @@ class Plan:
     windows: Windows | None = None
     quantised: tuple[Artefact, ...] = ()
     detection: DetectionHead | None = field(default=None, metadata=LATER)
+    file: FileTensors | None = field(default=None, metadata=LATER)
     limit: PackageLimit | None = None
     changes: tuple[ModelChange, ...] = ()
     ways: tuple[DeploymentOption, ...] = ()

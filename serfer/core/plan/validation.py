@@ -15,6 +15,8 @@ from serfer.core.plan.layout import ORIGINAL, QUANTISED, UNSPLIT, is_graph, stag
 from serfer.core.plan.model import (
     ACTIVATIONS,
     IMAGE,
+    INPUT_AXES,
+    INPUT_TYPES,
     OUTPUT_TYPES,
     PATHS,
     WEIGHT_PLACES,
@@ -29,6 +31,8 @@ from serfer.core.plan.model import (
 
 MAX_RANK = 8
 """The most axes of an output, the batch's apart."""
+MAX_NAME = 1024
+"""The most characters of a tensor's name in a file."""
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
 
@@ -62,6 +66,7 @@ def check_sound(plan: Plan) -> None:
         raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
     _check_outputs(plan)
     _check_detection(plan)
+    _check_file(plan)
     if plan.unsplit.path != UNSPLIT or [file.path for file in plan.original] not in ([], list(ORIGINAL)):
         raise PlanError("plan.json's unsplit network has another name")
     if [file.path for file in plan.quantised] not in ([], [QUANTISED]):
@@ -116,6 +121,16 @@ def _check_detection(plan: Plan) -> None:
     given = [dims.get(name, ()) for name in plan.detection.outputs]
     if plan.windows or not head_fits(plan.detection, given):
         raise PlanError("plan.json's detection names outputs that do not hold boxes")
+
+
+def _check_file(plan: Plan) -> None:
+    """Refuse an input of a file that no file has."""
+    file = plan.file
+    if file is None:
+        return
+    named = 0 < len(file.input) <= MAX_NAME and len(file.output) <= MAX_NAME
+    if not named or file.dtype not in INPUT_TYPES or file.axes not in INPUT_AXES:
+        raise PlanError("plan.json's tensors of the ONNX file have impossible names, types or axes")
 
 
 def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:

@@ -25,11 +25,12 @@ FORMS = {"NCHW": (3, *SIZE), "NHWC": (*SIZE, 3), "CHW": (3, *SIZE), "HWC": (*SIZ
 NUMBERS = ("uint8", "int8", "uint16", "int32", "int64", "float64", "float32")
 
 
-def save(net, output, directory, dtype, shape, name="x", made=None):
+def save(net, output, directory, dtype, shape, name="x", made=None, gives="float32"):
     """Write a network whose input has another type or shape than Net's."""
     model = net.model(output, name, dims=made or ("N", "K"))
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info(name, kind, shape))
+    model.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(gives))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, directory / "net.onnx")
     return directory / "net.onnx"
@@ -98,6 +99,20 @@ def test_a_keras_network_is_split_as_any_other(tmp_path):
     assert (plan.input.channels, plan.input.height, plan.input.width) == (3, *SIZE)
     assert len(plan.stages[0].tiles) == 4
     assert "Cast" not in {operator.kind for operator in plan.stages[0].operators}
+
+
+def test_a_network_of_one_image_with_its_pre_and_postprocessing(tmp_path):
+    net = Net(3, *SIZE)
+    first = net.constant(np.array([0]))
+    x = net.op("Div", net.op("Cast", "x", to=onnx.TensorProto.FLOAT), net.constant(np.float32(255)))
+    x = net.op("Unsqueeze", net.op("Transpose", x, perm=[2, 0, 1]), first)
+    scores = net.conv(x, 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    mask = net.op("Squeeze", net.op("ArgMax", scores, axis=1, keepdims=0), first)
+    mask = net.op("Cast", mask, to=onnx.TensorProto.UINT8)
+    path = save(net, mask, tmp_path, "uint8", (*SIZE, 3), made=SIZE, gives="uint8")
+    plan = serfer.split(path, out=tmp_path / "plan", grids=(2, 2))
+    assert plan.outputs[0].dims == SIZE
+    assert len(plan.stages[0].tiles) == 4
 
 
 @pytest.mark.parametrize(

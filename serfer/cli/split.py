@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from serfer.cli.explain import ARRAYS_ONLY, show_plan
+from serfer.cli.shared.network_options import example_of, size_in
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
 from serfer.cli.shared.terminal import complain, err
 from serfer.core.errors import UsageError
-from serfer.core.plan import MAX_ELEMENTS, explained
+from serfer.core.plan import explained
 from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 from splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
-
-_RGB = 3  # channels by default
 
 
 def split(
@@ -183,7 +179,7 @@ def split(
             labels=read_labels(labels) if labels else (),
             activation=output,
             reduce=reduce,
-            resize_output=None if resize_output is None else _size_in("--resize-output", resize_output),
+            resize_output=None if resize_output is None else size_in("--resize-output", resize_output),
             facts=settings.facts(),
             profiles=measured,
             progress=progress,
@@ -203,26 +199,6 @@ def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int
     from serfer.wiring import local  # noqa: PLC0415 - imports what local workers need
 
     return max(DEPENDENCY_ALLOWANCE, local.dependency_bytes(settings, progress))
-
-
-def example_of(size: str | None, channels: int | None) -> NDArray[np.float32] | None:
-    """Return an example of the input of --size and --channels, None without them; raises UsageError."""
-    if size is None:
-        if channels is not None:
-            raise UsageError("--channels says more about --size: give both")
-        return None
-    shape = (channels or _RGB, *_size_in("--size", size))
-    if prod(shape) > MAX_ELEMENTS:
-        raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")
-    return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)
-
-
-def _size_in(option: str, size: str) -> tuple[int, int]:
-    """Read HEIGHTxWIDTH."""
-    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
-    if match is None:
-        raise UsageError(f"{option} {size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
-    return int(match[1]), int(match[2])
 
 
 def memory_in(text: str) -> list[int] | None:

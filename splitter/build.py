@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from serfer.core.errors import ModelError
+from serfer.core.exactness import difference
 from serfer.core.plan import ImageLimits, PackageLimit, Plan
 from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
@@ -20,16 +21,20 @@ from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
 from splitter.network.reductions import of_one_class, with_reduction
-from splitter.network.source import Array, Progress, Source, load
+from splitter.network.source import Array, Progress, Run, Source, load
+from splitter.network.unsupported import CannotSplitError
 from splitter.package_fit import fit
 from splitter.plan_dir.assemble import PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
 from splitter.plan_dir.output_directory import appearing_whole
 from splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
+from splitter.planning.explanation import as_is_sentence
+from splitter.planning.one_function import in_one_function
 from splitter.planning.optional import optional
 from splitter.planning.planner import Decision
 from splitter.planning.split_options import Budget, SplitOptions
-from splitter.tiling.from_onnx import from_onnx
+from splitter.profiling.measured_part import with_measured_part
+from splitter.tiling.from_onnx import from_onnx, whole_graph
 
 _CHECK_BATCH = 2
 _CHOICES = 4
@@ -38,6 +43,10 @@ _NO_OFFER = ColdOffer(None, "")
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
+_ONE_BY_ONE = (
+    "the module answers several images at once differently from one at a time, or not at all: the plan computes them "
+    "one at a time"
+)
 _ONE_CLASS = (
     "the model gives the images that the plan was checked on one class everywhere, so that the check says "
     "little: split once without --reduce, which compares scores, or look at `serfer verify` on your images"
@@ -72,18 +81,12 @@ def build_plan(
     """
     progress("reading the network")
     source, sample = load(network.model, _as_array(network.example))
-    description, one_class = network.description, list[str]()
-    source = replace(
-        source,
-        preprocess=description.preprocess or source.preprocess,
-        labels=description.labels or source.labels,
-        activation=description.activation or source.activation,
-    )
-    graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, description.reduction)
-    _check_layout(graph)
+    description, notes = network.description, list[str]()
+    source = described(source, description)
+    graph, source = _read(source, sample, description.reduction, notes, progress)
     _check_example(graph, sample)
     _check_answer(graph, source)
-    source = _reduced(source, description.reduction, one_class)
+    source = _reduced(source, description.reduction, notes)
     answers = _answers(graph, description.reduction)
     images = _calibration(network.calibration, graph, source, progress)
 
@@ -96,7 +99,8 @@ def build_plan(
         must = options.cold_plan == "always"
         offer = offered() if must else optional("the choice of a cold plan", offered, lambda: _NO_OFFER)
         planned_for = f" Planned for {within.account}." if within.account else ""
-        decision = replace(decision, why=decision.why + offer.sentence + answers + planned_for)
+        kept = as_is_sentence(graph)
+        decision = replace(decision, why=decision.why + kept + offer.sentence + answers + planned_for)
         return _Chosen(decision, offer, cold_environments(decision, options, within))
 
     batch = _check_batch(sample)
@@ -119,7 +123,72 @@ def build_plan(
             else:
                 progress("checking the parts of the cold plan")
                 check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
-    return plan, (*chosen.decision.notes, *one_class)
+    return plan, (*chosen.decision.notes, *notes)
+
+
+def whole(network: Network, place: Path, budget: Budget, places: tuple[str, ...], progress: Progress) -> Plan:
+    """Read a network and write the plan of one task that runs it as it is, without a search; raises what that does."""
+    progress("reading the network")
+    source, sample = load(network.model, _as_array(network.example), as_is=True)
+    source = described(source, network.description)
+    graph, source = whole_graph(source, sample, (), network.description.reduction)
+    progress("timing it on this machine")
+    graph = with_measured_part(graph, sample[:1])
+    _check_example(graph, sample)
+    _check_answer(graph, source)
+    source = with_reduction(source, network.description.reduction)
+    decision = in_one_function(graph, budget, places)
+    decision = replace(decision, why=decision.why + as_is_sentence(graph))
+    with appearing_whole(place) as directory:
+        plan = assemble(decision, source, graph, budget, directory, progress)
+        progress("checking the plan against the network")
+        check_exact(plan, directory, source, _check_batch(sample), graph.rounding)
+    return plan
+
+
+def described(source: Source, description: Description) -> Source:
+    """Return a source with what was said of it besides."""
+    return replace(
+        source,
+        preprocess=description.preprocess or source.preprocess,
+        labels=description.labels or source.labels,
+        activation=description.activation or source.activation,
+    )
+
+
+def _read(
+    source: Source, sample: Array, reduction: Reduction | None, notes: list[str], progress: Progress
+) -> tuple[Graph, Source]:
+    """Return a network's graph: of operators that can be split, or as one part that runs as it is.
+
+    `notes` get one where a module answers a batch otherwise than its images one by one.
+    """
+    try:
+        graph = _of_operators(source, sample, reduction)
+    except CannotSplitError as refusal:
+        progress(f"it runs as it is: {refusal}")
+        given = source.run
+        graph, source = whole_graph(source, sample, [refusal.reason], reduction)
+        if source.exported and not _alike(given, source.run, _check_batch(sample)):
+            notes.append(_ONE_BY_ONE)
+        return with_measured_part(graph, sample[:1]), source
+    return graph, source
+
+
+def _alike(run: Run, other: Run, batch: Array) -> bool:
+    """Return whether a model's answer to a batch is that of another one."""
+    try:
+        return difference(run(batch), other(batch)).exact
+    except Exception:  # noqa: BLE001 - the user's own code may raise anything, on a batch as well
+        return False
+
+
+def _of_operators(source: Source, sample: Array, reduction: Reduction | None) -> Graph:
+    if source.unread:
+        raise CannotSplitError(source.unread)
+    graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, reduction)
+    _check_layout(graph)
+    return graph
 
 
 def _write_plan(
@@ -202,7 +271,7 @@ def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> S
     def run(batch: Array) -> Answer:
         answer = own(batch)
         if of_one_class(answer):
-            notes[:] = [_ONE_CLASS]
+            notes[:] = [*(note for note in notes if note != _ONE_CLASS), _ONE_CLASS]
         return answer
 
     return replace(source, run=run)

@@ -44,6 +44,8 @@ Run = Callable[[Array], Answer]
 Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
+_MIN_SCAN_OPSET = 9
+"""The oldest opset whose Scan a part that runs as it is can be."""
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
@@ -64,6 +66,7 @@ class Source:
 
     `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
     from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
+    `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Source:
     exported: bool = True
     outputs: tuple[str, ...] = ()
     sized: SizedExports | None = None
+    unread: str = ""
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
@@ -91,28 +95,30 @@ def load(
     example: Array | None,
     *,
     any_size: Size | None = None,
+    as_is: bool = False,
 ) -> tuple[Source, Array]:
     """Return the source of a model and an example of its input.
 
     `example` is (N, C, H, W) float32; a zoo model brings its own. With `any_size`, a module is exported for images of
-    any height and width that it treats as it does images of that size, which may be larger than the example.
+    any height and width that it treats as it does images of that size, which may be larger than the example. With
+    `as_is`, a file keeps its operators of older opsets.
     Raises ModelError for what is not a model.
     """
     if isinstance(model, Path | str):
-        return _load_named(str(model), example, any_size=any_size)
+        return _load_named(str(model), example, any_size=any_size, as_is=as_is)
     if getattr(model, "training", False):
         raise ModelError("the module is in training mode: call its eval() first")
     name = type(model).__name__.lower()
     return _from_module(model, _given(example), name, "given by the caller", any_size=any_size)
 
 
-def _load_named(text: str, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
+def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:
     if text in zoo.ZOO:
         if any_size:
             raise ModelError(f"{text} classifies whole images: it makes no map")
         return _from_zoo(zoo.ZOO[text], example)
     if text.endswith(".onnx"):
-        return _from_file(Path(text), example, any_size=any_size)
+        return _from_file(Path(text), example, any_size=any_size, as_is=as_is)
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):
         given = _given(example)  # said before the file's imports, which may take long
@@ -427,7 +433,7 @@ def mean_matrix(size: int, outputs: int) -> Array:
     return matrix
 
 
-def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
+def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:
     _check_size(path)
     try:
         model = _checked(path)
@@ -439,15 +445,16 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> t
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset > onnx.defs.onnx_opset_version():
         raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
-    if opset < MIN_OPSET:
-        model = _upgraded(path, model, opset)
+    unread = ""
+    if opset < _MIN_SCAN_OPSET or (opset < MIN_OPSET and not as_is):
+        model, unread = _upgraded(path, model, opset)
     _check_batch(path, model)
     example = _given(_example_of(path, model) if example is None else example)
     light, run = _with_channels(model, example), _runner(path)
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
-    return Source(path.stem, f"from {path.name}", light, run, exported=False), example
+    return Source(path.stem, f"from {path.name}", light, run, exported=False, unread=unread), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
@@ -499,14 +506,15 @@ def _check_size(path: Path) -> None:
         raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
 
 
-def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> ExternalWeightsModel:
+def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> tuple[ExternalWeightsModel, str]:
+    """Return a model at the opset that is read here; or itself, which can run as it is, and why it cannot be."""
     try:
-        return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET))
+        return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET)), ""
     except Exception as error:  # the converter raises RuntimeError and others for operators it does not know
-        raise ModelError(
-            f"{path} has opset {opset} and cannot be converted to {OPSET}: "
-            f"{str(error).splitlines()[0]}; export it again"
-        ) from error
+        why = f"it has opset {opset} and cannot be converted to {OPSET}: {(str(error).splitlines() or [''])[0]}"
+        if opset < _MIN_SCAN_OPSET:
+            raise ModelError(f"{path}: {why}; export it again") from error
+        return model, why
 
 
 def _example_of(path: Path, model: ExternalWeightsModel) -> Array:

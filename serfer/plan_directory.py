@@ -41,7 +41,7 @@ def load_plan(directory: Path, name: str = "") -> Plan:
     if text is None and is_network_file(directory):
         raise PlanError(
             f"{directory} is a network's file, not a plan directory: write one with serfer split {directory} --out "
-            "plan, and give plan"
+            "plan (--whole: in seconds), and give plan"
         )
     if text is None:
         raise PlanError(

@@ -13,13 +13,23 @@ from serfer.cli.explain import ARRAYS_ONLY, show_plan
 from serfer.cli.shared.network_options import example_of, size_in
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
 from serfer.cli.shared.terminal import complain, err
+from serfer.core.costs.account import AccountQuotas
 from serfer.core.errors import UsageError
-from serfer.core.plan import explained
+from serfer.core.plan import Plan, explained
+from serfer.core.units import MIB
 from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 from splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
+
+_OF_WHOLE = frozenset(
+    {
+        *("model", "directory", "whole", "weights", "size", "channels", "preprocess", "labels", "output", "memory"),
+        *("store", "profiles", "safety", "limit_mb", "account", "as_json"),
+    }
+)
+"""The parameters that go with --whole."""
 
 
 def split(
@@ -31,6 +41,15 @@ def split(
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
+    context: typer.Context,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Split nothing: one function that runs the network as it is, any that ONNX Runtime runs, written "
+            "without a search. Goes with options about input, outputs, memory, weights, store and account alone.",
+        ),
+    ] = False,
     stages: Annotated[str, typer.Option(help="How many stages, or auto.")] = "auto",
     grids: Annotated[
         str,
@@ -147,6 +166,29 @@ def split(
     settings = load_settings()
     quotas = quotas_for(settings, account)
     measured = settings.profiles(profiles, share("--safety", safety))
+    if whole:
+        _check_whole(context)
+        from splitter.whole import whole_plan  # noqa: PLC0415 - the command line starts fast
+
+        with status_line() as progress:
+            plan = whole_plan(
+                model,
+                example,
+                directory,
+                preprocess=preprocess,
+                labels=labels or (),
+                activation=output,
+                weights=weights,
+                store=store,
+                memory_mb=memory_in(memory),
+                limit_mb=limit_mb,
+                account=quotas,
+                facts=settings.facts(),
+                profiles=measured,
+                progress=progress,
+            )
+        _show(plan, settings, quotas, as_json=as_json)
+        return
     from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
     from splitter.split import split as split_model  # noqa: PLC0415 - same
 
@@ -184,14 +226,27 @@ def split(
             profiles=measured,
             progress=progress,
         )
+    _show(plan, settings, quotas, as_json=as_json)
+
+
+def _show(plan: Plan, settings: Settings, quotas: AccountQuotas, *, as_json: bool) -> None:
+    """Print a plan that was written, and what keeps it from AWS."""
     show_plan(plan, as_json)
     from sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
 
-    if explained(plan.limit).package > settings.facts().functions.package_limit:
-        complain(f"with --limit-mb {limit_mb}, more than AWS allows, this plan runs on this machine only")
+    if (limit := explained(plan.limit).package) > settings.facts().functions.package_limit:
+        complain(f"with --limit-mb {limit // MIB}, more than AWS allows, this plan runs on this machine only")
         return
     for note in account_notes([plan], quotas):
         complain(f"in AWS: {note}")
+
+
+def _check_whole(context: typer.Context) -> None:
+    """Refuse options that do not go with --whole; raises UsageError that names them."""
+    names = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
+    given = [name for name in names if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"]
+    if wrong := [names[name] for name in given if name not in _OF_WHOLE]:
+        raise UsageError(f"--whole splits nothing, and chooses from nothing: leave out {', '.join(wrong)}")
 
 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:

@@ -1,7 +1,7 @@
 """A network's file (.onnx) in place of a plan directory: its plan, which runs it whole, is made when it is first named.
 
     net.onnx, options ── SHA-256 ──▶ CACHE/plans/net-KEY ── there ─────────────────────▶ a plan directory
-                                              └── not there: split, in one stage ───────┘  of one task
+                                              └── not there: splitter/whole.py ─────────┘  of one task
 
 Apart from open_pipeline.py, because a driver in AWS has no splitter.
 """
@@ -192,15 +192,12 @@ def _make(
     progress: Callable[[str], None],
 ) -> None:
     """Write the plan of a file into an empty directory, with a preprocessing that is assumed where it has none."""
-    from splitter.split import split  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
+    from splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
 
-    plan = split(
+    plan = whole_plan(
         str(file),
         example,
         directory,
-        stages=1,
-        grids=(1, 1),
-        gang="never",
         preprocess=description.preprocess,
         labels=description.labels,
         activation=description.activation,

@@ -100,7 +100,7 @@ def test_a_plan_of_another_size_is_another_plan(serfer_here, tmp_path, examples)
         (["cat.png", "--plan", "plan", "--size", "32x32"], 2, "describe an .onnx file; a plan has its own"),
         (["no.onnx", "rocket.jpg"], 3, "no.onnx does not exist"),
         (["small.onnx", "rocket.jpg", "--size", "32"], 2, "write HEIGHTxWIDTH"),
-        (["small.onnx", "rocket.jpg", "--size", "99x99"], 3, "34 x 34"),
+        (["small.onnx", "rocket.jpg", "--size", "99x99"], 3, "dimensions"),
         (["small.onnx", "rocket.jpg", "--output", "loud"], 2, "softmax, sigmoid or none"),
         (["small.onnx", "rocket.jpg", "--workers", "aws", "--store", "s3://b/p"], 2, "has no functions in AWS"),
         (["small.onnx", "rocket.jpg", "--stack", "serfer-dev"], 2, "serfer package plan"),
@@ -117,6 +117,19 @@ def test_wrong_use_is_refused_in_a_line(serfer_here, file, examples, tmp_path, a
 def test_commands_that_take_plans_alone_say_what_to_do(serfer_here, file):
     for command in ("explain", "cost", "verify"):
         serfer_here(command, file).complains(3, "is a network's file, not a plan directory", "serfer split")
+
+
+def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_parts(serfer_here, file, labels, examples):
+    chosen = ("--out", "plan", "--whole")
+    serfer_here("split", file, *chosen, "--grids", "2x2", "--max-tiles", "2").complains(
+        2, "--whole splits nothing", "leave out --grids, --max-tiles"
+    )
+    written = serfer_here("split", file, *chosen, "--labels", labels, "--memory", "1769", "--weights", "zip")
+    assert (written.code, "1 task a query in 1 stage" in written.out) == (0, True), written.err
+    compared = serfer_here("run", examples / "rocket.jpg", "--plan", "plan", "--out", "out", *HERE)
+    compared.complains(3, "does not say how an image becomes its input")
+    verified = serfer_here("verify", "plan")
+    assert (verified.code, "largest error 0.0e+00" in verified.out) == (0, True)
 
 
 def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monkeypatch):

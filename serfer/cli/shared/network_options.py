@@ -76,8 +76,8 @@ def plan_of(file: Path, options: FileOptions, progress: Callable[[str], None], *
     """
     if deployed:
         raise UsageError(
-            f"{file} has no functions in AWS: write a plan (serfer split {file} --out plan), deploy that (serfer "
-            "package plan --out build), and give --plan plan"
+            f"{file} has no functions in AWS: write a plan (serfer split {file} --out plan; --whole: in seconds), "
+            "deploy that (serfer package plan --out build), and give --plan plan"
         )
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
 

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from splitter.map_plan import map_plan as map_plan
     from splitter.network.by_name.named_model import NamedModel as NamedModel
     from splitter.split import split as split
+    from splitter.whole import whole_plan as whole_plan
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -165,6 +166,7 @@ __all__ = [
     "open",
     "register",
     "split",
+    "whole_plan",
 ]
 
 _HOMES = {
@@ -201,6 +203,7 @@ _HOMES = {
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "register": ("serfer.variants.register", "register"),
     "split": ("splitter.split", "split"),
+    "whole_plan": ("splitter.whole", "whole_plan"),
 }
 _ERRORS = "serfer.core.errors"
 

@@ -12,9 +12,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from serfer.cli.explain import ARRAYS_ONLY, show_plan
+from serfer.cli.explain import show_plan
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
-from serfer.cli.shared.terminal import complain, err
+from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS, explained
 from serfer.doctor.accounts import quotas_for
@@ -146,8 +146,6 @@ def split(
     example = example_of(size, channels)
     if example is None and ".py:" in model:
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
-    if preprocess is None and model not in ZOO and err.is_terminal:  # while there is time to stop it
-        complain(f"without --preprocess, {ARRAYS_ONLY}")
     settings = load_settings()
     quotas = quotas_for(settings, account)
     measured = settings.profiles(profiles, share("--safety", safety))

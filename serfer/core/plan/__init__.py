@@ -21,7 +21,7 @@ A vector of K values is a map of one row: 1 x K. So its columns are cut by the s
 
 from __future__ import annotations
 
-from serfer.core.plan.codec import FORMAT, dump_plan, parse_plan, sealed
+from serfer.core.plan.codec import FORMAT, answer_digest, dump_plan, parse_plan, sealed
 from serfer.core.plan.model import (
     ACTIVATIONS,
     CACHE,
@@ -49,6 +49,7 @@ from serfer.core.plan.model import (
     Padding,
     Piece,
     Plan,
+    PlanDescription,
     Range,
     Shape,
     Stage,
@@ -62,6 +63,7 @@ from serfer.core.plan.preprocess import (
     OPENCV_BILINEAR,
     PAD_PLACES,
     ImageLimits,
+    Levels,
     Pad,
     Placement,
     Preprocess,
@@ -110,6 +112,7 @@ __all__ = [
     "ImageWindow",
     "ImageWindows",
     "Input",
+    "Levels",
     "ModelChange",
     "Operator",
     "OutputTensor",
@@ -119,6 +122,7 @@ __all__ = [
     "Piece",
     "Placement",
     "Plan",
+    "PlanDescription",
     "Preprocess",
     "Range",
     "SampleDifference",
@@ -126,6 +130,7 @@ __all__ = [
     "Stage",
     "Tile",
     "Windows",
+    "answer_digest",
     "check_sound",
     "dump_plan",
     "explained",

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import ImageLimits, PackageLimit, Plan
+from serfer.core.plan import ImageLimits, PackageLimit, Plan, classes_of
 from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
+from splitter.network.metadata import FileDescription
 from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Source, load
 from splitter.package_fit import fit
@@ -73,15 +74,10 @@ def build_plan(
     progress("reading the network")
     source, sample = load(network.model, _as_array(network.example))
     description, one_class = network.description, list[str]()
-    source = replace(
-        source,
-        preprocess=description.preprocess or source.preprocess,
-        labels=description.labels or source.labels,
-        activation=description.activation or source.activation,
-    )
     graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, description.reduction)
     _check_layout(graph)
     _check_example(graph, sample)
+    source, metadata = _described(source, description, graph)
     _check_answer(graph, source)
     source = _reduced(source, description.reduction, one_class)
     answers = _answers(graph, description.reduction)
@@ -96,7 +92,7 @@ def build_plan(
         must = options.cold_plan == "always"
         offer = offered() if must else optional("the choice of a cold plan", offered, lambda: _NO_OFFER)
         planned_for = f" Planned for {within.account}." if within.account else ""
-        decision = replace(decision, why=decision.why + offer.sentence + answers + planned_for)
+        decision = replace(decision, why=decision.why + offer.sentence + answers + planned_for + metadata)
         return _Chosen(decision, offer, cold_environments(decision, options, within))
 
     batch = _check_batch(sample)
@@ -183,12 +179,34 @@ def _check_example(graph: Graph, sample: Array) -> None:
         raise ModelError(f"the model takes images of {channels} channels, the example has {sample.shape[1]}")
 
 
+def _described(source: Source, given: Description, graph: Graph) -> tuple[Source, str]:
+    """Return the source with what was given of it, or else its file's metadata say, and a sentence on these.
+
+    Their labels are left out where they are not one for each class.
+    """
+    own = FileDescription(
+        None if given.preprocess else source.preprocess,
+        () if given.labels or len(source.labels) != (_classes(graph) or len(source.labels)) else source.labels,
+        source.origin,
+    )
+    described = replace(
+        source,
+        preprocess=given.preprocess or own.preprocess,
+        labels=given.labels or own.labels,
+        activation=given.activation or source.activation,
+    )
+    return described, f" {own.sentence}" if source.origin and own.sentence else ""
+
+
+def _classes(graph: Graph) -> int | None:
+    return classes_of(graph.shape(graph.output), graph.output_tensors[0])
+
+
 def _check_answer(graph: Graph, source: Source) -> None:
-    shape, first = graph.shape(graph.output), graph.output_tensors[0]
-    classes = shape.elements if shape.flat else shape.channels
+    classes = _classes(graph)
     if source.preprocess:
         check_channels(source.preprocess, graph.shape(graph.input))
-    if source.labels and len(source.labels) != classes and first.dtype == "float32":
+    if source.labels and classes is not None and len(source.labels) != classes:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from serfer.core.errors import InputError
-from serfer.core.plan import Plan, Preprocess, check_sound, dump_plan, labels_fit
+from serfer.core.plan import Plan, Preprocess, check_sound, classes_of, dump_plan, labels_fit
 from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE
 from serfer.files import write_whole
 from serfer.images import check_channels
@@ -66,7 +66,7 @@ def _changed(plan: Plan, given: Description, *, keep_labels: bool) -> Plan:
     if given.preprocess:
         check_channels(given.preprocess, plan.input)
     if not labels_fit(changed):
-        classes = plan.output.elements if plan.output.flat else plan.output.channels
+        classes = classes_of(plan.output, plan.output_tensors[0])
         raise InputError(f"there are {len(after.labels)} labels for a network with {classes} outputs")
     check_sound(changed)
     return changed

@@ -68,7 +68,7 @@ from serfer.core.plan.preprocess import (
     Placement,
     Preprocess,
 )
-from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, labels_fit
+from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
     AxisWindow,
@@ -132,6 +132,7 @@ __all__ = [
     "Windows",
     "answer_digest",
     "check_sound",
+    "classes_of",
     "dump_plan",
     "explained",
     "labels_fit",

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from serfer.variants.register import Registered as Registered
     from serfer.variants.register import register as register
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
+    from splitter.describe import describe as describe
     from splitter.map_plan import map_plan as map_plan
     from splitter.network.by_name.named_model import NamedModel as NamedModel
     from splitter.split import split as split
@@ -160,6 +161,7 @@ __all__ = [
     "ValueTooLargeError",
     "WrongAnswerError",
     "__version__",
+    "describe",
     "map",
     "map_many",
     "map_plan",
@@ -199,6 +201,7 @@ _HOMES = {
     "StoredResult": ("serfer.results.stored", "StoredResult"),
     "map": ("serfer.mapping.map", "map_image"),
     "map_many": ("serfer.mapping.map", "map_many"),
+    "describe": ("splitter.describe", "describe"),
     "map_plan": ("splitter.map_plan", "map_plan"),
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "register": ("serfer.variants.register", "register"),

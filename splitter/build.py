@@ -13,13 +13,14 @@ import numpy as np
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import difference
-from serfer.core.plan import ImageLimits, PackageLimit, Plan
+from serfer.core.plan import ImageLimits, PackageLimit, Plan, classes_of
 from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
+from splitter.network.metadata import FileDescription
 from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Run, Source, load
 from splitter.network.unsupported import CannotSplitError
@@ -98,9 +99,9 @@ def _build(
     progress("reading the network")
     source, sample = load(network.model, _as_array(network.example))
     description, notes = network.description, list[str]()
-    source = described(source, description)
     graph, source = _read(source, sample, description.reduction, notes, progress, failure)
     _check_example(graph, sample)
+    source, metadata = _described(source, description, graph)
     source = _with_boxes(graph, source, description)
     _check_answer(graph, source)
     source = _reduced(source, description.reduction, notes)
@@ -116,8 +117,8 @@ def _build(
         must = options.cold_plan == "always"
         offer = offered() if must else optional("the choice of a cold plan", offered, lambda: _NO_OFFER)
         planned_for = f" Planned for {within.account}." if within.account else ""
-        kept = as_is_sentence(graph)
-        decision = replace(decision, why=decision.why + kept + offer.sentence + answers + planned_for)
+        sentences = as_is_sentence(graph) + offer.sentence + answers + planned_for + metadata
+        decision = replace(decision, why=decision.why + sentences)
         return _Chosen(decision, offer, cold_environments(decision, options, within))
 
     batch = _check_batch(source, sample)
@@ -147,32 +148,21 @@ def whole(network: Network, place: Path, budget: Budget, places: tuple[str, ...]
     """Read a network and write the plan of one task that runs it as it is, without a search; raises what that does."""
     progress("reading the network")
     source, sample = load(network.model, _as_array(network.example), as_is=True)
-    source = described(source, network.description)
     graph, source = whole_graph(source, sample, (), network.description.reduction)
     progress("timing it on this machine")
     graph = with_measured_part(graph, sample[:1])
     _check_example(graph, sample)
+    source, metadata = _described(source, network.description, graph)
     source = _with_boxes(graph, source, network.description)
     _check_answer(graph, source)
     source = with_reduction(source, network.description.reduction)
     decision = in_one_function(graph, budget, places)
-    decision = replace(decision, why=decision.why + as_is_sentence(graph))
+    decision = replace(decision, why=decision.why + as_is_sentence(graph) + metadata)
     with appearing_whole(place) as directory:
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
         check_exact(plan, directory, source, _check_batch(source, sample), graph.rounding)
     return plan
-
-
-def described(source: Source, description: Description) -> Source:
-    """Return a source with what was said of it besides."""
-    return replace(
-        source,
-        preprocess=description.preprocess or source.preprocess,
-        labels=description.labels or source.labels,
-        activation=description.activation or source.activation,
-        notes=() if description.preprocess else source.notes,
-    )
 
 
 def _read(
@@ -285,13 +275,36 @@ def _check_example(graph: Graph, sample: Array) -> None:
         raise ModelError(f"the model takes images of {channels} channels, the example has {sample.shape[1]}")
 
 
+def _described(source: Source, given: Description, graph: Graph) -> tuple[Source, str]:
+    """Return the source with what was given of it, or else its file's metadata say, and a sentence on these.
+
+    Their labels are left out where they are not one for each class.
+    """
+    own = FileDescription(
+        None if given.preprocess else source.preprocess,
+        () if given.labels or len(source.labels) != (_classes(graph) or len(source.labels)) else source.labels,
+        source.origin,
+    )
+    described = replace(
+        source,
+        preprocess=given.preprocess or own.preprocess,
+        labels=given.labels or own.labels,
+        activation=given.activation or source.activation,
+        notes=() if given.preprocess else source.notes,
+    )
+    return described, f" {own.sentence}" if source.origin and own.sentence else ""
+
+
+def _classes(graph: Graph) -> int | None:
+    return classes_of(graph.shape(graph.output), graph.output_tensors[0])
+
+
 def _check_answer(graph: Graph, source: Source) -> None:
-    shape, first = graph.shape(graph.output), graph.output_tensors[0]
-    classes = shape.elements if shape.flat else shape.channels
+    classes = _classes(graph)
     if source.preprocess:
         check_channels(source.preprocess, graph.shape(graph.input))
         source.check_numbers(source.preprocess)
-    if source.detection is None and source.labels and len(source.labels) != classes and first.dtype == "float32":
+    if source.detection is None and source.labels and classes is not None and len(source.labels) != classes:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
 
 

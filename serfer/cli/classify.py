@@ -46,7 +46,7 @@ from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import ImageError, SerferError, UsageError
 from serfer.core.exactness import difference
-from serfer.core.plan import ImageLimits
+from serfer.core.plan import ImageLimits, answer_digest
 from serfer.images import check_image, image_files
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import ServiceLoad, service_loads
@@ -124,7 +124,7 @@ def classify(
     traced: list[TracedQuery] = []
     failures: list[SerferError] = []
     workers = workers_of(workers, stack, "local")
-    job = OfflineJob("classify", load_plan(directory).digest if targets else "", images, "", new_run())
+    job = OfflineJob("classify", answer_digest(load_plan(directory)) if targets else "", images, "", new_run())
     with notifying(job, targets) as ending:
         with (
             opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
+from serfer.cli.describe import described
 from serfer.cli.shared.display import byte_size, columns, counted, plain
 from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from serfer.pictures.pareto import Choice
 
 _MILLION = 1_000_000
-ARRAYS_ONLY = (
-    "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes its "
-    "input (docs/how-to/preprocess.md)"
-)
 
 
 def explain(
@@ -125,8 +122,8 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     if plan.windows:
         query = f"a query is one window, a task, of {len(plan.stages[0].tiles)} kinds"
     out.print(f"{plan.input} in, {plan.output} out, {query}")
-    if plan.preprocess is None and not plan.windows:
-        out.print(ARRAYS_ONLY, soft_wrap=True)
+    for line in described(plan):
+        out.print(line, soft_wrap=True)
     priced = priced_query(plan)
     if plan.windows:
         out.print("the commonest window:")

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.explain import ARRAYS_ONLY, show_plan
+from serfer.cli.explain import show_plan
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.network_options import example_of, size_in
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
-from serfer.cli.shared.terminal import complain, err
+from serfer.cli.shared.terminal import complain
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan, explained
@@ -21,7 +21,6 @@ from serfer.core.units import MIB
 from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
-from splitter.network.by_name.named_model import is_named
 from splitter.network.zoo import ZOO
 from splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
 
@@ -187,10 +186,6 @@ def split(
     if example is None and ".py:" in model:
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
     chosen = named_model(model, weights_file, random, download)
-    if (
-        preprocess is None and model not in ZOO and not is_named(model) and err.is_terminal
-    ):  # while there is time to stop it
-        complain(f"without --preprocess, {ARRAYS_ONLY}")
     settings = load_settings()
     quotas = quotas_for(settings, account)
     measured = settings.profiles(profiles, share("--safety", safety))

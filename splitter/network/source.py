@@ -36,6 +36,7 @@ from splitter.network.by_name.named_model import NamedModel, build, is_named
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.given_input import GivenInput, with_usual_input
 from splitter.network.group_norms import with_plain_group_norms
+from splitter.network.metadata import read_metadata
 from splitter.network.onnx_models import OPSET, session_of
 from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
 from splitter.network.size_hints import in_words, size_in_metadata
@@ -73,12 +74,12 @@ class ImageNotTakenError(ModelError):
 class Source:
     """A given model: its ONNX form at one input size, and `run`, the unsplit model itself.
 
-    `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
-    from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
-    `given`: the input of a file as it has it.
-    `detection`: where its outputs have boxes, if that was asked for.
-    `notes` say what of its description a plan does not do.
-    `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
+    `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `origin` says whose metadata
+    `preprocess` and `labels` are, where they are a file's; there may be more or fewer of these labels than classes.
+    `exported`: `onnx` was exported from a module here; `outputs` are then the names of its outputs. `sized`: its
+    programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
+    boxes, if that was asked for. `notes` say what of its description a plan does not do. `unread` says why its
+    operators cannot be read, so that it can only run as it is; empty where they can.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Source:
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     activation: str = "none"
+    origin: str = ""
     exported: bool = True
     outputs: tuple[str, ...] = ()
     sized: SizedExports | None = None
@@ -506,6 +508,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
         if "does not have an ir_version" in why:  # a field that every model has
             why = "it is a file of another kind"
         raise ModelError(f"{path} is not an ONNX model: {why}") from error
+    properties = {entry.key: entry.value for entry in model.proto.metadata_props}
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset > onnx.defs.onnx_opset_version():
         raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
@@ -520,7 +523,10 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
-    return Source(path.stem, f"from {path.name}", light, run, exported=False, given=given, unread=unread), example
+    known = read_metadata(properties, example.shape)
+    labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
+    source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
+    return replace(source, origin=known.origin, given=given, unread=unread), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from serfer.core.checksum import CHECKSUM_BYTES
@@ -376,6 +376,15 @@ class PackageLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanDescription:
+    """What a network's file does not say of it: how an image becomes its input, and what its outputs mean."""
+
+    preprocess: Preprocess | None
+    labels: tuple[str, ...]
+    activation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A network as a chain of stages; see the module's text.
 
@@ -394,9 +403,12 @@ class Plan:
     and `outputs` have the largest window's size. `detection` says which outputs hold boxes; they are found in the
     answer, where it is assembled.
 
-    `digest` names functions and keys: it covers what workers and drivers execute. `limit`, `changes`, `ways`, `store`,
-    `why`, `alternatives`, `cold_share` and all predictions are from explanation.json, and None or empty where that is
-    missing.
+    `as_split` is the description that the plan was split with, where it has another one since (`redescribed`): workers
+    know that one alone, so drivers send theirs with pixels.
+
+    `digest` names functions and keys: it covers what workers execute, and the description as it was split. `limit`,
+    `changes`, `ways`, `store`, `why`, `alternatives`, `cold_share` and all predictions are from explanation.json, and
+    None or empty where that is missing.
     """
 
     format: int
@@ -418,6 +430,7 @@ class Plan:
     quantised: tuple[Artefact, ...] = ()
     detection: DetectionHead | None = field(default=None, metadata=LATER)
     file: FileTensors | None = field(default=None, metadata=LATER)
+    as_split: PlanDescription | None = field(default=None, metadata=LATER)
     limit: PackageLimit | None = None
     changes: tuple[ModelChange, ...] = ()
     ways: tuple[DeploymentOption, ...] = ()
@@ -434,6 +447,27 @@ class Plan:
     def check_explained(self) -> None:
         """Raise PlanError where the plan was read without its explanation.json."""
         explained(self.limit)
+
+    @property
+    def description(self) -> PlanDescription:
+        """How an image becomes the input, and what the outputs mean."""
+        return PlanDescription(self.preprocess, self.labels, self.activation)
+
+    @property
+    def workers_preprocess(self) -> Preprocess | None:
+        """The preprocessing that workers apply to pixels that come without levels: that of the split."""
+        return self.as_split.preprocess if self.as_split else self.preprocess
+
+    def redescribed(self, description: PlanDescription) -> Plan:
+        """Return the plan of the same digest, graphs and weights with another description."""
+        before = self.as_split or self.description
+        return replace(
+            self,
+            preprocess=description.preprocess,
+            labels=description.labels,
+            activation=description.activation,
+            as_split=None if description == before else before,
+        )
 
     @property
     def classifies(self) -> bool:

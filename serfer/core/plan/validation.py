@@ -22,13 +22,16 @@ from serfer.core.plan.model import (
     WEIGHT_PLACES,
     Cell,
     Input,
+    OutputTensor,
     Piece,
     Plan,
     Range,
+    Shape,
     Stage,
     Tile,
 )
 
+_MAP_AXES = 3  # (C, H, W)
 MAX_RANK = 8
 """The most axes of an output, the batch's apart."""
 MAX_NAME = 1024
@@ -91,12 +94,21 @@ def check_sound(plan: Plan) -> None:
 
 
 def labels_fit(plan: Plan) -> bool:
-    """Return whether labels are one for each class: of scores, boxes or a map's channels; masks may have any number."""
+    """Return whether labels are one for each class, where the output's form says how many there are."""
     if plan.detection:
         return not plan.detection.classes or len(plan.labels) in (0, plan.detection.classes)
-    if not plan.labels or plan.output_tensors[0].dtype != OUTPUT_TYPES[0]:
-        return True
-    return len(plan.labels) == (plan.output.elements if plan.output.flat else plan.output.channels)
+    classes = classes_of(plan.output, plan.output_tensors[0])
+    return not plan.labels or classes is None or len(plan.labels) == classes
+
+
+def classes_of(output: Shape, tensor: OutputTensor) -> int | None:
+    """Return how many classes labels are names of: scores, (N, K), or channels of a map, (N, C, H, W).
+
+    None for any number: of a mask, whose values are classes, and of boxes, one of whose axes is more than the classes.
+    """
+    if tensor.dtype != OUTPUT_TYPES[0] or len(tensor.dims) not in (1, _MAP_AXES):
+        return None
+    return output.elements if output.flat else output.channels
 
 
 def _check_outputs(plan: Plan) -> None:

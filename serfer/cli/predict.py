@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,7 +110,7 @@ def predict(
                 if drawing:
                     out.print(f"wrote {plain(str(drawing))}\n", soft_wrap=True)
         if as_coco:
-            print_json(coco(found, pipeline.plan.labels))
+            print_json(asdict(coco(found, pipeline.plan.labels)))
     if failures:
         raise typer.Exit(failures[0].exit_code)
 

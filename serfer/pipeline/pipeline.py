@@ -200,19 +200,23 @@ class Pipeline:
         *,
         deadline_s: float = DEADLINE_S,
         context: RequestContext = NO_CONTEXT,
+        decoded_s: float = 0.0,
     ) -> Result:
         """Return the result of a query of what `submit` takes; the caller leaves the array as it is until then.
 
-        Raises what `submit` does; a cancelled caller cancels the query.
+        `decoded_s` is how long decoding took where it was made from images, for the report. Raises what `submit` does;
+        a cancelled caller cancels the query.
         """
         array = np.asarray(batch)
         size = inf if self.caches else array.nbytes  # a look into the store blocks
-        query = await self._loop.compute(size, self._query, array, deadline_s, context)
+        query = await self._loop.compute(size, self._query, array, deadline_s, context, decoded_s)
         return query if isinstance(query, Result) else await self._loop.run(self._answer(query))
 
-    def _query(self, array: NDArray[Any], deadline_s: float, context: RequestContext) -> Query | Result:
+    def _query(
+        self, array: NDArray[Any], deadline_s: float, context: RequestContext, decoded_s: float = 0.0
+    ) -> Query | Result:
         """Check a query of an array, and return it, or its result where the answer is kept."""
-        started, plan = _now(), query_plan(self.plan, context.window)
+        started, plan = _now() - decoded_s, query_plan(self.plan, context.window)
         check_batch(plan, array)
         self._check(deadline_s)
         self._check_result(context, len(array))

@@ -45,6 +45,10 @@ class NamedImage:
     name: str
     size: tuple[int, int]
 
+    def blank(self) -> PredictedImage:
+        """Return what is said of it before anything is found."""
+        return PredictedImage(self.name, height=self.size[0], width=self.size[1])
+
 
 def kind_of(plan: Plan) -> str:
     """Return what kind of answer a plan gives, of `KINDS`.
@@ -63,8 +67,13 @@ def predicted(plan: Plan, outputs: Outputs, images: Sequence[NamedImage], wanted
     return tuple(_predicted(plan, outputs, number, image, wanted) for number, image in enumerate(images))
 
 
+def draws(plan: Plan) -> bool:
+    """Return whether answers of a plan have all of its outputs in `PredictedOutput`: none is a map of many channels."""
+    return kind_of(plan) != MAP or all(len(tensor.dims) <= 1 or holds(PNG, tensor) for tensor in plan.output_tensors)
+
+
 def _predicted(plan: Plan, outputs: Outputs, number: int, image: NamedImage, wanted: Wanted) -> PredictedImage:
-    blank, kind = PredictedImage(image.name, height=image.size[0], width=image.size[1]), kind_of(plan)
+    blank, kind = image.blank(), kind_of(plan)
     if plan.detection:
         return replace(blank, boxes=_boxes(plan, plan.detection, outputs, number, image, wanted))
     if kind == CLASSES:

@@ -29,6 +29,7 @@ class Package:
 
 
 NUDENET = Package("nudenet", "3.4.2", ("5937dbd84e5d8e5de038f08ffea5a1bb50a08475776bf2b4795914ce0eaf0331",))
+DDDDOCR = Package("ddddocr", "1.6.1", ("c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",))
 OPENCV = Package(
     "opencv-python-headless",
     "4.12.0.88",

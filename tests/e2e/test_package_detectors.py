@@ -9,11 +9,11 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 import serfer
 from serfer.core.plan import Pad, Preprocess
-from tests.package_networks import NUDENET, OPENCV, unpacked
+from tests.package_networks import DDDDOCR, NUDENET, OPENCV, unpacked
 
 THRESHOLDS = [(0.02, 0.45), (0.002, 1.0)]
 """Least scores and most overlaps: boxes as they are kept, and all that are decoded."""
@@ -31,11 +31,19 @@ print(json.dumps([detector.detect(path) for path in sys.argv[4:]]))
 """
 """NudeNet's own detector with lower thresholds: no picture here has what it looks for."""
 
+CORNER = Preprocess(None, "opencv-bilinear", "BGR", 1.0, (0.0,) * 3, (1.0,) * 3, Pad("corner", 114))
+FIND_TEXT = """
+import json, sys
+from ddddocr import DdddOcr
+detector = DdddOcr(det=True, show_ad=False)
+print(json.dumps([detector.detection(open(path, "rb").read()) for path in sys.argv[1:]]))
+"""
 
-def detected(code, opencv, thresholds, paths):
-    """Return what the package's own detector finds in pictures."""
-    command = [sys.executable, "-c", DETECT, code, *map(str, thresholds), *paths]
-    environment = {**os.environ, "PYTHONPATH": str(opencv)}
+
+def run(code, arguments, *folders):
+    """Return what a program says as JSON, whose imports are found in `folders` first."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     told = subprocess.run(command, check=True, capture_output=True, env=environment, timeout=600)
     return json.loads(told.stdout)
 
@@ -82,7 +90,7 @@ def test_boxes_of_nudenet_are_those_of_its_own_code(examples, tmp_path):
         assert plan.detection.family == "yolov8"
         with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
             images = [pipeline.predict([path])[0] for path in paths]
-        theirs = detected(code, opencv, (min_score, max_iou), paths)
+        theirs = run(DETECT, (code, min_score, max_iou, *paths), opencv)
         assert any(theirs)
         for image, boxes in zip(images, theirs, strict=True):
             check(image, boxes, labels, max_iou)
@@ -106,3 +114,35 @@ def check(image, theirs, labels, max_iou):
         assert (x, y) == pytest.approx((left, top), abs=1)
         assert left == 0 or width == pytest.approx(right - left, abs=1)
         assert top == 0 or height == pytest.approx(bottom - top, abs=1)
+
+
+def written(folder):
+    """Draw pictures of a few letters, wide and high; the detector of ddddocr finds those."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    for number, (width, height) in enumerate([(300, 150), (150, 400), (833, 417)]):
+        image = Image.new("RGB", (width, height), "white")
+        draw = ImageDraw.Draw(image)
+        for letter in "aKt7e":
+            x, y = random.uniform(0.05, 0.75, 2) * (width, height)
+            draw.text((x, y), letter, fill="black", font=ImageFont.load_default(min(width, height) / 5))
+        path = folder / f"{number}.png"
+        image.save(path)
+        yield path
+
+
+@pytest.mark.weekly
+def test_boxes_of_ddddocr_a_yolox_head_are_those_of_its_own_code(tmp_path):
+    package, opencv = unpacked(DDDDOCR, tmp_path), unpacked(OPENCV, tmp_path)
+    paths = [*written(tmp_path / "pictures")]
+    theirs = run(FIND_TEXT, paths, package, opencv)
+    network = package / "ddddocr" / "common_det.onnx"
+    plan = serfer.split(
+        network, out=tmp_path / "plan", grids="1", preprocess=CORNER, activation="boxes,score=0.1", labels=["text"]
+    )
+    assert plan.detection.family == "yolox"
+    assert any(theirs)
+    with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
+        for path, boxes in zip(paths, theirs, strict=True):
+            [image] = pipeline.predict([path])
+            assert [[int(side) for side in box.box] for box in image.boxes] == boxes

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from serfer.core.http_messages import ServedReport as ServedReport
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
+    from serfer.core.report import PredictedImage as PredictedImage
     from serfer.core.report import QueryReport as QueryReport
     from serfer.mapping.many_images import ManyReport as ManyReport
     from serfer.mapping.map import map_image as map  # noqa: A004 - a map of an image
@@ -130,6 +131,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlanWarning",
+    "PredictedImage",
     "Preprocess",
     "QueryError",
     "QueryReport",
@@ -186,6 +188,7 @@ _HOMES = {
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "Pad": ("serfer.core.plan", "Pad"),
+    "PredictedImage": ("serfer.core.report", "PredictedImage"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
     "Registered": ("serfer.variants.register", "Registered"),

@@ -17,7 +17,7 @@ from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
-from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gang
+from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
 from serfer.core.costs.pricing import store_of, uses_store
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
@@ -229,7 +229,7 @@ def _print_gangs(plan: Plan) -> None:
             byte_size(price.bytes_exchanged),
             f"{price.billed_gb_s:.3f}",
             f"{price.waiting_gb_s:.3f}",
-            f"{explained(gang.predicted_ms):.1f}",
+            f"{explained(gang.predicted_ms):.1f}{', simulated' if first.grid.tiles > MEASURED_MEMBERS else ''}",
             f"{explained(gang.predicted_usd) * _MILLION:.2f}",
         )
     out.print(table)
@@ -336,12 +336,14 @@ def _print_changes(plan: Plan) -> None:
 
 def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
     """Print what a plan competed with, the fastest first, with an arrow at the plan itself."""
-    out.print(
-        f"[bold]{plain(plan.model)}[/]: latency against dollars of one warm query over {plain(plan.store)}, predicted"
-    )
-    table = columns("", "", "ms", "$ a million", "tasks", "verdict", "stages", left=(0, 6))
+    from serfer.pictures.pareto import query_of  # noqa: PLC0415 - the command line starts fast
+
+    query = query_of(plan)
+    out.print(f"[bold]{plain(plan.model)}[/]: latency against dollars of {query} over {plain(plan.store)}, predicted")
+    table = columns("", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages", left=(0, 8))
     for each in candidates:
-        figures = f"{each.plan.ms:,.1f}", f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
+        parts = ("-" if ms is None else f"{ms:,.1f}" for ms in (each.plan.warm_ms, each.plan.cold_ms))
+        figures = f"{each.plan.ms:,.1f}", *parts, f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
         mark = "->" if each.plan.chosen else ""
         table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else "")
     out.print(table)

@@ -15,6 +15,8 @@ from serfer.cli.shared.network_options import example_of, size_in
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
 from serfer.cli.shared.terminal import complain
 from serfer.core.costs.account import AccountQuotas
+from serfer.core.costs.cold_starts import COLD_SHARE
+from serfer.core.costs.cost_model import MEASURED_MEMBERS
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan, explained
 from serfer.core.units import MIB
@@ -87,7 +89,7 @@ def split(
     ] = "balanced",
     slo_ms: Annotated[float | None, typer.Option(help="Milliseconds that a warm query may take, as predicted.")] = None,
     max_cost_usd: Annotated[
-        float | None, typer.Option(help="Dollars that a warm query may cost, as predicted.")
+        float | None, typer.Option(help="Dollars that a query may cost, as predicted, cold ones in their share.")
     ] = None,
     precision: Annotated[
         str,
@@ -102,6 +104,13 @@ def split(
             "images; or auto: in zips where those hold them, else fetched."
         ),
     ] = DEFAULT_WEIGHTS,
+    cold_share: Annotated[
+        float,
+        typer.Option(
+            help="The share of queries that find nothing warm, 0 to 1: what --objective has least of are latency and "
+            "dollars of a warm query and of such a one, in their shares. The default is assumed."
+        ),
+    ] = COLD_SHARE,
     cold_plan: Annotated[
         str,
         typer.Option(
@@ -134,6 +143,13 @@ def split(
             "and always makes one of every run of stages that can be one. Not over S3."
         ),
     ] = "auto",
+    gang_width: Annotated[
+        int,
+        typer.Option(
+            help="Members of a gang at most, where the planner chooses its grid. Predictions were compared with "
+            "measurements for gangs of two; wider ones are marked as simulated."
+        ),
+    ] = MEASURED_MEMBERS,
     calibration: Annotated[Path | None, typer.Option(help="A folder with a folder of images for each class.")] = None,
     size: Annotated[
         str | None,
@@ -226,11 +242,13 @@ def split(
             objective=objective,
             precision=precision,
             weights=weights,
+            cold_share=share("--cold-share", cold_share, 1),
             cold_plan=cold_plan,
             cold_environments=cold_environments,
             max_loss=max_loss,
             gap=gap,
             gang=gang,
+            gang_width=gang_width,
             calibration=calibration,
             slo_ms=slo_ms,
             max_cost_usd=max_cost_usd,

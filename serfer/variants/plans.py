@@ -14,6 +14,7 @@ import numpy as np
 
 from serfer.core.costs.account import DEFAULT
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.pricing import cold_share_of
 from serfer.core.errors import PlanError, PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.layout import PLAN_FILE
@@ -136,7 +137,7 @@ def make_plan(
     """Split a network as a candidate asks for; raises ModelError where no such plan is possible."""
     plan = base.plan
     options = NetworkOptions(None, plan.preprocess, plan.labels, plan.activation)
-    chosen: dict[str, Any] = {"precision": request.precision}
+    chosen: dict[str, Any] = {"precision": request.precision, "cold_share": cold_share_of(plan)}
     if request.whole:
         chosen |= {"stages": 1, "grids": (1, 1), "objective": "cost"}
     if request.most_usd is not None:

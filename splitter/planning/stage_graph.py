@@ -91,7 +91,7 @@ class StageGraph:
     def _gang_grids(self) -> tuple[Grid, ...]:
         if self.gang == "never" or self.least_work or self.stages:
             return ()
-        return self._allowed(gang_grids(self.grids.requested))
+        return self._allowed(gang_grids(self.grids.requested, self.budget.gang_width))
 
     def _allowed(self, grids: Iterable[Grid]) -> tuple[Grid, ...]:
         """Return the grids, each once, that have no more tiles than a stage may have."""

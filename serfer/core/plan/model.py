@@ -349,9 +349,11 @@ class DeploymentOption:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """An alternative of a plan: `stages` as text for people, predicted milliseconds and dollars of a warm query.
+    """An alternative of a plan: `stages` as text for people, expected milliseconds and dollars of a query.
 
-    `fits` says that its functions keep the package limit, `chosen` that it is this plan.
+    Expected with the share of cold queries that the plan was chosen for; `warm_ms` and `cold_ms` are those of a query
+    that finds everything warm and of one that finds nothing, None where a plan does not say. `fits` says
+    that its functions keep the package limit, `chosen` that it is this plan.
     """
 
     stages: str
@@ -360,6 +362,8 @@ class Alternative:
     usd: float
     fits: bool
     chosen: bool
+    warm_ms: float | None = None
+    cold_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,16 @@ from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import ONE, GridChoice, tile_rects
 from tests.splitter.models import Net
 from tests.splitter.planning import test_search
-from tests.splitter.planning.test_search import DEAR_BYTES, FACTS, INLINE_MOST, PROFILES, Enumerated, at_origin, goals
+from tests.splitter.planning.test_search import (
+    DEAR_BYTES,
+    FACTS,
+    INLINE_MOST,
+    PROFILES,
+    Enumerated,
+    at_origin,
+    goals,
+    starts_usd,
+)
 
 STAGE_GRIDS = (ONE, Grid(2, 2))
 GANG_GRIDS = (Grid(2, 1), Grid(2, 2))
@@ -141,7 +150,12 @@ class WithGangs(Enumerated):
         if go == INLINE and stop < len(self.graph.nodes) and written.sum() > INLINE_MOST:
             return None
         writing = self.moved(go, np.zeros(grid.tiles), np.zeros(grid.tiles), written)
-        return gang_price(
+        size = sum(
+            self.graph.weights[name].nbytes
+            for node in self.graph.nodes[start:stop]
+            for name in self.graph.constants(node)
+        )
+        seconds, usd = gang_price(
             grid.tiles,
             inside + reading.reading_s + writing.writing_s,
             reading.carrying_s + writing.carrying_s,
@@ -149,6 +163,7 @@ class WithGangs(Enumerated):
             memory,
             self.budget.platform,
         )
+        return seconds, usd + starts_usd(self.budget, grid.tiles, size, first=not start)
 
     def reading(self, graph, tiles, needed, before, come, start):
         read, ranges = [], []

@@ -226,7 +226,7 @@ def _encoded(wanted: WantedOutput, values: Array, labels: Sequence[str]) -> tupl
 def _best(row: Array, classes: int, labels: Sequence[str]) -> list[str]:
     """Return the highest logits of an image, each "VALUE:INDEX" or "VALUE:INDEX:LABEL"."""
     order = np.argsort(-row, kind="stable")[:classes].tolist()
-    return [f"{row[index]:f}:{index}" + (f":{labels[index]}" if labels else "") for index in order]
+    return [f"{row[index]:f}:{index}" + (f":{labels[index]}" if index < len(labels) else "") for index in order]
 
 
 def _json(text: bytes, signature: Signature) -> object:

@@ -80,7 +80,7 @@ def plan_of_file(
 def assumed_preprocess(plan: Plan) -> Preprocess | None:
     """Return how an image becomes an input where nothing says it: stretched, times 1/255; None where none fits.
 
-    A file that takes whole numbers gets the pixels as they are.
+    A file that takes whole numbers gets the pixels as they are, or less 128 where it takes int8.
     """
     channels = _ASSUMED.get(plan.input.channels)
     if channels is None:
@@ -91,7 +91,7 @@ def assumed_preprocess(plan: Plan) -> Preprocess | None:
         interpolation="bilinear",
         channels=channels,
         scale=1.0 if _takes_whole_numbers(plan) else 1 / 255,
-        mean=(0.0,) * count,
+        mean=(128.0 if plan.file and plan.file.dtype == "int8" else 0.0,) * count,
         std=(1.0,) * count,
     )
 
@@ -102,7 +102,8 @@ def assumption(plan: Plan) -> str:
         return ARRAYS_ONLY
     if plan.preprocess != assumed_preprocess(plan):
         return ""
-    values = "as they are" if _takes_whole_numbers(plan) else "times 1/255"
+    less = f" less {plan.preprocess.mean[0]:g}" if plan.preprocess.mean[0] else ""
+    values = f"as they are{less}" if _takes_whole_numbers(plan) else "times 1/255"
     colours = "RGB" if plan.preprocess.channels == "RGB" else "grey"
     return (
         f"assumed: images of {plan.model} are stretched to {plan.input.height} x {plan.input.width} pixels, {colours}, "

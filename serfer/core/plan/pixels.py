@@ -74,6 +74,6 @@ def check_numbers(preprocess: Preprocess, name: str, dtype: str) -> None:
     if not np.array_equal(values, np.clip(np.rint(values), numbers[0], numbers[-1])):
         mean = 128 if dtype == "int8" else 0
         raise PlanError(
-            f"the model's input {name!r} is {dtype}, and the preprocessing gives it other numbers: pixels need scale 1, "
-            f"mean {mean} and std 1"
+            f"the model's input {name!r} is {dtype}, and the preprocessing gives it other numbers: pixels need scale "
+            f"1, mean {mean} and std 1"
         )

@@ -49,8 +49,8 @@ Run = Callable[[Array], Answer]
 Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
-_MIN_SCAN_OPSET = 9
-"""The oldest opset whose Scan a part that runs as it is can be."""
+_MIN_SCAN_OPSET = 11
+"""The oldest opset in which a part that runs as it is can be written: Scan and Pad."""
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 _WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")

@@ -277,7 +277,8 @@ def _without_late_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
     rounded_up = [node for node in model.graph.node if _attributes(node).get("ceil_mode")]
     for node in rounded_up:  # in order: each may change the size of the maps after it
         inferred = shape_inference.infer_shapes(model, data_prop=True)
-        shapes = {value.name: _static_shape(value) for value in (*inferred.graph.value_info, *inferred.graph.input)}
+        values = (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)
+        shapes = {value.name: _static_shape(value) for value in values}
         sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
         pads = floor_pads(_attributes(node), *sizes) if all(sizes) else None
         if pads is None:

@@ -523,6 +523,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
+            example = given.like_images(example)
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
     source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)

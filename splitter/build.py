@@ -34,7 +34,7 @@ from splitter.planning.optional import optional
 from splitter.planning.planner import Decision
 from splitter.planning.split_options import Budget, SplitOptions
 from splitter.profiling.measured_part import with_measured_part
-from splitter.tiling.from_onnx import from_onnx, whole_graph
+from splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
 
 _CHECK_BATCH = 2
 _CHOICES = 4
@@ -77,13 +77,28 @@ def build_plan(
 ) -> tuple[Plan, tuple[str, ...]]:
     """Read a network, choose its plan and write it to `place`, a path of `place_for`.
 
-    Returns what `split` warns of as well; raises what that does.
+    Where the parts do not run, or not on a batch, the whole network runs as it is. Returns what `split` warns of as
+    well; raises what that does.
     """
+    try:
+        return _build(network, place, options, budget, progress)
+    except CannotSplitError as failure:
+        return _build(network, place, options, budget, progress, failure)
+
+
+def _build(
+    network: Network,
+    place: Path,
+    options: SplitOptions,
+    budget: Budget,
+    progress: Progress,
+    failure: CannotSplitError | None = None,
+) -> tuple[Plan, tuple[str, ...]]:
     progress("reading the network")
     source, sample = load(network.model, _as_array(network.example))
     description, notes = network.description, list[str]()
     source = described(source, description)
-    graph, source = _read(source, sample, description.reduction, notes, progress)
+    graph, source = _read(source, sample, description.reduction, notes, progress, failure)
     _check_example(graph, sample)
     _check_answer(graph, source)
     source = _reduced(source, description.reduction, notes)
@@ -157,18 +172,26 @@ def described(source: Source, description: Description) -> Source:
 
 
 def _read(
-    source: Source, sample: Array, reduction: Reduction | None, notes: list[str], progress: Progress
+    source: Source,
+    sample: Array,
+    reduction: Reduction | None,
+    notes: list[str],
+    progress: Progress,
+    failure: CannotSplitError | None,
 ) -> tuple[Graph, Source]:
-    """Return a network's graph: of operators that can be split, or as one part that runs as it is.
+    """Return a network's graph: of operators that can be split, with a part that runs as it is, or whole as that.
 
     `notes` get one where a module answers a batch otherwise than its images one by one.
     """
     try:
-        graph = _of_operators(source, sample, reduction)
+        graph = _of_operators(source, sample, reduction, failure)
     except CannotSplitError as refusal:
-        progress(f"it runs as it is: {refusal}")
+        progress(f"a part runs as it is: {refusal}")
         given = source.run
-        graph, source = whole_graph(source, sample, [refusal.reason], reduction)
+        if failure or source.unread:
+            graph, source = whole_graph(source, sample, [refusal.reason], reduction)
+        else:
+            graph, source = split_graph(source, sample, refusal, reduction)
         if source.exported and not _alike(given, source.run, _check_batch(sample)):
             notes.append(_ONE_BY_ONE)
         return with_measured_part(graph, sample[:1]), source
@@ -183,7 +206,11 @@ def _alike(run: Run, other: Run, batch: Array) -> bool:
         return False
 
 
-def _of_operators(source: Source, sample: Array, reduction: Reduction | None) -> Graph:
+def _of_operators(
+    source: Source, sample: Array, reduction: Reduction | None, failure: CannotSplitError | None
+) -> Graph:
+    if failure:
+        raise failure
     if source.unread:
         raise CannotSplitError(source.unread)
     graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, reduction)

@@ -109,6 +109,13 @@ def plain_network(
     return PlainNetwork(graph, default_names(given, tuple(graph.shapes[name] for name in graph.outputs)), types)
 
 
+def prepared(model: ExternalWeightsModel, height: int, width: int) -> ExternalWeightsModel:
+    """Return a model at an input of height x width with functions written out and constants folded."""
+    light = with_static_input(model, height, width)
+    with_plain_group_norms(light.proto)
+    return _folded(_simplified(_without_late_windows(light)))
+
+
 def _check_size(given: ExternalWeightsModel, read: ExternalWeightsModel, height: int, width: int) -> None:
     """Refuse a size that a model does not take, where sizes that it computes could not be read; raises ModelError."""
     if not any(node.op_type in SIZES for node in read.proto.graph.node):

@@ -77,9 +77,11 @@ _WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
 class CannotSplitError(ModelError):
     """A network, or what begins with one of its operators, cannot be split, though it may run as it is."""
 
-    def __init__(self, message: str, reason: Reason | None = None) -> None:
+    def __init__(self, message: str, reason: Reason | None = None, outputs: Iterable[str] = ()) -> None:
+        """Say why; `outputs` are the tensors of all operators that mix images, where that is the reason."""
         super().__init__(message)
         self.reason = reason or Reason("", "", message)
+        self.outputs = tuple(outputs)
 
 
 def refuse(name: str, kind: str, why: str) -> CannotSplitError:
@@ -113,6 +115,11 @@ def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tup
     if node.op_type == "Dropout" and len(node.input) > 2 and _is_true(model, node.input[2]):  # noqa: PLR2004 - the third
         return _DROPPING
     return _WHY.get(node.op_type)
+
+
+def reason_of(model: onnx.ModelProto, node: onnx.NodeProto) -> str:
+    """Return why an operator of this kind cannot be split; empty where it can."""
+    return _why_not(model, node, ()) or ""
 
 
 def may_fold(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
@@ -152,11 +159,13 @@ def check_windows(model: onnx.ModelProto) -> None:
 
 
 def check_batch(graph: Graph) -> None:
-    """Refuse operators that mix the images of a batch, or lose track of which is which; raises ModelError."""
-    for node in graph.nodes:
-        images = graph.shapes[node.output][:1]
-        if images != (1,) or 0 in _acted(graph, node):
-            raise refuse(node.name, node.kind, _BATCH.get(node.kind, _MIXES))
+    """Refuse operators that mix the images of a batch, or lose track of which is which; raises CannotSplitError."""
+    mixing = [node for node in graph.nodes if graph.shapes[node.output][:1] != (1,) or 0 in _acted(graph, node)]
+    if mixing:
+        first = mixing[0]
+        error = refuse(first.name, first.kind, _BATCH.get(first.kind, _MIXES))
+        error.outputs = tuple(node.output for node in mixing)
+        raise error
 
 
 def _acted(graph: Graph, node: Node) -> Iterable[int]:

@@ -50,10 +50,7 @@ def whole_network(
     image = light.inputs[0]
     tensor = image.type.tensor_type
     shape = tuple(dim.dim_value for dim in tensor.shape.dim)
-    values = {value.name: value for value in light.proto.graph.output}
-    given = names or tuple(value.name for value in light.proto.graph.output)
-    arrays = dict(zip((value.name for value in light.proto.graph.output), in_order(answer), strict=True))
-    results = [_result(value, arrays[name]) for name, value in values.items()]
+    results = results_of(light.proto, answer)
     _check_sizes(light)
     part = as_is_nodes(
         light,
@@ -62,13 +59,30 @@ def whole_network(
         results,
         reasons,
     )
-    kinds = [next(result.kind for result in results if result.name == name) for name in arrays]
-    types = [numpy_type(kind, name, cast=True) for kind, name in zip(kinds, given, strict=True)]
     graph = _graph(light, part, image.name, shape)
+    return described(graph, light.proto, names, {result.name: result for result in results}, reduction)
+
+
+def results_of(model: onnx.ModelProto, answer: Answer) -> list[Result]:
+    """Return a model's outputs, each once, as `answer`, its own answer to one image, has them."""
+    arrays = dict(zip((value.name for value in model.graph.output), in_order(answer), strict=True))
+    return [_result(value, arrays[name]) for name, value in {value.name: value for value in model.graph.output}.items()]
+
+
+def described(
+    graph: Graph,
+    model: onnx.ModelProto,
+    names: tuple[str, ...],
+    results: Mapping[str, Result],
+    reduction: Reduction | None,
+) -> PlainNetwork:
+    """Return a graph with its outputs reduced, with their names (the model's own without `names`) and types."""
+    given = names or tuple(value.name for value in model.graph.output)
+    outputs = zip(graph.outputs, given, strict=True)
+    types = [numpy_type(results[output].kind, name, cast=True) for output, name in outputs]
     graph, changed = reduced(graph, reduction) if reduction else (graph, {})
     types = [changed.get(number, kind) for number, kind in enumerate(types)]
-    shapes = tuple(graph.shapes[name] for name in graph.outputs)
-    return PlainNetwork(graph, default_names(given, shapes), tuple(types))
+    return PlainNetwork(graph, default_names(given, tuple(graph.shapes[name] for name in graph.outputs)), tuple(types))
 
 
 def in_order(answer: Answer) -> list[NDArray[Any]]:

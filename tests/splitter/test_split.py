@@ -268,10 +268,9 @@ def torch_model(forward):
     "forward",
     [
         lambda _torch, layer, x: layer(x.reshape(-1, 768)) if bool(x.sum() > 0) else layer(x.reshape(-1, 768)) * 2,
-        lambda _torch, layer, x: layer(x.reshape(1, 768)),
         lambda torch, _layer, x: torch.nonzero(x).float(),
     ],
-    ids=["depends on the data", "is tied to one image", "dynamic shape"],
+    ids=["depends on the data", "dynamic shape"],
 )
 def test_a_module_that_cannot_be_split_is_refused_in_one_line(forward, example, home):
     with pytest.raises((ModelError, WrongAnswerError)) as caught:

@@ -118,7 +118,12 @@ def test_a_file_that_fails_leaves_nothing_in_the_cache(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("channels", "expected"), [(3, "RGB, their values times 1/255"), (1, "grey, their"), (4, "takes arrays only")]
+    ("channels", "expected"),
+    [
+        (3, "RGB, their values times 1/255"),
+        (1, "grey, their"),
+        (4, "give it arrays (serfer run FILE.npy, Pipeline.run), (N, 4, 34, 34) float32"),
+    ],
 )
 def test_what_is_assumed_of_images_is_said(file, made, channels, expected):
     plan = load_plan(made(file)[0])

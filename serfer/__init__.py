@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from serfer.core.http_messages import ServedReport as ServedReport
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
+    from serfer.core.report import PredictedImage as PredictedImage
     from serfer.core.report import QueryReport as QueryReport
     from serfer.mapping.many_images import ManyReport as ManyReport
     from serfer.mapping.map import map_image as map  # noqa: A004 - a map of an image
@@ -82,7 +83,9 @@ if TYPE_CHECKING:
     from serfer.variants.register import Registered as Registered
     from serfer.variants.register import register as register
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
+    from splitter.describe import describe as describe
     from splitter.map_plan import map_plan as map_plan
+    from splitter.network.by_name.named_model import NamedModel as NamedModel
     from splitter.split import split as split
     from splitter.whole import whole_plan as whole_plan
 
@@ -118,14 +121,17 @@ __all__ = [
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
+    "NamedModel",
     "NetworkLoadError",
     "NotFiniteError",
     "Objectives",
     "OverloadedError",
+    "Pad",
     "Pipeline",
     "Plan",
     "PlanError",
     "PlanWarning",
+    "PredictedImage",
     "Preprocess",
     "QueryError",
     "QueryReport",
@@ -157,6 +163,7 @@ __all__ = [
     "ValueTooLargeError",
     "WrongAnswerError",
     "__version__",
+    "describe",
     "map",
     "map_many",
     "map_plan",
@@ -176,9 +183,12 @@ _HOMES = {
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
+    "NamedModel": ("splitter.network.by_name.named_model", "NamedModel"),
     "Objectives": ("serfer.core.http_messages", "Objectives"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
+    "Pad": ("serfer.core.plan", "Pad"),
+    "PredictedImage": ("serfer.core.report", "PredictedImage"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
     "Registered": ("serfer.variants.register", "Registered"),
@@ -194,6 +204,7 @@ _HOMES = {
     "StoredResult": ("serfer.results.stored", "StoredResult"),
     "map": ("serfer.mapping.map", "map_image"),
     "map_many": ("serfer.mapping.map", "map_many"),
+    "describe": ("splitter.describe", "describe"),
     "map_plan": ("splitter.map_plan", "map_plan"),
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "register": ("serfer.variants.register", "register"),

@@ -46,7 +46,7 @@ from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import ImageError, SerferError, UsageError
 from serfer.core.exactness import difference
-from serfer.core.plan import ImageLimits
+from serfer.core.plan import ImageLimits, answer_digest
 from serfer.images import check_image, image_files
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import ServiceLoad, service_loads
@@ -113,9 +113,7 @@ def classify(
     settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
     targets = parse_targets(notify or (), settings.webhook_secret.get_secret_value())
     sources = service_loads(yield_to or (), settings.yield_key.get_secret_value())
-    names = [*_named(images)]
-    if images.count("-") > 1:
-        raise UsageError("standard input can be read only once")
+    names = names_of(images)
     if trace is not None:
         check_trace(trace)
     made = plan is None or is_network_file(plan)  # a plan is made first: what is wrong with images is said before that
@@ -124,7 +122,7 @@ def classify(
     traced: list[TracedQuery] = []
     failures: list[SerferError] = []
     workers = workers_of(workers, stack, "local")
-    job = OfflineJob("classify", load_plan(directory).digest if targets else "", images, "", new_run())
+    job = OfflineJob("classify", answer_digest(load_plan(directory)) if targets else "", images, "", new_run())
     with notifying(job, targets) as ending:
         with (
             opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline,
@@ -134,7 +132,7 @@ def classify(
             for number, name in enumerate(names):
                 ending.figures = _figures(names, number, failures, turns)
                 try:
-                    data = _data(name)
+                    data = data_of(name)
                     with turns.take():
                         pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
                     delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
@@ -156,6 +154,13 @@ def classify(
         if failures:
             ending.error = str(failures[0])
             raise typer.Exit(failures[0].exit_code)
+
+
+def names_of(images: Sequence[str]) -> list[str]:
+    """Return the images that are meant; raises UsageError where standard input is given twice."""
+    if images.count("-") > 1:
+        raise UsageError("standard input can be read only once")
+    return [*_named(images)]
 
 
 def _named(images: Sequence[str]) -> Iterator[str]:
@@ -189,7 +194,7 @@ def _check_some(names: Sequence[str], settings: Settings) -> None:
         raise first
 
 
-def _data(name: str) -> bytes | Path:
+def data_of(name: str) -> bytes | Path:
     """Return what an image's name stands for; raises ImageError for a folder without images."""
     if name == "-":
         return standard_input()

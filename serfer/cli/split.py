@@ -9,11 +9,14 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.explain import ARRAYS_ONLY, show_plan
+from serfer.cli.explain import show_plan
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.network_options import example_of, size_in
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
-from serfer.cli.shared.terminal import complain, err
+from serfer.cli.shared.terminal import complain
 from serfer.core.costs.account import AccountQuotas
+from serfer.core.costs.cold_starts import COLD_SHARE
+from serfer.core.costs.cost_model import MEASURED_MEMBERS
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan, explained
 from serfer.core.units import MIB
@@ -25,7 +28,21 @@ from splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_W
 
 _OF_WHOLE = frozenset(
     {
-        *("model", "directory", "whole", "weights", "size", "channels", "preprocess", "labels", "output", "memory"),
+        *(
+            "model",
+            "directory",
+            "weights_file",
+            "random",
+            "download",
+            "whole",
+            "weights",
+            "size",
+            "channels",
+            "preprocess",
+            "labels",
+            "output",
+            "memory",
+        ),
         *("store", "profiles", "safety", "limit_mb", "account", "as_json"),
     }
 )
@@ -37,11 +54,15 @@ def split(
         str,
         typer.Argument(
             help="An .onnx file; module.py:factory, a function without arguments that returns the nn.Module (the file "
-            f"is imported and run, so it must be one that you trust); or a model of the zoo: {', '.join(ZOO)}."
+            "is imported and run, so it must be one that you trust); timm:NAME or torchvision:NAME, with the "
+            f"preprocessing and labels of its weights; or a model of the zoo: {', '.join(ZOO)}."
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
     context: typer.Context,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     whole: Annotated[
         bool,
         typer.Option(
@@ -68,7 +89,7 @@ def split(
     ] = "balanced",
     slo_ms: Annotated[float | None, typer.Option(help="Milliseconds that a warm query may take, as predicted.")] = None,
     max_cost_usd: Annotated[
-        float | None, typer.Option(help="Dollars that a warm query may cost, as predicted.")
+        float | None, typer.Option(help="Dollars that a query may cost, as predicted, cold ones in their share.")
     ] = None,
     precision: Annotated[
         str,
@@ -83,6 +104,13 @@ def split(
             "images; or auto: in zips where those hold them, else fetched."
         ),
     ] = DEFAULT_WEIGHTS,
+    cold_share: Annotated[
+        float,
+        typer.Option(
+            help="The share of queries that find nothing warm, 0 to 1: what --objective has least of are latency and "
+            "dollars of a warm query and of such a one, in their shares. The default is assumed."
+        ),
+    ] = COLD_SHARE,
     cold_plan: Annotated[
         str,
         typer.Option(
@@ -115,9 +143,17 @@ def split(
             "and always makes one of every run of stages that can be one. Not over S3."
         ),
     ] = "auto",
+    gang_width: Annotated[
+        int,
+        typer.Option(
+            help="Members of a gang at most, where the planner chooses its grid. Predictions were compared with "
+            "measurements for gangs of two; wider ones are marked as simulated."
+        ),
+    ] = MEASURED_MEMBERS,
     calibration: Annotated[Path | None, typer.Option(help="A folder with a folder of images for each class.")] = None,
     size: Annotated[
-        str | None, typer.Option(help="The input's HEIGHTxWIDTH; a zoo model or ONNX file may fix its own.")
+        str | None,
+        typer.Option(help="The input's HEIGHTxWIDTH; a model known by name or an ONNX file may fix its own."),
     ] = None,
     channels: Annotated[
         int | None, typer.Option(min=1, max=4096, help="The input's channels, with --size; 3 by default.")
@@ -127,7 +163,11 @@ def split(
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
     output: Annotated[
-        str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
+        str | None,
+        typer.Option(
+            help="What the network's output is: scores, by softmax, sigmoid or none; or boxes, of a detector "
+            "(docs/how-to/detect.md), as boxes:yolov8,score=0.25,iou=0.45,most=300 or any part of that."
+        ),
     ] = None,
     reduce: Annotated[
         str | None,
@@ -161,8 +201,7 @@ def split(
     example = example_of(size, channels)
     if example is None and ".py:" in model:
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
-    if preprocess is None and model not in ZOO and err.is_terminal:  # while there is time to stop it
-        complain(f"without --preprocess, {ARRAYS_ONLY}")
+    chosen = named_model(model, weights_file, random, download)
     settings = load_settings()
     quotas = quotas_for(settings, account)
     measured = settings.profiles(profiles, share("--safety", safety))
@@ -172,7 +211,7 @@ def split(
 
         with status_line() as progress:
             plan = whole_plan(
-                model,
+                chosen,
                 example,
                 directory,
                 preprocess=preprocess,
@@ -194,7 +233,7 @@ def split(
 
     with status_line() as progress:
         plan = split_model(
-            model,
+            chosen,
             example,
             directory,
             grids=grids,
@@ -203,11 +242,13 @@ def split(
             objective=objective,
             precision=precision,
             weights=weights,
+            cold_share=share("--cold-share", cold_share, 1),
             cold_plan=cold_plan,
             cold_environments=cold_environments,
             max_loss=max_loss,
             gap=gap,
             gang=gang,
+            gang_width=gang_width,
             calibration=calibration,
             slo_ms=slo_ms,
             max_cost_usd=max_cost_usd,

@@ -14,6 +14,7 @@ import numpy as np
 
 from serfer.core.costs.account import DEFAULT
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.pricing import cold_share_of
 from serfer.core.errors import PlanError, PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.layout import PLAN_FILE
@@ -35,7 +36,10 @@ _WITHIN: Final = 1 + 1e-9  # of dollars that were written as text
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """What says how a network's file is read, as `serfer split` has it; a plan directory and the zoo need none."""
+    """What says how a network's file is read, as `serfer split` has it.
+
+    What is known by a name and plan directories need none.
+    """
 
     example: Any = None
     preprocess: Preprocess | None = None
@@ -83,7 +87,8 @@ def read_network(
         options = NetworkOptions(None, given.preprocess, given.labels, given.activation)
         network = str(Path(network) / (given.original[0] if given.original else given.unsplit).path)
     is_file = isinstance(network, Path | str) and is_network_file(network)
-    if options.preprocess is None and not is_file and (not isinstance(network, str) or ".py:" in network):
+    says = is_file or _is_named(network) or (isinstance(network, str) and ".py:" not in network)
+    if options.preprocess is None and not says:
         raise PlanError(_UNDESCRIBED)  # before the network is read and split
     plan = _split(network, directory, options, facts, precision="fp32", progress=progress)
     check_labelled(plan)
@@ -105,6 +110,12 @@ def _described(plan: Plan) -> tuple[Plan, str]:
         raise PlanError(_UNDESCRIBED)
     plan = replace(plan, preprocess=assumed)
     return plan, assumption(plan)
+
+
+def _is_named(network: object) -> bool:
+    from splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
+
+    return is_named(network)
 
 
 def network_digest(path: Path) -> str:
@@ -133,7 +144,7 @@ def make_plan(
     """Split a network as a candidate asks for; raises ModelError where no such plan is possible."""
     plan = base.plan
     options = NetworkOptions(None, plan.preprocess, plan.labels, plan.activation)
-    chosen: dict[str, Any] = {"precision": request.precision}
+    chosen: dict[str, Any] = {"precision": request.precision, "cold_share": cold_share_of(plan)}
     if request.whole:
         chosen |= {"stages": 1, "grids": (1, 1), "objective": "cost"}
     if request.most_usd is not None:

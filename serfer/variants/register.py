@@ -77,11 +77,10 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
 ) -> Registered:
     """Make variants of a network, measure them, and register them under an application, all at once or not at all.
 
-    `network` is an nn.Module, an ONNX file, "module.py:factory", a zoo name or a plan directory; `example`,
-    `preprocess`, `labels` and `activation` describe it as `split` has them. `validation` is a directory of labelled
-    images: a folder for each class, or a labels.csv (file,label) beside the images. `name` is the network's in the
-    application, by default what its file is called; `registry` a directory or URL, SERFER_REGISTRY unless given; `by`
-    says who does it, for the record.
+    `network` is what `split` takes, or a plan directory; `example`, `preprocess`, `labels` and `activation` describe it
+    as `split` has them. `validation` is a directory of labelled images: a folder for each class, or a labels.csv
+    (file,label) beside the images. `name` is the network's in the application, by default what its file is called;
+    `registry` a directory or URL, SERFER_REGISTRY unless given; `by` says who does it, for the record.
 
     At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
     dollars (and the cheapest within `latency_ms`), and of the whole network on `device` by precision and batch size.
@@ -176,7 +175,9 @@ def _work_folder(settings: Settings) -> Iterator[tuple[Path, Path]]:
 
 def _network_name(network: Any, name: str | None) -> str:  # noqa: ANN401 - as register takes it
     """Return the network's name: the one given, or what its file, factory, directory or class is called."""
-    text = str(network) if isinstance(network, Path | str) else type(network).__name__.lower()
+    from splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
+
+    text = str(network) if isinstance(network, Path | str) or is_named(network) else type(network).__name__.lower()
     given = name or Path(text.rpartition(":")[2].removesuffix(".onnx")).resolve().name or _UNNAMED
     if not NAME.fullmatch(given) or len(given) > _LONGEST_NETWORK:
         raise UsageError(

@@ -29,6 +29,7 @@ from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import Graph, Node, Weights, needed_for
 from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.half_floats import widened
+from splitter.network.max_unpool import with_local_unpooling
 from splitter.network.onnx_models import run_once
 from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from splitter.network.reductions import reduced
@@ -78,6 +79,7 @@ def plain_network(
     whole = light
     light = with_static_input(light, height, width)
     with_plain_group_norms(light.proto)
+    with_local_unpooling(light.proto)
     try:
         moved = with_moved_scales(light.proto, exported=bool(names))
         wide = widened(_simplified(_without_late_windows(light)))

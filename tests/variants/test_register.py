@@ -233,6 +233,15 @@ def test_dollars_are_measured_where_the_type_is_given_and_predicted_where_it_is_
     assert instance_type("x", 2.0, "cpu", {}).usd_per_hour == 2.0
 
 
+def test_variants_in_8_bits_say_with_which_instruction_sets_their_accuracy_was_measured():
+    kind = InstanceType("c7i.large", 0.36, assumed=False)
+    measured = replace(figures({1: 10.0}), measured_on=("avx2", "avx512_vnni"))
+    for precision, words in (("int8", ", accuracy measured with avx2, avx512_vnni"), ("fp32", "")):
+        (made,) = instance_variants(InstanceMeasurement(precision, "a", "p", measured), kind, 1, "net")
+        assert made.measured_on == ("avx2", "avx512_vnni")
+        assert made.made == f"the whole network on cpu, {precision}, batches of 1{words}"
+
+
 def test_calibration_images_are_few_and_of_all_classes_and_none_of_a_small_set():
     known = digits()
     chosen = calibration_images(known.held_out_labels)

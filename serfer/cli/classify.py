@@ -260,8 +260,10 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None, wor
     """Print one query's answer: classes, stages, dollars, and how far it is from the unsplit model's."""
     for image in report.images:
         out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+        shares = all(0 <= prediction.score <= 1 for prediction in image.predictions)  # else the network's own numbers
         for prediction in image.predictions:
-            out.print(f"  {prediction.score:8.2%}  {plain(prediction.label)}")
+            score = f"{prediction.score:8.2%}" if shares else f"{prediction.score:8.4g}"
+            out.print(f"  {score}  {plain(prediction.label)}")
     print_report(report, plan, workers)
     if delta is not None:
         same = "same first class" if delta.same_top else "ANOTHER first class"

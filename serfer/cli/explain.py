@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
+from serfer.cli.describe import described
 from serfer.cli.shared.display import byte_size, columns, counted, plain
 from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
-from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gang
+from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
 from serfer.core.costs.pricing import store_of, uses_store
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from serfer.pictures.pareto import Choice
 
 _MILLION = 1_000_000
-ARRAYS_ONLY = (
-    "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes its "
-    "input (docs/how-to/preprocess.md)"
-)
 
 
 def explain(
@@ -125,8 +122,8 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     if plan.windows:
         query = f"a query is one window, a task, of {len(plan.stages[0].tiles)} kinds"
     out.print(f"{plan.input} in, {plan.output} out, {query}")
-    if plan.preprocess is None and not plan.windows:
-        out.print(ARRAYS_ONLY, soft_wrap=True)
+    for line in described(plan):
+        out.print(line, soft_wrap=True)
     priced = priced_query(plan)
     if plan.windows:
         out.print("the commonest window:")
@@ -232,7 +229,7 @@ def _print_gangs(plan: Plan) -> None:
             byte_size(price.bytes_exchanged),
             f"{price.billed_gb_s:.3f}",
             f"{price.waiting_gb_s:.3f}",
-            f"{explained(gang.predicted_ms):.1f}",
+            f"{explained(gang.predicted_ms):.1f}{', simulated' if first.grid.tiles > MEASURED_MEMBERS else ''}",
             f"{explained(gang.predicted_usd) * _MILLION:.2f}",
         )
     out.print(table)
@@ -339,12 +336,14 @@ def _print_changes(plan: Plan) -> None:
 
 def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
     """Print what a plan competed with, the fastest first, with an arrow at the plan itself."""
-    out.print(
-        f"[bold]{plain(plan.model)}[/]: latency against dollars of one warm query over {plain(plan.store)}, predicted"
-    )
-    table = columns("", "", "ms", "$ a million", "tasks", "verdict", "stages", left=(0, 6))
+    from serfer.pictures.pareto import query_of  # noqa: PLC0415 - the command line starts fast
+
+    query = query_of(plan)
+    out.print(f"[bold]{plain(plan.model)}[/]: latency against dollars of {query} over {plain(plan.store)}, predicted")
+    table = columns("", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages", left=(0, 8))
     for each in candidates:
-        figures = f"{each.plan.ms:,.1f}", f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
+        parts = ("-" if ms is None else f"{ms:,.1f}" for ms in (each.plan.warm_ms, each.plan.cold_ms))
+        figures = f"{each.plan.ms:,.1f}", *parts, f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
         mark = "->" if each.plan.chosen else ""
         table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else "")
     out.print(table)

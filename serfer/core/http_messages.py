@@ -268,7 +268,7 @@ class ModelState:
 
     `bytes` is what it takes when loaded, `resident_bytes` what it takes now. `idle_s` is the time since it was last
     used, None where it never was; `load_s` how long its last load took. `failure` is why the last load failed, empty
-    where it did not.
+    where it did not. `caution` says why its recorded accuracy may be another on this processor, empty where it is not.
     """
 
     status: ModelStatus
@@ -280,6 +280,7 @@ class ModelState:
     load_s: float
     failure: str
     signals: EngineSignals
+    caution: str = ""
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ def preprocess_of(plan: Plan) -> Preprocess:
     """Return how pixels become the plan's input; raises PlanError where it does not say."""
     if plan.preprocess is None:
         raise PlanError(
-            "this plan does not say how an image becomes its input: use run() with float32, or split again with a "
-            "preprocess description"
+            "this plan does not say how an image becomes its input: use run() with float32, or describe it: serfer "
+            "describe DIR --preprocess FILE"
         )
     return plan.preprocess
 
@@ -107,5 +107,6 @@ def cut_crops(plan: Plan, array: NDArray[Any]) -> list[Crop]:
     """Cut a batch that was checked into what each tile of the first stage reads."""
     tiles = [tile.inputs[0].slices for tile in plan.stages[0].tiles]
     if array.dtype == np.uint8:
-        return [Crop("uint8", array[:, *slices].tobytes()) for slices in tiles]
+        levels = plan.preprocess.levels if plan.preprocess and plan.as_split else None
+        return [Crop("uint8", array[:, *slices].tobytes(), levels) for slices in tiles]
     return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]

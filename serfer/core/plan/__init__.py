@@ -21,7 +21,7 @@ A vector of K values is a map of one row: 1 x K. So its columns are cut by the s
 
 from __future__ import annotations
 
-from serfer.core.plan.codec import FORMAT, dump_plan, parse_plan, sealed
+from serfer.core.plan.codec import FORMAT, answer_digest, dump_plan, parse_plan, sealed
 from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.model import (
     ACTIVATIONS,
@@ -30,6 +30,8 @@ from serfer.core.plan.model import (
     FETCHED,
     IMAGE,
     INLINE,
+    INPUT_AXES,
+    INPUT_TYPES,
     OBJECTS,
     OUTPUT_TYPES,
     PATHS,
@@ -40,6 +42,7 @@ from serfer.core.plan.model import (
     Artefact,
     Cell,
     DeploymentOption,
+    FileTensors,
     Function,
     Gang,
     Input,
@@ -50,6 +53,7 @@ from serfer.core.plan.model import (
     Padding,
     Piece,
     Plan,
+    PlanDescription,
     Range,
     Shape,
     Stage,
@@ -63,11 +67,12 @@ from serfer.core.plan.preprocess import (
     OPENCV_BILINEAR,
     PAD_PLACES,
     ImageLimits,
+    Levels,
     Pad,
     Placement,
     Preprocess,
 )
-from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, labels_fit
+from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
     AxisWindow,
@@ -87,6 +92,8 @@ __all__ = [
     "FORMAT",
     "IMAGE",
     "INLINE",
+    "INPUT_AXES",
+    "INPUT_TYPES",
     "INTERPOLATIONS",
     "MAX_ELEMENTS",
     "MAX_RANK",
@@ -106,12 +113,14 @@ __all__ = [
     "Cell",
     "DeploymentOption",
     "DetectionHead",
+    "FileTensors",
     "Function",
     "Gang",
     "ImageLimits",
     "ImageWindow",
     "ImageWindows",
     "Input",
+    "Levels",
     "ModelChange",
     "Operator",
     "OutputTensor",
@@ -121,6 +130,7 @@ __all__ = [
     "Piece",
     "Placement",
     "Plan",
+    "PlanDescription",
     "Preprocess",
     "Range",
     "SampleDifference",
@@ -128,7 +138,9 @@ __all__ = [
     "Stage",
     "Tile",
     "Windows",
+    "answer_digest",
     "check_sound",
+    "classes_of",
     "dump_plan",
     "explained",
     "labels_fit",

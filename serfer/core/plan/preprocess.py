@@ -16,6 +16,7 @@ OPENCV_BILINEAR = "opencv-bilinear"
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", OPENCV_BILINEAR)
 """As Pillow computes them, with antialiasing, but for the last, which is OpenCV's INTER_LINEAR for bytes."""
 CHANNELS = ("RGB", "BGR", "L")
+MAX_CHANNELS = max(map(len, CHANNELS))
 _MAX_RESIZE = 65_536
 PAD_PLACES = ("centre", "corner", "square", "height")
 _BLACK, _WHITE = 0, 255
@@ -83,6 +84,38 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """What a network's input has for a pixel x of 8 bits: (x * scale - mean) / std, with a mean and std a channel.
+
+    Raises PlanError for numbers that are out of range.
+    """
+
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_numbers("mean", self.mean, -_MOST)
+        _check_numbers("std", self.std, _LEAST)
+        if not _LEAST <= abs(self.scale) <= _MOST:
+            raise PlanError(f"scale of the preprocessing should be a number other than 0, not {self.scale:g}")
+
+    def __str__(self) -> str:
+        divisor = round(1 / self.scale)
+        whole = "x" if divisor == 1 else f"x / {divisor}"
+        value = whole if math.isclose(self.scale * divisor, 1) else f"x * {self.scale:g}"
+        mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in (self.mean, self.std))
+        value = f"{value} - ({mean})" if any(self.mean) else value
+        return value if set(self.std) == {1.0} else f"({value}) / ({std})"
+
+
+def _check_numbers(name: str, values: tuple[float, ...], least: float) -> None:
+    for index, value in enumerate(values):
+        if not least <= value <= _MOST:
+            raise PlanError(f"{name}[{index}] of the preprocessing should be {least:g} to {_MOST:g}, not {value:g}")
+
+
+@dataclass(frozen=True, slots=True)
 class Preprocess:
     """The preprocessing of an image: resize its shorter side, crop the centre, then (x * scale - mean) / std.
 
@@ -112,19 +145,29 @@ class Preprocess:
         ):
             if value not in known:
                 raise PlanError(f"{name} of the preprocessing should be one of {', '.join(known)}, not {value!r:.40}")
-        self._check_numbers("mean", self.mean, -_MOST)
-        self._check_numbers("std", self.std, _LEAST)
-        if not _LEAST <= abs(self.scale) <= _MOST:
-            raise PlanError(f"scale of the preprocessing should be a number other than 0, not {self.scale:g}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != len(self.channels):
+                raise PlanError(
+                    f"{name} of the preprocessing has {len(values)} numbers, {self.channels} needs {len(self.channels)}"
+                )
+        Levels(self.scale, self.mean, self.std)  # refuses what is out of range
 
-    def _check_numbers(self, name: str, values: tuple[float, ...], least: float) -> None:
-        if len(values) != len(self.channels):
-            raise PlanError(
-                f"{name} of the preprocessing has {len(values)} numbers, {self.channels} needs {len(self.channels)}"
-            )
-        for index, value in enumerate(values):
-            if not least <= value <= _MOST:
-                raise PlanError(f"{name}[{index}] of the preprocessing should be {least:g} to {_MOST:g}, not {value:g}")
+    @property
+    def levels(self) -> Levels:
+        """What becomes of the resized image's pixels."""
+        return Levels(self.scale, self.mean, self.std)
+
+    def in_words(self, into: tuple[int, int]) -> str:
+        """Say how an image becomes an input of (rows, columns)."""
+        rows, columns = into
+        size = f"{columns} x {rows} pixels"
+        if self.pad:
+            fit = f"padded with {self.pad.value} to {size} ({self.pad.place})"
+        elif self.resize is None:
+            fit = f"stretched to {size}"
+        else:
+            fit = f"resized to {self.resize} at its shorter side, the middle {size} of it"
+        return f"{fit}, {self.interpolation}; {self.channels}; {self.levels}"
 
     def placement(self, height: int, width: int, into: tuple[int, int]) -> Placement:
         """Return where an image of `height` x `width` pixels lies in a network's input of `into`, (rows, columns).

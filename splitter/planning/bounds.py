@@ -18,12 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.costs.cost_model import Floats, Platform, StageLoad, billed_usd, gang_price, stage_price
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.plan import ZIP
 from serfer.core.units import MS_PER_S
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from splitter.planning.ort_kernels import operator_work
@@ -106,9 +104,8 @@ class StepBounds:
         """Return those of chains that have a gang of such nodes on a grid."""
         granted = vcpus(self._memory, self._platform.functions.memory_per_vcpu)
         serial, parallel = _of(self._by_rows, spans, grid.tiles)
-        cold_s = cold_seconds(0, ZIP, self._platform.functions)
         inside = compute_seconds(serial, parallel, granted)
-        return self._with_sides(spans, gang_price(grid.tiles, inside, 0.0, 0.0, self._memory, cold_s, self._platform))
+        return self._with_sides(spans, gang_price(grid.tiles, inside, 0.0, 0.0, self._memory, self._platform))
 
     def _stages(self, work: tuple[_Work, _Work], spans: _Spans, tasks: int) -> tuple[Floats, Floats]:
         """Price stages of such nodes that divide their work evenly.

@@ -9,17 +9,21 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import serfer
 from serfer.cli.shared.named_model import named_model
 from serfer.core.errors import MissingExtraError, ModelError, UnavailableError, UsageError
-from serfer.core.plan import Preprocess
+from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.images import decode_image
 from serfer.variants.register import _network_name
 from splitter.network.by_name import hub_cache, weights_file
 from splitter.network.by_name.named_model import NamedModel, build
+from splitter.network.by_name.torchvision_models import card
 from splitter.network.source import load
 from splitter.network.zoo import imagenet_labels
 
+PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
 SMALL = "torchvision:shufflenet_v2_x0_5"
 
 
@@ -244,6 +248,22 @@ def test_torchvisions_own_transforms_and_categories_are_the_plans():
     )
     assert network.labels == imagenet_labels()
     assert network.shape == (3, 224, 224)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b3", "swin_v2_t"])
+def test_a_picture_becomes_what_torchvisions_own_transforms_make_of_it(name):
+    """Bilinear and bicubic, with the crop as a share of other sizes each."""
+    from torchvision.models import get_model_weights  # noqa: PLC0415 - slow to import
+
+    found = card(name)
+    preprocess, (channels, height, width) = found.preprocess(found.shape), found.shape
+    shape = Shape(channels, height, width, flat=False)
+    pixels = decode_image(PHOTOGRAPH.read_bytes(), "", preprocess, shape, ImageLimits())
+    ours = (pixels * preprocess.scale - preprocess.mean) / preprocess.std
+    theirs = get_model_weights(name).DEFAULT.transforms()(Image.open(PHOTOGRAPH).convert("RGB"))
+    levels = np.abs(ours.transpose(2, 0, 1) - theirs.numpy()) * np.reshape(preprocess.std, (3, 1, 1)) * 255
+    assert levels.mean() < 0.5
+    assert np.quantile(levels, 0.99) <= 2.01
 
 
 def test_torchvisions_weights_are_found_in_torch_hubs_cache_and_others_of_the_network_are_named():

@@ -55,6 +55,7 @@ CONFIG = {
     "mean": (0.5, 0.4, 0.3),
     "std": (0.2, 0.3, 0.4),
     "num_classes": 5,
+    "classifier": "4",
 }
 
 
@@ -64,7 +65,7 @@ def tiny(classes=5, channels=3):
         torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(1),
         torch.nn.Flatten(),
-        torch.nn.Linear(4, classes),
+        torch.nn.Linear(4, classes) if classes else torch.nn.Identity(),
     )
 
 
@@ -74,7 +75,7 @@ def timm(monkeypatch):
     config, built = SimpleNamespace(**CONFIG), []
 
     def create_model(name, *, pretrained, pretrained_cfg_overlay=None, num_classes=None, in_chans=3, img_size=None):
-        module = tiny(num_classes or config.num_classes, in_chans)
+        module = tiny(config.num_classes if num_classes is None else num_classes, in_chans)
         built.append((name, img_size))
         if pretrained:
             module.load_state_dict({f"{key}": value for key, value in pretrained_cfg_overlay["state_dict"].items()})
@@ -159,6 +160,13 @@ def test_a_file_for_other_classes_keeps_its_own_and_loses_the_labels(tmp_path):
     assert (network.weights, network.labels, network.activation) == ("from a.ckpt", (), "softmax")
     assert network.module[-1].out_features == 7
     assert network.preprocess.resize == 35  # 32 / 0.9
+
+
+def test_a_file_that_adds_the_classes_to_an_architecture_without_any_keeps_them(timm, tmp_path):
+    timm.config.num_classes = 0
+    torch.save(tiny(7).state_dict(), tmp_path / "tuned.pth")
+    network = build(NamedModel("timm:tiny", tmp_path / "tuned.pth"))
+    assert (network.module[-1].out_features, network.activation) == (7, "softmax")
 
 
 def test_a_network_is_built_for_other_sizes_and_channels(timm):

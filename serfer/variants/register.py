@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, RegistrationLostError, SerferError, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.variants import MAX_VARIANTS, NAME, Application, NetworkVersion
@@ -104,12 +105,14 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         kept, directory = open_registry(url), Path(validation)
         listing = listed(directory)  # what is wrong with it is said before the network is read, which may take minutes
         base = read_network(network, network_name, described, options.facts, work, say)
+        if base.assumed:
+            say(base.assumed)
         images = resolved(directory, listing, base.plan)
         labels_digest = _labels_digest(base.plan)
         _check_application(kept.application(app), base.plan, labels_digest, network_name)
         say("reading validation images")
         recorded = images.validation()
-        request = RegistrationRequest(app, network_name, base.digest, recorded.digest, options.text)
+        request = RegistrationRequest(app, network_name, base.digest, recorded.digest, _settings(options, base.plan))
         registrations = Registrations(kept, owner_name(folder))
         if begun is not None:
             begun(request.id)
@@ -127,7 +130,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
                     classes=base.plan.output.width,
                     labels=labels_digest,
                     validation=recorded,
-                    remarks=(*remarks, *_absent(images, base.plan)),
+                    remarks=(*filter(None, [base.assumed]), *remarks, *_absent(images, base.plan)),
                 )
         return _registered(kept, app, found.id, network_name, made=True)
 
@@ -194,6 +197,12 @@ def check_options(app: str, options: MakingOptions) -> None:
     if options.latency_ms is not None and not options.latency_ms > 0:
         raise UsageError(f"--latency-ms must be more than 0, not {options.latency_ms:g}")
     options.priced("cpu")  # refuses a type without a price
+
+
+def _settings(options: MakingOptions, plan: Plan) -> str:
+    """Return what decides the result, as text: the options, and how images and scores are made."""
+    described = {"preprocess": unstructure(plan.preprocess), "activation": plan.activation}
+    return json.dumps({**json.loads(options.text), **described}, sort_keys=True)
 
 
 def _labels_digest(plan: Plan) -> str:

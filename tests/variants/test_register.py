@@ -116,7 +116,7 @@ def _first_classes(layer, count):
     return less
 
 
-def test_a_second_version_of_a_network_waits_to_be_promoted(register, kept, tmp_path):
+def test_another_version_of_a_network_or_of_its_images_waits_to_be_promoted(register, kept, tmp_path):
     other = copy.deepcopy(trained("small"))
     other[-1].bias.data += 0.01
     write_onnx(other, tmp_path / "other.onnx")
@@ -125,6 +125,10 @@ def test_a_second_version_of_a_network_waits_to_be_promoted(register, kept, tmp_
     second = register(tmp_path / "other.onnx", name="small", most=2)
     assert (second.version.version, second.live) == (2, False)
     assert kept().known("digits").live_release.networks == {"small": 1}
+    assumed = register(name="small", most=1, preprocess=None)
+    assert (assumed.version.version, assumed.made) == (3, True)
+    assert assumed.version.remarks[0].startswith("assumed: images of small are stretched to 32 x 32 pixels, grey")
+    assert not any("assumed" in remark for remark in second.version.remarks)
 
 
 def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, plan):

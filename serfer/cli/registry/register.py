@@ -12,9 +12,9 @@ import typer
 from serfer.cli.registry.options import ByOption, RegistryOption, who
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
+from serfer.cli.shared.network_options import example_of
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import complain, err, out
-from serfer.cli.split import example_of
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.variants import Figure, Source, Variant
 from serfer.variants.register import DEFAULT_MAX_LOSS, DEFAULT_MOST, Registered

@@ -5,8 +5,10 @@ import { bytes, count, gridText, html, percent, plural, svg, table, titled } fro
 const PATHS = { inline: "with responses and requests", cache: "through the store", objects: "through the object store" };
 const GROUPS_HEIGHT = 0.12; // of the picture: the band that stands for a vector's groups
 
-/** The part of a picture that the network sees, in the picture's pixels, as the server cuts it (serfer/images.py). */
+/** The part of a picture that the network sees, in the picture's pixels, as Preprocess.placement of
+ * serfer/core/plan/preprocess.py has it; it is larger than the picture where that is padded. */
 export function cropOf(width, height, fit, input) {
+  if (fit?.pad) return paddedOf(width, height, fit.pad, input);
   if (!fit || fit.resize === null) return { left: 0, top: 0, width, height };
   const shorter = Math.max(fit.resize, Math.round(Math.min(width, height) * Math.max(input.width / width, input.height / height)));
   const whole = [width, height].map((side) => Math.floor((shorter * side) / Math.min(width, height)));
@@ -18,6 +20,25 @@ export function cropOf(width, height, fit, input) {
     top: Math.round((total.height - input.height) / 2) * down,
     width: input.width * across,
     height: input.height * down,
+  };
+}
+
+function paddedOf(width, height, pad, input) {
+  if (pad === "square") {
+    const side = Math.max(width, height);
+    return { left: 0, top: 0, width: side, height: side };
+  }
+  if (pad === "height") {
+    const across = Math.min(input.width, Math.ceil(input.height * (width / height))) / width;
+    return { left: 0, top: 0, width: input.width / across, height };
+  }
+  const ratio = Math.min(input.height / height, input.width / width);
+  const before = (space) => (pad === "centre" ? space / 2 : 0);
+  return {
+    left: -before(input.width / ratio - width),
+    top: -before(input.height / ratio - height),
+    width: input.width / ratio,
+    height: input.height / ratio,
   };
 }
 

@@ -67,6 +67,7 @@ class Source:
     `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
     from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
     `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
+    `as_given` runs a model in 8 bits with ONNX Runtime's own kernels, as what runs as it is does; None for others.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Source:
     outputs: tuple[str, ...] = ()
     sized: SizedExports | None = None
     unread: str = ""
+    as_given: Run | None = None
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
@@ -454,7 +456,9 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
-    return Source(path.stem, f"from {path.name}", light, run, exported=False, unread=unread), example
+    as_given = _runner(path, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
+    name, where = path.stem, f"from {path.name}"
+    return Source(name, where, light, run, exported=False, unread=unread, as_given=as_given), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
@@ -532,13 +536,21 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 
-def _runner(path: Path) -> Run:
-    """Run an ONNX file as it is, one image at a time (its batch may be fixed)."""
+def _is_in_8_bits(node: onnx.NodeProto) -> bool:
+    return node.op_type in ("DequantizeLinear", "QuantizeLinear")
+
+
+def _runner(path: Path, *, own_kernels: bool = False) -> Run:
+    """Run an ONNX file as it is, one image at a time (its batch may be fixed).
+
+    With `own_kernels`, operators between DequantizeLinear and QuantizeLinear are computed in 8 bits.
+    """
     session: ort.InferenceSession | None = None
     options = ort.SessionOptions()
     set_threads(options, threads=0)
     options.log_severity_level = _SILENT
-    options.add_session_config_entry("session.disable_quant_qdq", "1")  # its 8-bit kernels saturate on some processors
+    if not own_kernels:  # they saturate on some processors
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
 
     def run(batch: Array) -> Answer:
         nonlocal session

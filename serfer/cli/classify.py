@@ -149,11 +149,27 @@ def classify(
                 if trace is not None:
                     traced.append(TracedQuery.of(name, pipeline.last))
             ending.figures = _figures(names, len(names), failures, turns)
+            _print_forced(pipeline.plan, from_zoo=plan is None and not stack and not as_json)
         if trace is not None and traced:
             _write_trace(trace, pipeline.plan, traced)
         if failures:
             ending.error = str(failures[0])
             raise typer.Exit(failures[0].exit_code)
+
+
+def _print_forced(plan: Plan, *, from_zoo: bool) -> None:
+    """Say where the zoo's plan is split to be looked at, and another one is predicted to be faster and cheaper."""
+    mine = next((other for other in plan.alternatives if other.chosen), None)
+    better = [each for each in plan.alternatives if mine and each.fits and each.ms < mine.ms and each.usd < mine.usd]
+    if from_zoo and mine and better:
+        best = min(better, key=lambda other: other.ms * other.usd)
+        grids = ", ".join(str(stage.grid) for stage in plan.stages)
+        out.print(
+            f"the zoo shows this network split on {grids}, which the planner would not choose: {plain(best.stages)} is "
+            f"predicted to take {best.ms / mine.ms:.2f} of its time for {best.usd / mine.usd:.2f} of its dollars "
+            f"(serfer split {plain(plan.model)} --out plan)",
+            soft_wrap=True,
+        )
 
 
 def names_of(images: Sequence[str]) -> list[str]:

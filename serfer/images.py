@@ -103,6 +103,30 @@ def decode_image(
 ) -> Pixels:
     """Return an image as (H, W, C) uint8 of the network's input size, upright and in its channel order.
 
+    Raises as `decode_sized` does.
+    """
+    return decode_sized(data, name, preprocess, shape, limits, on_size=on_size).pixels
+
+
+@dataclass(frozen=True)
+class DecodedImage:
+    """A network's input (H, W, C) uint8, and the `size` of the whole image it was made of, upright: rows, columns."""
+
+    pixels: Pixels
+    size: tuple[int, int]
+
+
+def decode_sized(
+    data: bytes,
+    name: str,
+    preprocess: Preprocess,
+    shape: Shape,
+    limits: ImageLimits,
+    *,
+    on_size: Callable[[int], None] = lambda _: None,
+) -> DecodedImage:
+    """Return an image as a network's input, upright and in its channel order, and its own size.
+
     The first frame of an animation counts; transparency shows white; grey is luma (ITU-R 601). `on_size` is called with
     the number of pixels before they are decoded, and may raise. Raises ImageError that names the image, PlanError where
     the network takes another number of channels than `preprocess` gives.
@@ -110,7 +134,16 @@ def decode_image(
     check_channels(preprocess, shape)
     with _told(data, name, limits):
         # Nothing here holds a reference to what the next step no longer needs: images are large.
-        return _fit(_to_channels(_upright(data, name, limits, on_size), preprocess), preprocess, shape)
+        image = _upright(data, name, limits, on_size)
+        size = image.height, image.width
+        image = _to_channels(image, preprocess)
+        return DecodedImage(_fit(image, preprocess, shape), size)
+
+
+def upright_image(data: bytes, name: str, limits: ImageLimits) -> Image.Image:
+    """Return a whole image in RGB as it is meant to be seen: upright, on white; raises ImageError that names it."""
+    with _told(data, name, limits):
+        return _to_rgb(_upright(data, name, limits, lambda _: None))
 
 
 def check_image(path: Path, limits: ImageLimits) -> None:

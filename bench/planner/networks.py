@@ -21,7 +21,7 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import TOLERANCE, difference
 from splitter.network.graph import MAP_RANK, Graph
 from splitter.network.source import load
-from splitter.network.unsupported import refused_kinds
+from splitter.network.unsupported import unsplit_kinds
 from splitter.network.zoo import with_random_weights
 from splitter.plan_dir.check import run_tiles
 from splitter.tiling.from_onnx import from_onnx
@@ -152,8 +152,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def operators_table() -> Table:
     """Return the operators that the splitter has rules for, from their registry, as a table."""
-    refused = {f"refused: {why}": kinds for why, kinds in refused_kinds().items()}
-    return Table(("how", "operators"), [(how, ", ".join(kinds)) for how, kinds in {**tiled_kinds(), **refused}.items()])
+    unsplit = unsplit_kinds()
+    return Table(("how", "operators"), [(how, ", ".join(kinds)) for how, kinds in {**tiled_kinds(), **unsplit}.items()])
 
 
 def section(text: str, name: str) -> str:

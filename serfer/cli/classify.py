@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.network_options import (
+    ChannelsOption,
+    FileOptions,
+    LabelsOption,
+    OutputOption,
+    PreprocessOption,
+    SizeOption,
+)
 from serfer.cli.shared.offline import (
     NotifyOption,
     YieldLatencyOption,
@@ -24,10 +32,11 @@ from serfer.cli.shared.options import (
     JsonOption,
     ModelOption,
     ObjectStoreOption,
-    PlanOption,
+    PlanOrFileOption,
     StackOption,
     StoreOption,
     WorkersOption,
+    network_among,
     opened,
     plan_directory,
     print_json,
@@ -45,7 +54,7 @@ from serfer.offline.notify.event import OfflineJob
 from serfer.offline.notify.targets import parse_targets
 from serfer.pipeline.reference import original
 from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.options import workers_of
 
@@ -59,10 +68,19 @@ if TYPE_CHECKING:
 def classify(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE...", help="Image files, or folders of them; - reads one from standard input."),
+        typer.Argument(
+            metavar="[NETWORK.onnx] IMAGE...",
+            help="Image files, or folders of them; - reads one from standard input. An .onnx file among them is the "
+            "network, which is run as it is.",
+        ),
     ],
     model: ModelOption = None,
-    plan: PlanOption = None,
+    plan: PlanOrFileOption = None,
+    size: SizeOption = None,
+    channels: ChannelsOption = None,
+    preprocess: PreprocessOption = None,
+    labels: LabelsOption = None,
+    output: OutputOption = None,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
@@ -86,20 +104,21 @@ def classify(
     notify: NotifyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify images, each as one query through a split network.
+    """Classify images, each as one query through a network, split or whole.
 
-    Without --plan and --model that is efficientnet-lite0 of the zoo (ImageNet's classes), split at the first call.
+    With nothing named that is efficientnet-lite0 of the zoo (ImageNet's classes), split at the first call.
     """
+    images, plan = network_among(images, plan)
+    file = FileOptions.of(size, channels, preprocess, labels, output)
     settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
     targets = parse_targets(notify or (), settings.webhook_secret.get_secret_value())
     sources = service_loads(yield_to or (), settings.yield_key.get_secret_value())
-    names = [*_named(images)]
-    if images.count("-") > 1:
-        raise UsageError("standard input can be read only once")
+    names = names_of(images)
     if trace is not None:
         check_trace(trace)
-    _check_some(names if plan is None else [], settings)  # said before a model is split
-    directory = plan_directory(plan, model, stack)
+    made = plan is None or is_network_file(plan)  # a plan is made first: what is wrong with images is said before that
+    _check_some(names if made else [], settings)
+    directory = plan_directory(plan, model, stack, file, workers)
     traced: list[TracedQuery] = []
     failures: list[SerferError] = []
     workers = workers_of(workers, stack, "local")
@@ -113,7 +132,7 @@ def classify(
             for number, name in enumerate(names):
                 ending.figures = _figures(names, number, failures, turns)
                 try:
-                    data = _data(name)
+                    data = data_of(name)
                     with turns.take():
                         pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
                     delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
@@ -135,6 +154,13 @@ def classify(
         if failures:
             ending.error = str(failures[0])
             raise typer.Exit(failures[0].exit_code)
+
+
+def names_of(images: Sequence[str]) -> list[str]:
+    """Return the images that are meant; raises UsageError where standard input is given twice."""
+    if images.count("-") > 1:
+        raise UsageError("standard input can be read only once")
+    return [*_named(images)]
 
 
 def _named(images: Sequence[str]) -> Iterator[str]:
@@ -168,7 +194,7 @@ def _check_some(names: Sequence[str], settings: Settings) -> None:
         raise first
 
 
-def _data(name: str) -> bytes | Path:
+def data_of(name: str) -> bytes | Path:
     """Return what an image's name stands for; raises ImageError for a folder without images."""
     if name == "-":
         return standard_input()

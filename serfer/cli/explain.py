@@ -17,12 +17,12 @@ from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
-from serfer.core.costs.cost_model import Platform, gang_load, latency, price_gang
+from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
 from serfer.core.costs.pricing import store_of, uses_store
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
 from serfer.core.inline_outputs import PAYLOAD_SHARE
-from serfer.core.plan import CONTAINER, Plan, Stage, explained
+from serfer.core.plan import CONTAINER, DetectionHead, Plan, Stage, explained
 from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import load_cold_plan, load_plan
@@ -190,6 +190,8 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
         size = prod(tensor.dims) * np.dtype(tensor.dtype).itemsize
         table.add_row(plain(tensor.name), "x".join(map(str, tensor.dims)) or "1", tensor.dtype, byte_size(size))
     out.print(table)
+    if plan.detection:
+        out.print(plain(_boxes(plan.detection)), soft_wrap=True)
     last, limit = plan.stages[-1], int(facts.sync_payload_limit * PAYLOAD_SHARE)
     largest = max(last.written(tile) for tile in last.tiles)
     if largest > limit:
@@ -198,6 +200,16 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
             f"carries {byte_size(limit)} of tensors: it goes through the store (smaller: serfer split "
             "--reduce; left where tiles write it: serfer run --keep)"
         )
+
+
+def _boxes(head: DetectionHead) -> str:
+    """Return a sentence on a detector's head."""
+    classes = f" of {head.classes} classes" if head.classes else ""
+    overlaps = "" if head.max_iou == 1 else f", none over {head.max_iou:g} of the union with a better one"
+    return (
+        f"boxes{classes} as {head.family} has them, in {', '.join(head.outputs)}: at most {head.max_boxes}, of a score "
+        f"of {head.min_score:g} or more{overlaps} (serfer predict)"
+    )
 
 
 def _print_gangs(plan: Plan) -> None:
@@ -217,7 +229,7 @@ def _print_gangs(plan: Plan) -> None:
             byte_size(price.bytes_exchanged),
             f"{price.billed_gb_s:.3f}",
             f"{price.waiting_gb_s:.3f}",
-            f"{explained(gang.predicted_ms):.1f}",
+            f"{explained(gang.predicted_ms):.1f}{', simulated' if first.grid.tiles > MEASURED_MEMBERS else ''}",
             f"{explained(gang.predicted_usd) * _MILLION:.2f}",
         )
     out.print(table)
@@ -324,12 +336,14 @@ def _print_changes(plan: Plan) -> None:
 
 def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
     """Print what a plan competed with, the fastest first, with an arrow at the plan itself."""
-    out.print(
-        f"[bold]{plain(plan.model)}[/]: latency against dollars of one warm query over {plain(plan.store)}, predicted"
-    )
-    table = columns("", "", "ms", "$ a million", "tasks", "verdict", "stages", left=(0, 6))
+    from serfer.pictures.pareto import query_of  # noqa: PLC0415 - the command line starts fast
+
+    query = query_of(plan)
+    out.print(f"[bold]{plain(plan.model)}[/]: latency against dollars of {query} over {plain(plan.store)}, predicted")
+    table = columns("", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages", left=(0, 8))
     for each in candidates:
-        figures = f"{each.plan.ms:,.1f}", f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
+        parts = ("-" if ms is None else f"{ms:,.1f}" for ms in (each.plan.warm_ms, each.plan.cold_ms))
+        figures = f"{each.plan.ms:,.1f}", *parts, f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
         mark = "->" if each.plan.chosen else ""
         table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else "")
     out.print(table)

@@ -12,6 +12,7 @@ from serfer.cli.shared.terminal import out, run
 
 COMMANDS = {
     "classify": ("serfer.cli.classify:classify", "Classify images, each as one query through a split network."),
+    "predict": ("serfer.cli.predict:predict", "Find classes, or a detector's boxes, in images."),
     "run": ("serfer.cli.run:run", "Run images through a split network; write its outputs to files."),
     "result": ("serfer.cli.result:app", "Show, get and delete results that were kept."),
     "split": ("serfer.cli.split:split", "Split a network into stages and tiles; write a plan directory."),
@@ -46,7 +47,7 @@ COMMANDS = {
     "bench": (INSTALLED, "Measure, on this machine, side by side in one run."),
 }
 PANELS = {
-    "Try": ("classify", "run", "result", "split", "explain", "describe", "verify", "cost"),
+    "Try": ("classify", "predict", "run", "result", "split", "explain", "describe", "verify", "cost"),
     "Map": ("map-plan", "map"),
     "Applications": ("register", "variants", "promote", "canary", "rollback", "retire", "registry"),
     "Run": ("up", "serve", "instance", "keys", "doctor"),

@@ -87,9 +87,14 @@ def check_images(plan: Plan, images: Sequence[object], names: Sequence[str] | No
     if not plan.classifies:
         outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in plan.output_tensors)
         raise PlanError(
-            f"this plan's network has no score for each class: an image's outputs are {outputs}. Use run() or serfer "
-            "run in place of classify"
+            f"this plan's network has no score for each class: an image's outputs are {outputs}. Use predict() or "
+            "run(), serfer predict or serfer run in place of classify"
         )
+    check_count(images, names, top_k)
+
+
+def check_count(images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:
+    """Raise UsageError for what no query has: no class, too many images, or names that do not match."""
     if top_k < 1:
         raise UsageError(f"top-k must be 1 or more, not {top_k}")
     if not 1 <= len(images) <= MAX_BATCH:

@@ -15,7 +15,9 @@ from typing import Any, Self
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ACTIVATIONS, CHANNELS, OPENCV_BILINEAR, Pad, Preprocess
+from splitter.network.detection_heads import BoxOptions, is_boxes
 
+NO_SCORES = ACTIVATIONS[-1]
 CROPS = ("centre", "none")
 _MAX_PREPROCESS_BYTES = 64 * 1024
 _MAX_LABELS_BYTES = 1024 * 1024
@@ -62,13 +64,14 @@ class Reduction:
 class Description:
     """How an image becomes the input, the names of the outputs, and what turns these into scores, where given.
 
-    `reduction` is what makes an output small.
+    `reduction` is what makes an output small, `boxes` says that the outputs are a detector's.
     """
 
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     activation: str | None = None
     reduction: Reduction | None = None
+    boxes: BoxOptions | None = None
 
     @classmethod
     def of(
@@ -90,10 +93,14 @@ class Description:
             raise UsageError(
                 f"preprocess must be a serfer.Preprocess or the path of a TOML file, not {type(preprocess).__name__}"
             )
+        boxes = BoxOptions.of(activation) if activation is not None and is_boxes(activation) else None
+        activation = NO_SCORES if boxes else activation
         if activation is not None and activation not in ACTIVATIONS:
-            raise UsageError(f"the output is softmax, sigmoid or none, not {activation!r}")
+            raise UsageError(f"the output is softmax, sigmoid, none or boxes, not {activation!r}")
+        if boxes and reduction:
+            raise UsageError(f"{reduction} is for a map: with --output boxes there is none")
         names = read_labels(Path(labels)) if isinstance(labels, Path | str) else labels
-        return cls(preprocess, tuple(names), activation, reduction)
+        return cls(preprocess, tuple(names), activation, reduction, boxes)
 
 
 def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:

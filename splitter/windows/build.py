@@ -92,6 +92,7 @@ def build_map_plan(
     if source.preprocess:
         reference = network.of_one_map(small)
         check_channels(source.preprocess, reference.shape(reference.input))
+        source.check_numbers(source.preprocess)
     cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")

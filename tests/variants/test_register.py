@@ -116,7 +116,7 @@ def _first_classes(layer, count):
     return less
 
 
-def test_a_second_version_of_a_network_waits_to_be_promoted(register, kept, tmp_path):
+def test_another_version_of_a_network_or_of_its_images_waits_to_be_promoted(register, kept, tmp_path):
     other = copy.deepcopy(trained("small"))
     other[-1].bias.data += 0.01
     write_onnx(other, tmp_path / "other.onnx")
@@ -125,6 +125,10 @@ def test_a_second_version_of_a_network_waits_to_be_promoted(register, kept, tmp_
     second = register(tmp_path / "other.onnx", name="small", most=2)
     assert (second.version.version, second.live) == (2, False)
     assert kept().known("digits").live_release.networks == {"small": 1}
+    assumed = register(name="small", most=1, preprocess=None)
+    assert (assumed.version.version, assumed.made) == (3, True)
+    assert assumed.version.remarks[0].startswith("assumed: images of small are stretched to 32 x 32 pixels, grey")
+    assert not any("assumed" in remark for remark in second.version.remarks)
 
 
 def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, plan):
@@ -217,6 +221,15 @@ def test_dollars_are_measured_where_the_type_is_given_and_predicted_where_it_is_
     with pytest.raises(UsageError, match="price of 'x' is not known"):
         instance_type("x", None, "cpu", {"c7i.large": 0.36})
     assert instance_type("x", 2.0, "cpu", {}).usd_per_hour == 2.0
+
+
+def test_variants_in_8_bits_say_with_which_instruction_sets_their_accuracy_was_measured():
+    kind = InstanceType("c7i.large", 0.36, assumed=False)
+    measured = replace(figures({1: 10.0}), measured_on=("avx2", "avx512_vnni"))
+    for precision, words in (("int8", ", accuracy measured with avx2, avx512_vnni"), ("fp32", "")):
+        (made,) = instance_variants(InstanceMeasurement(precision, "a", "p", measured), kind, 1, "net")
+        assert made.measured_on == ("avx2", "avx512_vnni")
+        assert made.made == f"the whole network on cpu, {precision}, batches of 1{words}"
 
 
 def test_calibration_images_are_few_and_of_all_classes_and_none_of_a_small_set():

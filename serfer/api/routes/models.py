@@ -24,6 +24,7 @@ from serfer.core.http_messages import InstanceState, ModelInput, ModelOutput, Mo
 from serfer.core.plan import Operator, Plan, Preprocess
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
+from serfer.pipeline.prediction import kind_of
 
 _MOST_DESCRIBED: Final = 256  # plans that are not worked out again, however many variants come and go
 _UNEXPLAINED = "Nothing is predicted of this plan: its explanation.json is missing."
@@ -226,6 +227,7 @@ def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
         "input": ModelInput(plan.input.height, plan.input.width, plan.input.channels),
         "default": default,
         "outputs": tuple(ModelOutput(each.name, each.dtype, each.dims) for each in plan.output_tensors),
+        "kind": kind_of(plan),
         "weights": plan.weights,
         "untrained": plan.untrained,
         "grids": tuple(str(stage.grid) for stage in plan.stages),

@@ -27,6 +27,8 @@ from serfer.core.plan import CONTAINER, FETCHED, ZIP
 if TYPE_CHECKING:
     from serfer.core.costs.aws import LambdaFacts
 
+COLD_SHARE = 0.02
+"""The share of queries that are assumed to find nothing warm, where nothing else is said."""
 INIT_SHARE = 0.7
 """The share of Lambda's limit for an initialisation that a predicted one may take."""
 

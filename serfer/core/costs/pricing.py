@@ -7,6 +7,7 @@ from typing import Any
 
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cold_queries import ColdBurst, ColdChoice, ColdPrice, price_cold
+from serfer.core.costs.cold_starts import COLD_SHARE
 from serfer.core.costs.cost_model import (
     HOURS_A_MONTH,
     Burst,
@@ -30,12 +31,12 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 class Circumstances:
     """The circumstances of a plan's runs: None means as the plan says.
 
-    `cold_share` is the share of invocations that find no warm environment, `burst` a number of queries.
+    `cold_share` is the share of queries that find nothing warm, `burst` a number of queries.
     """
 
     store: str | None = None
     memory_mb: int | None = None
-    cold_share: float = 0.0
+    cold_share: float | None = None
     burst: int = 1000
 
 
@@ -149,14 +150,15 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
     """
     plan.check_explained()
     store = given.store or plan.store
-    platform = Platform.over(facts, store, given.cold_share)
-    _check(given, facts.functions)
+    cold_share = cold_share_of(plan) if given.cold_share is None else given.cold_share
+    _check(given, cold_share, facts.functions)
+    platform = Platform.over(facts, store, cold_share)
     query = price_plan(plan, platform, given.memory_mb)
     cold = price_cold(plan, platform, given.memory_mb)
     return Prices(
         plan,
         store,
-        given.cold_share,
+        cold_share,
         query,
         cold,
         price_burst(query, given.burst, facts.functions),
@@ -178,9 +180,14 @@ def store_of(plan: Plan, facts: AwsFacts, cold_plan: Plan | None = None) -> str:
     return plan.store.partition("+")[0] if used else "s3"
 
 
-def _check(given: Circumstances, facts: LambdaFacts) -> None:
-    if not 0 <= given.cold_share <= 1:
-        raise UsageError(f"the share of cold starts is from 0 to 1, not {given.cold_share:g}")
+def cold_share_of(plan: Plan) -> float:
+    """Return the share of cold queries that a plan was chosen for; the assumed one where it does not say."""
+    return COLD_SHARE if plan.cold_share is None else plan.cold_share
+
+
+def _check(given: Circumstances, cold_share: float, facts: LambdaFacts) -> None:
+    if not 0 <= cold_share <= 1:
+        raise UsageError(f"the share of cold queries is from 0 to 1, not {cold_share:g}")
     if given.burst < 1:
         raise UsageError(f"a burst has at least 1 query, not {given.burst}")
     if given.memory_mb is not None and not facts.memory_min <= given.memory_mb <= facts.memory_max:

@@ -22,6 +22,7 @@ A vector of K values is a map of one row: 1 x K. So its columns are cut by the s
 from __future__ import annotations
 
 from serfer.core.plan.codec import FORMAT, answer_digest, dump_plan, parse_plan, sealed
+from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.model import (
     ACTIVATIONS,
     CACHE,
@@ -29,6 +30,8 @@ from serfer.core.plan.model import (
     FETCHED,
     IMAGE,
     INLINE,
+    INPUT_AXES,
+    INPUT_TYPES,
     OBJECTS,
     OUTPUT_TYPES,
     PATHS,
@@ -39,6 +42,7 @@ from serfer.core.plan.model import (
     Artefact,
     Cell,
     DeploymentOption,
+    FileTensors,
     Function,
     Gang,
     Input,
@@ -88,6 +92,8 @@ __all__ = [
     "FORMAT",
     "IMAGE",
     "INLINE",
+    "INPUT_AXES",
+    "INPUT_TYPES",
     "INTERPOLATIONS",
     "MAX_ELEMENTS",
     "MAX_RANK",
@@ -106,6 +112,8 @@ __all__ = [
     "AxisWindows",
     "Cell",
     "DeploymentOption",
+    "DetectionHead",
+    "FileTensors",
     "Function",
     "Gang",
     "ImageLimits",

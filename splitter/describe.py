@@ -33,10 +33,12 @@ def describe(
         preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
             (docs/how-to/preprocess.md).
         labels: The names of the outputs, or the path of a file with one a line.
-        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none".
+        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none"; or "boxes", as `split` takes it
+            (docs/how-to/detect.md).
 
     Raises:
         PlanError: the directory has no plan, or the network takes images of other channels.
+        ModelError: the outputs do not hold boxes of a form that is known.
         InputError: a file that was given cannot be used, there are not as many labels as outputs, or the plan cannot
             be written.
         UsageError: another value.
@@ -56,17 +58,22 @@ def describe(
 
 def _changed(plan: Plan, given: Description, *, keep_labels: bool) -> Plan:
     before = plan.description
+    labels = before.labels if keep_labels else given.labels
     after = replace(
         before,
         preprocess=given.preprocess or before.preprocess,
-        labels=before.labels if keep_labels else given.labels,
+        labels=labels,
         activation=given.activation or before.activation,
+        detection=before.detection if given.activation is None else None,
     )
+    if given.boxes:
+        after = replace(after, detection=given.boxes.head(plan.output_tensors, plan.input, len(labels)))
     changed = plan.redescribed(after)
     if given.preprocess:
         check_channels(given.preprocess, plan.input)
     if not labels_fit(changed):
-        classes = classes_of(plan.output, plan.output_tensors[0])
+        head = changed.detection
+        classes = head.classes if head else classes_of(plan.output, plan.output_tensors[0])
         raise InputError(f"there are {len(after.labels)} labels for a network with {classes} outputs")
     check_sound(changed)
     return changed

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import PlanError
 from serfer.core.plan.layout import PLAN_FILE
-from serfer.core.plan.model import Plan
+from serfer.core.plan.model import Plan, PlanDescription
 from serfer.core.plan.validation import check_sound
 
 FORMAT = 11
@@ -18,13 +18,15 @@ OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives", "cold_sha
 OF_STEP = ("predicted_ms", "predicted_usd")
 OF_TILE = ("serial_ms", "parallel_ms")
 """Fields of a plan, of its stages and gangs, and of tiles that explanation.json has: the digest does not cover them."""
+OF_DESCRIPTION = ("as_split", *(field.name for field in fields(PlanDescription)))
+"""Fields of a plan of which the digest covers those of its split."""
 _SHOWN = 40  # characters of what should have been a number
 
 
 def _digest(executed: dict[str, Any]) -> str:
     """Return the digest of a plan as it was split."""
-    as_split = executed.get("as_split", {})
-    executed = {name: value for name, value in executed.items() if name != "as_split"} | as_split
+    if as_split := executed.get("as_split"):
+        executed = {name: value for name, value in executed.items() if name not in OF_DESCRIPTION} | as_split
     text = json.dumps({**executed, "digest": ""}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

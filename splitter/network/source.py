@@ -78,8 +78,8 @@ class Source:
     `preprocess` and `labels` are, where they are a file's; there may be more or fewer of these labels than classes.
     `exported`: `onnx` was exported from a module here; `outputs` are then the names of its outputs. `sized`: its
     programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
-    boxes, if that was asked for. `notes` say what of its description a plan does not do. `unread` says why its
-    operators cannot be read, so that it can only run as it is; empty where they can.
+    boxes, if they are a detector's; `detects`: the file's metadata say so. `notes` say what of its description a plan
+    does not do. `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
     """
 
     name: str
@@ -95,6 +95,7 @@ class Source:
     sized: SizedExports | None = None
     given: GivenInput | None = None
     detection: DetectionHead | None = None
+    detects: bool = False
     notes: tuple[str, ...] = ()
     unread: str = ""
 
@@ -526,7 +527,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
     source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
-    return replace(source, origin=known.origin, given=given, unread=unread), example
+    return replace(source, origin=known.origin, detects=known.detects, given=given, unread=unread), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:

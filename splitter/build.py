@@ -273,7 +273,10 @@ def _check_layout(graph: Graph) -> None:
 def _check_example(graph: Graph, sample: Array) -> None:
     channels = graph.shape(graph.input).channels
     if sample.shape[1] != channels:
-        raise ModelError(f"the model takes images of {channels} channels, the example has {sample.shape[1]}")
+        raise ModelError(
+            f"the model takes images of {channels} channels, the example has {sample.shape[1]}: give --channels "
+            f"{channels}"
+        )
 
 
 def _described(source: Source, given: Description, graph: Graph) -> tuple[Source, str]:

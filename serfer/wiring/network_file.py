@@ -32,10 +32,6 @@ from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write
 from serfer.settings import Settings
 from splitter.network.description import Description
 
-ARRAYS_ONLY: Final = (
-    "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes its "
-    "input (docs/how-to/preprocess.md)"
-)
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
 _MOST_LOCATION: Final = 4096  # bytes of the name of a file of weights
 _EXTERNAL: Final = re.compile(rb"\x6a[\x80-\xff]?[\x00-\x7f]\Z", re.DOTALL)  # its field 13, with the entry's length
@@ -94,15 +90,19 @@ def assumed_preprocess(shape: Shape) -> Preprocess | None:
 
 
 def assumption(plan: Plan) -> str:
-    """Say what was assumed about the images of a file's plan, empty where they are preprocessed in another way."""
+    """Say what was assumed about the images of a file's plan; empty where they are preprocessed in another way."""
+    shape = plan.input
     if plan.preprocess is None:
-        return ARRAYS_ONLY
-    if plan.preprocess != assumed_preprocess(plan.input):
+        return (
+            f"{plan.model} takes {shape.channels} channels, which image files do not have: give it arrays (serfer run "
+            f"FILE.npy, Pipeline.run), (N, {shape.channels}, {shape.height}, {shape.width}) float32"
+        )
+    if plan.preprocess != assumed_preprocess(shape):
         return ""
     colours = "RGB" if plan.preprocess.channels == "RGB" else "grey"
     return (
-        f"assumed: images of {plan.model} are stretched to {plan.input.height} x {plan.input.width} pixels, {colours}, "
-        "their values times 1/255; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
+        f"assumed: images of {plan.model} are stretched to {shape.height} x {shape.width} pixels, {colours}, their "
+        "values times 1/255; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
     )
 
 

@@ -49,8 +49,8 @@ Run = Callable[[Array], Answer]
 Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
-_MIN_SCAN_OPSET = 9
-"""The oldest opset whose Scan a part that runs as it is can be."""
+_MIN_SCAN_OPSET = 11
+"""The oldest opset in which a part that runs as it is can be written: Scan and Pad."""
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 _WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
@@ -524,6 +524,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
+            example = given.like_images(example)
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
     source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)

@@ -16,7 +16,6 @@ from serfer.settings import Settings
 from serfer.wiring.network_file import assumed_preprocess, assumption, outside_weights, plan_of_file
 from splitter.network.description import Description
 from tests.e2e.small import CLASSES, LABELS, PREPROCESS, SIZE, batch, small_onnx
-from tests.splitter.models import Net
 
 ASSUMED = "stretched to 34 x 34 pixels, RGB, their values times 1/255"
 
@@ -80,23 +79,22 @@ def test_what_says_how_images_and_answers_are_is_the_plans(file, settings):
 def test_a_plan_is_made_once_and_again_when_what_it_depends_on_changes(file, made, tmp_path):
     first, _ = made(file)
     assert made(file) == (first, False)
-    labelled, is_new = made(file, labels=LABELS)
-    assert (labelled != first, is_new) == (True, True)
-    assert load_plan(labelled).labels == LABELS
     other = tmp_path / "small.onnx"
     onnx.save(small_onnx(), other)
     assert made(other) == (first, False)  # wherever it lies
     onnx.save(small_onnx(seed=1), other)
-    changed, is_new = made(other)
+    changed, is_new = made(other, labels=LABELS)
     assert (changed != first, is_new) == (True, True)
+    assert load_plan(changed).labels == LABELS
+    assert made(other, labels=LABELS) == (changed, False)
 
 
 def test_weights_in_other_files_count_too(made, tmp_path):
     path = tmp_path / "small.onnx"
     onnx.save(small_onnx(), path, save_as_external_data=True, location="weights", size_threshold=0)
     assert {*outside_weights(path)} == {"weights"}
-    assert made(path) != made(path)
     first, _ = made(path)
+    assert made(path) == (first, False)
     weights = tmp_path / "weights"
     weights.write_bytes((2 * np.frombuffer(weights.read_bytes(), np.float32)).tobytes())
     assert made(path)[0] != first
@@ -120,20 +118,19 @@ def test_a_file_that_fails_leaves_nothing_in_the_cache(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("channels", "expected"), [(3, "RGB, their values times 1/255"), (1, "grey, their"), (4, "takes arrays only")]
+    ("channels", "expected"),
+    [
+        (3, "RGB, their values times 1/255"),
+        (1, "grey, their"),
+        (4, "give it arrays (serfer run FILE.npy, Pipeline.run), (N, 4, 34, 34) float32"),
+    ],
 )
-def test_what_is_assumed_of_images_is_said(made, tmp_path, channels, expected):
-    net = Net(channels, 8, 8)
-    path = tmp_path / "net.onnx"
-    path.write_bytes(net.model(net.linear(net.flat("x"), channels * 64, 5)).SerializeToString())
-    plan = load_plan(made(path)[0])
-    assert expected in assumption(plan)
-    assert plan.preprocess == assumed_preprocess(plan.input)
-
-
-def test_what_was_given_is_not_said_to_be_assumed(file, made):
-    plan = load_plan(made(file, preprocess=replace(PREPROCESS, scale=1.0))[0])
-    assert assumption(plan) == ""
+def test_what_is_assumed_of_images_is_said(file, made, channels, expected):
+    plan = load_plan(made(file)[0])
+    shape = replace(plan.input, channels=channels)
+    assumed = assumed_preprocess(shape)
+    assert expected in assumption(replace(plan, input=shape, preprocess=assumed))
+    assert channels == 4 or len(assumed.mean) == channels
 
 
 class TestWrongUse:

@@ -38,6 +38,9 @@ def _executed(plan: Plan) -> dict[str, Any]:
         for record in records:
             for name in names:
                 del record[name]
+    for output in plain["outputs"]:
+        if not output["sized_by"]:  # as plans of before such outputs have it
+            del output["sized_by"], output["axis"]
     return plain
 
 

@@ -193,6 +193,8 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
         size = prod(tensor.dims) * np.dtype(tensor.dtype).itemsize
         table.add_row(plain(tensor.name), "x".join(map(str, tensor.dims)) or "1", tensor.dtype, byte_size(size))
     out.print(table)
+    if plan.detection:
+        out.print(plain(plan.detection.in_words()), soft_wrap=True)
     last, limit = plan.stages[-1], int(facts.sync_payload_limit * PAYLOAD_SHARE)
     largest = max(last.written(tile) for tile in last.tiles)
     if largest > limit:

@@ -310,6 +310,7 @@ def _search(
         least_work=options.objective == "work",
         most_stages=MAX_STAGES if options.gang != "always" else MAX_GANG_STAGES,
         gang=gang,
+        goal=options.goal,
     )
 
 

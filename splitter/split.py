@@ -16,6 +16,7 @@ from serfer.core.errors import PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from splitter.network.by_name.named_model import NamedModel
 from splitter.network.description import Description, Reduction
 from splitter.plan_dir.output_directory import place_for
 from splitter.planning.split_options import (
@@ -82,8 +83,10 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     weights makes no difference.
 
     Args:
-        model: An nn.Module, the path of an ONNX file, "module.py:factory", or the name of a zoo network.
-        example: An (N, C, H, W) float32 tensor or array that fixes the input's size; a zoo network has its own.
+        model: An nn.Module, the path of an ONNX file, "module.py:factory", "timm:NAME" or "torchvision:NAME" (a
+            `NamedModel` says where their weights are from), or the name of a zoo network.
+        example: An (N, C, H, W) float32 tensor or array that fixes the input's size; what is known by a name has its
+            own.
         out: The plan directory; an empty directory or a plan there is replaced.
         grids: "auto", one grid for every stage that can be spread like that, or a list with one for each stage: (rows,
             cols) tiles, or "colN" for columns of a fully connected layer.
@@ -132,7 +135,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
             (docs/how-to/preprocess.md). A zoo network has this, `labels` and `activation`.
         labels: The names of the outputs, or the path of a file with one a line.
-        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none".
+        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none"; or "boxes", as `--output` of
+            `serfer split` takes it, for a detector (docs/how-to/detect.md).
         reduce: What the first output that is a map (N, C, H, W) becomes: "argmax", the class of each position ((N, H,
             W), uint8 of up to 256 classes, else int64), "softmax", scores over its channels, or "sigmoid", of each
             value.
@@ -148,7 +152,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         UnavailableError: the disk is full.
         WrongAnswerError: the parts do not equal the whole.
     """
-    place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
+    read = (model.weights_from if isinstance(model, NamedModel) else model, calibration)
+    place = place_for(Path(out), [Path(item) for item in read if isinstance(item, Path | str)])
     description = Description.of(preprocess, labels, activation, Reduction.of(reduce, resize_output))
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store

@@ -13,6 +13,7 @@ from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
 from serfer.core.plan import CONTAINER, FETCHED, OBJECTS, ZIP, Alternative, PackageLimit
 from serfer.core.units import MIB, MS_PER_S
+from splitter.network.as_is import IN_8_BITS
 from splitter.network.graph import Graph, Node
 from splitter.planning.cold.share import expected_seconds, first_answer
 from splitter.planning.limits import FunctionLimits, WeightStorage, memory_needed, room_in
@@ -20,6 +21,7 @@ from splitter.planning.planner import MAX_GANG_STAGES, Choice, choices_of, prepa
 from splitter.planning.search import COST, LATENCY, Chain, Goal, Search
 from splitter.planning.split_options import Budget
 from splitter.tiling import operators
+from splitter.tiling.as_is import part_of
 from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import ONE, GridChoice
 
@@ -31,6 +33,7 @@ _MEANINGS = {
 }
 IN_PLACE = {ZIP: "in zips", FETCHED: "fetched", CONTAINER: "in an image"}
 """Places of weights in words, after "weights"."""
+_MOST_REASONS = 4
 _LEAST_SHOWN = 0.01  # times as much: below it two decimals show nothing
 _ENDLESS = PackageLimit(1 << 62, 0)
 _ENDLESS_MB = 1 << 30
@@ -287,6 +290,24 @@ def colder_than_in_half(graph: Graph, chain: Chain, storage: WeightStorage, budg
         f" Weights stay in fp32 by default: with fp16 allowed ({option}) cold starts of what is not in zips would take "
         f"{then:.1f} s, not {now:.1f}."
     )
+
+
+def as_is_sentence(graph: Graph) -> str:
+    """Say what runs as it is and why, and what it was measured to take; empty where everything can be split."""
+    part = next(filter(None, map(part_of, graph.nodes)), None)
+    if part is None:
+        return ""
+    count = len(part.operators)
+    what = f"{count} operator{'' if count == 1 else 's'} run{'s' if count == 1 else ''} as given, in one task"
+    because = f", because of {'; '.join(map(str, part.reasons[:_MOST_REASONS]))}" if part.reasons else ""
+    more = len(part.reasons) - _MOST_REASONS
+    parts = [f" {what}{because}{f', and {more} more' if more > 0 else ''}."]
+    if part.measured:
+        ms, mb = part.measured.seconds * MS_PER_S, part.measured.peak_bytes / MIB
+        parts.append(f"One image takes {ms:.4g} ms and {mb:.0f} MB of memory there, measured here on one thread.")
+    if any(kind in IN_8_BITS for _, kind in part.operators):
+        parts.append("It computes in 8 bits: answers differ between processors by a few steps of rounding.")
+    return " ".join(parts)
 
 
 def _predicted(chain: Chain) -> str:

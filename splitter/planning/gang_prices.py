@@ -112,7 +112,7 @@ class GangPrices:
     ) -> None:
         self._graph, self._gangs, self._memory_mb = graph, gangs, memory_mb
         self._limits, self._prices = limits, prices
-        self._cuts, self._platform = gangs.cuts, prices.platform
+        self._cuts, self._platform = {cut.position: cut for cut in gangs.cuts}, prices.platform
         self._made = {node.output: index for index, node in enumerate(graph.nodes)}
         self._known_writing: dict[tuple[tuple[str, ...], int, Grid, int, int], GangEnds | None] = {}
 
@@ -122,9 +122,9 @@ class GangPrices:
         Those that one of the `rivals`, the same nodes on one tile, beats with every memory are left out.
         """
         singles = {_ends_of(edge): edge for rival in rivals for edge in self._prices.edges(rival, object_cuts)}
-        starts, ends = ([cut.position for cut in cuts] for cuts in (self._cuts[:-1], self._cuts[1:]))
         alike: dict[tuple[Vertex, Vertex, int, int, int], list[Edge]] = {}
-        for stages in self._gangs.stages.values():
+        for grid, stages in self._gangs.stages.items():
+            starts, ends = (sorted(set(positions)) for positions in zip(*self._gangs.spans[grid], strict=True))
             chains = GangChains(stages, [*({*stages.out_of, *stages.tails} - {0})], starts, ends)
             for number in range(len(starts)):
                 for edge in self._gangs_from(number, chains, object_cuts, singles):
@@ -138,9 +138,9 @@ class GangPrices:
 
         Those that one of the `singles`, the same nodes on one tile, beats with every memory are left out.
         """
-        start, grid = self._cuts[number].position, chains.stages.grid
+        start, grid = chains.starts[number], chains.stages.grid
         firsts = tuple(each for stop, each in chains.stages.out_of.get(start, {}).items() if stop in chains.at)
-        every_end = self._gang_ends(number, grid, object_cuts)
+        every_end = self._gang_ends(start, chains, object_cuts)
         if not (firsts and every_end):
             return
         numbers = np.array([end.number for end in every_end])
@@ -186,7 +186,7 @@ class GangPrices:
                     (0, end.position),
                     before,
                     end.after,
-                    self._prices.grids[ONE if end.number >= len(self._cuts) - 1 else grid],
+                    self._prices.grids[ONE if end.number >= len(chains.ends) else grid],
                     seconds[row, least_memory:, :, place],
                     usd[row, least_memory:, :, place],
                     CandidateGang(
@@ -246,19 +246,19 @@ class GangPrices:
         unbeaten = ~(beaten.any(axis=1) | too_small)
         return np.flatnonzero((possible & unbeaten).any(axis=(1, 2)))
 
-    def _gang_ends(self, number: int, grid: Grid, object_cuts: Container[int]) -> list[_GangEnd]:
+    def _gang_ends(self, start: int, chains: GangChains, object_cuts: Container[int]) -> list[_GangEnd]:
         """Return how gangs from a cut may end: where, on one tile or not, and by which path their output goes."""
-        start, ends = self._cuts[number].position, []
-        for end, cut in enumerate(self._cuts[number + 1 :], start=number):
-            fit = self._limits.of_gang(start, cut.position)
+        grid, ends = chains.stages.grid, list[_GangEnd]()
+        for number, stop in enumerate(chains.ends):
+            fit = self._limits.of_gang(start, stop) if (start, stop) in self._gangs.spans[grid] else None
             if fit is None:
                 continue
-            names = tuple(name for name in cut.tensors if self._made.get(name, -1) >= start)
-            for offset, last in ((0, grid), (len(self._cuts) - 1, ONE)):
-                for after in self._gang_paths(cut.position, object_cuts):
-                    writing = self._writing(names, cut.position, last, grid.tiles, after)
+            names = tuple(name for name in self._cuts[stop].tensors if self._made.get(name, -1) >= start)
+            for offset, last in ((0, grid), (len(chains.ends), ONE)):
+                for after in self._gang_paths(stop, object_cuts):
+                    writing = self._writing(names, stop, last, grid.tiles, after)
                     if writing is not None:
-                        ends.append(_GangEnd(offset + end, cut.position, after, writing, fit))
+                        ends.append(_GangEnd(offset + number, stop, after, writing, fit))
         return ends
 
     def _gang_paths(self, position: int, object_cuts: Container[int]) -> list[int]:

@@ -19,6 +19,7 @@ from serfer.core.units import FLOAT_BYTES, MIB
 from splitter.network.graph import Graph, Node
 from splitter.planning.split_options import Budget
 from splitter.planning.stage_costs import StageWork
+from splitter.tiling.as_is import part_of
 from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.grids import tile_rects
 from splitter.tiling.regions import infer_regions
@@ -185,7 +186,14 @@ def memory_needed(graph: Graph, start: int, stop: int, weights: int, weights_in:
     """Estimate the MB that running nodes [start, stop) in one piece takes, with so many bytes of fp32 weights."""
     largest = graph.once(_largest_maps, start)[stop - start - 1]
     copies = _FETCHED_COPIES if weights_in == FETCHED else _COPIES
-    return WORKER_MB + (copies * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // MIB
+    estimated = copies * weights + _LIVE_MAPS * FLOAT_BYTES * largest
+    return WORKER_MB + max(estimated, _measured_peak(graph, start, stop) + (copies - _COPIES) * weights) // MIB
+
+
+def _measured_peak(graph: Graph, start: int, stop: int) -> int:
+    """Return the bytes that what runs as it is in nodes [start, stop) was measured to take; 0 for nothing."""
+    parts = filter(None, map(part_of, graph.nodes[start:stop]))
+    return max((part.measured.peak_bytes for part in parts if part.measured), default=0)
 
 
 def _largest_maps(graph: Graph, start: int) -> list[int]:

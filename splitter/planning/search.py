@@ -69,6 +69,11 @@ class Goal:
     most_seconds: float = float("inf")
     most_usd: float = float("inf")
 
+    @property
+    def has_no_limits(self) -> bool:
+        """Whether any chain keeps the bounds."""
+        return self.most_seconds == self.most_usd == float("inf")
+
     def holds(self, seconds: float, usd: float) -> bool:
         """Return whether the bounds are kept."""
         return seconds <= self.most_seconds * (1 + _SLACK) and usd <= self.most_usd * (1 + _SLACK)

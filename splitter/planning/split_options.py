@@ -82,7 +82,7 @@ class SplitOptions:
     @property
     def places(self) -> tuple[str, ...]:
         """Where functions may have their weights, the preferred place first."""
-        return (ZIP, FETCHED) if self.weights == "auto" else (self.weights,)
+        return places_of(self.weights)
 
     @property
     def asks_for_columns(self) -> bool:
@@ -118,6 +118,12 @@ class Budget:
     def platform(self) -> Platform:
         """Return where the plan's functions and its stores are."""
         return Platform.over(self.facts, self.store, self.cold_share)
+
+
+def places_of(weights: str) -> tuple[str, ...]:
+    """Return where functions may have their weights, the preferred place first; raises UsageError."""
+    _check_name("weights", weights, WEIGHT_MODES)
+    return (ZIP, FETCHED) if weights == "auto" else (weights,)
 
 
 def check_gang(gang: str, store: str) -> None:

@@ -34,6 +34,7 @@ from tests.splitter.planning.test_search import (
     Enumerated,
     at_origin,
     goals,
+    shares_left,
     starts_usd,
 )
 
@@ -255,6 +256,14 @@ def test_search_returns_the_best_of_all_chains_with_gangs(enumerated):
             assert value == pytest.approx(best, rel=1e-9)
             chosen[bool(chain and gangs_of(chain))] += 1
     assert min(chosen.values()) > len(enumerated) // 2, chosen
+
+
+def test_bounds_leave_out_no_gang_that_is_the_best():
+    def prepared(graph, cuts, budget, goal):
+        return prepare(graph, cuts, GridChoice(options=STAGE_GRIDS), None, budget, gang="auto", goal=goal)
+
+    left = shares_left([*cases(CASES[:2])], prepared)
+    assert left[0] > 2 * left[-1]
 
 
 def test_the_frontier_keeps_what_nothing_beats_in_both():

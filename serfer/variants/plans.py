@@ -29,6 +29,7 @@ Progress = Callable[[str], None]
 _UNDESCRIBED: Final = (
     "nothing says how an image becomes the network's input: give --preprocess FILE.toml (in Python, preprocess=)"
 )
+_AS_IS: Final = "what cannot be split of the network runs as it is, in one task (serfer explain says why)"
 _HALF_VCPU: Final = 0.5
 _WITHIN: Final = 1 + 1e-9  # of dollars that were written as text
 
@@ -57,6 +58,12 @@ class BaseNetwork:
     onnx: Path
     digest: str
     assumed: str = ""
+
+    @property
+    def kept(self) -> str:
+        """Say that a part of the network is not split, empty where there is none."""
+        parts = [operator for stage in self.plan.stages for operator in stage.operators if operator.kind == "AsIs"]
+        return _AS_IS if parts else ""
 
 
 def read_network(

@@ -32,10 +32,6 @@ from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write
 from serfer.settings import Settings
 from splitter.network.description import Description
 
-ARRAYS_ONLY: Final = (
-    "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes its "
-    "input (docs/how-to/preprocess.md)"
-)
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
 _MOST_LOCATION: Final = 4096  # bytes of the name of a file of weights
 _EXTERNAL: Final = re.compile(rb"\x6a[\x80-\xff]?[\x00-\x7f]\Z", re.DOTALL)  # its field 13, with the entry's length
@@ -45,6 +41,8 @@ _SHOWN: Final = 40  # characters of a file's name in its plan's
 _KEY: Final = 16  # hex digits
 _ASSUMED: Final = {3: "RGB", 1: "L"}
 """The order of an image's channels, by how many the network takes, where nothing says it."""
+_TOO_SMALL: Final = ("int8", "bool")
+"""Types of inputs that do not hold an image's 0 to 255."""
 
 
 @named_extras()
@@ -78,41 +76,34 @@ def plan_of_file(
 
 
 def assumed_preprocess(plan: Plan) -> Preprocess | None:
-    """Return how an image becomes an input where nothing says it: stretched, times 1/255; None where none fits.
+    """Return how an image becomes a plan's input where nothing says it; None where no image has such numbers.
 
-    A file that takes whole numbers gets the pixels as they are, or less 128 where it takes int8.
+    It is stretched; its values are divided by 255, or left as they are where the file takes whole numbers.
     """
-    channels = _ASSUMED.get(plan.input.channels)
-    if channels is None:
+    channels, numbers = _ASSUMED.get(plan.input.channels), plan.file.dtype if plan.file else "float32"
+    scale = 1 / 255 if numbers.startswith("float") else 1.0
+    if channels is None or numbers in _TOO_SMALL:
         return None
     count = len(channels)
-    return Preprocess(
-        resize=None,
-        interpolation="bilinear",
-        channels=channels,
-        scale=1.0 if _takes_whole_numbers(plan) else 1 / 255,
-        mean=(128.0 if plan.file and plan.file.dtype == "int8" else 0.0,) * count,
-        std=(1.0,) * count,
-    )
+    return Preprocess(None, "bilinear", channels, scale, mean=(0.0,) * count, std=(1.0,) * count)
 
 
 def assumption(plan: Plan) -> str:
-    """Say what was assumed about the images of a file's plan, empty where they are preprocessed in another way."""
-    if plan.preprocess is None:
-        return ARRAYS_ONLY
-    if plan.preprocess != assumed_preprocess(plan):
+    """Say what was assumed about the images of a file's plan; empty where they are preprocessed in another way."""
+    shape, assumed = plan.input, plan.preprocess
+    if assumed is None:
+        return (
+            f"{plan.model} takes {shape.channels} channels of numbers that image files do not have: give it arrays "
+            f"(serfer run FILE.npy, Pipeline.run), (N, {shape.channels}, {shape.height}, {shape.width}) float32"
+        )
+    if assumed != assumed_preprocess(plan):
         return ""
-    less = f" less {plan.preprocess.mean[0]:g}" if plan.preprocess.mean[0] else ""
-    values = f"as they are{less}" if _takes_whole_numbers(plan) else "times 1/255"
-    colours = "RGB" if plan.preprocess.channels == "RGB" else "grey"
+    colours = "RGB" if assumed.channels == "RGB" else "grey"
+    values = "as they are, 0 to 255" if assumed.scale == 1 else "times 1/255"
     return (
-        f"assumed: images of {plan.model} are stretched to {plan.input.height} x {plan.input.width} pixels, {colours}, "
-        f"their values {values}; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
+        f"assumed: images of {plan.model} are stretched to {shape.height} x {shape.width} pixels, {colours}, their "
+        f"values {values}; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
     )
-
-
-def _takes_whole_numbers(plan: Plan) -> bool:
-    return plan.file is not None and not plan.file.dtype.startswith("float")
 
 
 def outside_weights(file: Path) -> Iterator[str]:
@@ -209,7 +200,7 @@ def _make(
         directory,
         preprocess=description.preprocess,
         labels=description.labels,
-        activation=description.activation,
+        activation=description.output,
         progress=progress,
     )
     assumed = assumed_preprocess(plan)

@@ -22,6 +22,7 @@ from onnxscript import ir
 from onnxscript.ir.passes.common import RemoveUnusedNodesPass
 
 from serfer.core.errors import ModelError
+from serfer.core.plan import OutputTensor
 from splitter.network import half_floats, whole_numbers
 from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
 from splitter.network.description import Reduction
@@ -58,11 +59,15 @@ _MOST_OPTIMIZED = 512 * 512
 
 @dataclass(frozen=True)
 class PlainNetwork:
-    """A network whose operators are plain, and the names and numpy types of its outputs."""
+    """A network whose operators are plain, and the names and numpy types of its outputs.
+
+    Of a network of which a part runs as it is, `given` describes the outputs as the model has them, before a reduction.
+    """
 
     graph: Graph
     outputs: tuple[str, ...]
     types: tuple[str, ...]
+    given: tuple[OutputTensor, ...] = ()
 
 
 def plain_network(

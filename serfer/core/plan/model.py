@@ -94,11 +94,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES."""
+    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES.
+
+    Where its size along `axis` of `dims` depends on the image, that is the most of it, and `sized_by` names the output
+    that has each image's own; else it is empty.
+    """
 
     name: str
     dims: tuple[int, ...]
     dtype: str
+    sized_by: str = ""
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +392,7 @@ class PlanDescription:
     preprocess: Preprocess | None
     labels: tuple[str, ...]
     activation: str
+    detection: DetectionHead | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +462,7 @@ class Plan:
     @property
     def description(self) -> PlanDescription:
         """How an image becomes the input, and what the outputs mean."""
-        return PlanDescription(self.preprocess, self.labels, self.activation)
+        return PlanDescription(self.preprocess, self.labels, self.activation, self.detection)
 
     @property
     def workers_preprocess(self) -> Preprocess | None:
@@ -470,6 +477,7 @@ class Plan:
             preprocess=description.preprocess,
             labels=description.labels,
             activation=description.activation,
+            detection=description.detection,
             as_split=None if description == before else before,
         )
 

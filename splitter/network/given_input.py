@@ -140,7 +140,7 @@ def with_usual_input(model: ExternalWeightsModel) -> tuple[ExternalWeightsModel,
     """
     rewrite = _Rewrite(model)
     rewrite.drop_repeated_outputs()
-    rewrite.free_negative_sizes()
+    rewrite.free_open_sizes()
     given = _described(rewrite)
     if given.batch > 1:
         rewrite.take_batch(given.batch)
@@ -276,10 +276,10 @@ class _Rewrite:
         self.graph.node.insert(0, helper.make_node(kind, [name], [before], name=f"{before}.{kind}", **attributes))
         return name
 
-    def free_negative_sizes(self) -> None:
+    def free_open_sizes(self) -> None:
         """Leave the sizes open that exporters of PaddlePaddle write as -1."""
         for dim in (dim for value in self.model.inputs for dim in value.type.tensor_type.shape.dim):
-            if dim.dim_value < 0:
+            if dim.dim_value == -1:
                 dim.ClearField("dim_value")
                 self.changed = True
 

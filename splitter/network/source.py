@@ -535,6 +535,15 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     return replace(source, unread=unread, as_given=as_given), example
 
 
+def channels_of(path: Path) -> int | None:
+    """Return how many channels the images of an ONNX file have, None where it does not fix that or cannot be read."""
+    try:
+        model, _ = with_usual_input(ExternalWeightsModel.of(ir.load(path)))
+    except Exception:  # noqa: BLE001 - `load` says what is wrong with the file
+        return None
+    return next((dim.dim_value for dim in _dims(model)[1:2]), 0) or None
+
+
 def _checked(path: Path) -> ExternalWeightsModel:
     """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import StoreError, UnavailableError
-from serfer.core.plan import Plan
+from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.answers import Outputs, padded, shaped
 from storage.store import Bytes, Store
 
@@ -31,7 +31,7 @@ class ResultCache:
 
     def key(self, parts: Iterable[Bytes]) -> str:
         """Return the key of a question: of a query's images in order, or of an array's shape, type and values."""
-        digest = hashlib.sha256(self._plan.digest.encode())
+        digest = hashlib.sha256(answer_digest(self._plan).encode())
         for part in parts:
             view = memoryview(part).cast("B")
             digest.update(len(view).to_bytes(8, "big"))

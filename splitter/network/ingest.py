@@ -30,6 +30,7 @@ from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import Graph, Node, Weights, needed_for
 from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.half_floats import widened
+from splitter.network.max_unpool import with_local_unpooling
 from splitter.network.onnx_models import run_once
 from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from splitter.network.reductions import reduced
@@ -83,6 +84,7 @@ def plain_network(
     whole = light
     light = with_static_input(light, height, width)
     with_plain_group_norms(light.proto)
+    with_local_unpooling(light.proto)
     try:
         moved = with_moved_scales(light.proto, exported=bool(names))
         wide = widened(_simplified(_without_late_windows(light)))
@@ -275,7 +277,8 @@ def _without_late_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
     rounded_up = [node for node in model.graph.node if _attributes(node).get("ceil_mode")]
     for node in rounded_up:  # in order: each may change the size of the maps after it
         inferred = shape_inference.infer_shapes(model, data_prop=True)
-        shapes = {value.name: _static_shape(value) for value in (*inferred.graph.value_info, *inferred.graph.input)}
+        values = (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)
+        shapes = {value.name: _static_shape(value) for value in values}
         sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
         pads = floor_pads(_attributes(node), *sizes) if all(sizes) else None
         if pads is None:

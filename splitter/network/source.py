@@ -1,4 +1,4 @@
-"""Sources of models (a zoo name, an ONNX file, `module.py:factory`, an nn.Module) in one form."""
+"""Sources of models (a zoo's or library's name, an ONNX file, `module.py:factory`, an nn.Module) in one form."""
 
 from __future__ import annotations
 
@@ -28,13 +28,18 @@ from onnxscript import ir
 
 from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
-from serfer.core.plan import MAX_ELEMENTS, Preprocess
+from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
+from splitter.network.by_name.named_model import NamedModel, build, is_named
 from splitter.network.external_weights import ExternalWeightsModel
+from splitter.network.given_input import GivenInput, with_usual_input
+from splitter.network.group_norms import with_plain_group_norms
+from splitter.network.metadata import read_metadata
 from splitter.network.onnx_models import OPSET, session_of
 from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
+from splitter.network.size_hints import in_words, size_in_metadata
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +52,14 @@ MIN_OPSET = 18
 _MIN_SCAN_OPSET = 11
 """The oldest opset in which a part that runs as it is can be written: Scan and Pad."""
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
-_WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
+_TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
+_WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
+_MOST_ON_ONE_THREAD = 2 * 3 * 512 * 512
+"""Values of a batch up to which one thread is fast enough: more of them wait for one another."""
 _FLOAT = int(onnx.TensorProto.FLOAT)
+_MENDED = ("topologically sorted", "GroupNormalization is deprecated")
+"""What the checker says of files that ONNX Runtime runs."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
 _SILENT = 4
@@ -64,10 +74,13 @@ class ImageNotTakenError(ModelError):
 class Source:
     """A given model: its ONNX form at one input size, and `run`, the unsplit model itself.
 
-    `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
-    from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
-    `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
-    `as_given` runs a model in 8 bits with ONNX Runtime's own kernels, as what runs as it is does; None for others.
+    `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `origin` says whose metadata
+    `preprocess` and `labels` are, where they are a file's; there may be more or fewer of these labels than classes.
+    `exported`: `onnx` was exported from a module here; `outputs` are then the names of its outputs. `sized`: its
+    programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
+    boxes, if that was asked for. `notes` say what of its description a plan does not do. `unread` says why its
+    operators cannot be read, so that it can only run as it is; empty where they can. `as_given` runs a model in 8 bits
+    with ONNX Runtime's own kernels, as what runs as it is does; None for others.
     """
 
     name: str
@@ -77,15 +90,28 @@ class Source:
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     activation: str = "none"
+    origin: str = ""
     exported: bool = True
     outputs: tuple[str, ...] = ()
     sized: SizedExports | None = None
+    given: GivenInput | None = None
+    detection: DetectionHead | None = None
+    notes: tuple[str, ...] = ()
     unread: str = ""
     as_given: Run | None = None
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
         return self.sized.of(size).onnx if self.sized else self.onnx
+
+    def like_images(self, images: Array) -> Array:
+        """Return images whose values the model takes: those given, or whole numbers in place of a noise's fractions."""
+        return self.given.like_images(images) if self.given else images
+
+    def check_numbers(self, preprocess: Preprocess) -> None:
+        """Raise ModelError where a description gives fractions to an input of whole numbers."""
+        if self.given:
+            self.given.check_numbers(preprocess)
 
     def alike(self, one: Size, other: Size) -> bool:
         """Return whether images of two sizes are computed by one ONNX model."""
@@ -101,11 +127,13 @@ def load(
 ) -> tuple[Source, Array]:
     """Return the source of a model and an example of its input.
 
-    `example` is (N, C, H, W) float32; a zoo model brings its own. With `any_size`, a module is exported for images of
-    any height and width that it treats as it does images of that size, which may be larger than the example. With
-    `as_is`, a file keeps its operators of older opsets.
+    `example` is (N, C, H, W) float32; models of the zoo and of libraries bring their own. With `any_size`, a module is
+    exported for images of any height and width that it treats as it does images of that size, which may be larger than
+    the example. With `as_is`, a file keeps its operators of older opsets.
     Raises ModelError for what is not a model.
     """
+    if is_named(model):
+        return _from_library(NamedModel.of(model), example, any_size=any_size)
     if isinstance(model, Path | str):
         return _load_named(str(model), example, any_size=any_size, as_is=as_is)
     if getattr(model, "training", False):
@@ -131,17 +159,23 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_i
 
 def _unknown(text: str) -> str:
     """Say what a name that is no model's may have meant."""
-    if Path(text).suffix.lower() in _WEIGHT_FILES:
+    suffix = Path(text).suffix.lower()
+    if suffix in _WEIGHT_FILES:
+        named = f"give timm:NAME or torchvision:NAME with --weights-file {text}, or " * (suffix in _TORCH_WEIGHTS)
         return (
-            f"{text} holds weights, or another framework's network, and not a module's code: write a function that "
-            "builds the module and loads them, and give its file and name, such as net.py:make; or export an .onnx file"
+            f"{text} holds weights, or another framework's network, and not a module's code: {named}"
+            "write a function that builds the module and loads them, and give its file and name, such as net.py:make; "
+            "or export an .onnx file"
         )
     if text.endswith(".py"):
         return f"{text} is a Python file: name the function in it that returns the module, such as {text}:make"
     near = difflib.get_close_matches(text, zoo.ZOO, 1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     known = ", ".join(sorted(zoo.ZOO))
-    return f"unknown model {text!r}{meant}: give a name ({known}), an .onnx file, or module.py:factory"
+    return (
+        f"unknown model {text!r}{meant}: give a name ({known}), timm:NAME or torchvision:NAME, an .onnx file, or "
+        "module.py:factory"
+    )
 
 
 def _given(example: Array | None) -> Array:
@@ -161,6 +195,22 @@ def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array
     source, example = _from_module(entry.build(), _given(example), entry.name, entry.weights)
     labels = zoo.imagenet_labels()
     return replace(source, preprocess=entry.preprocess, labels=labels, activation=entry.activation), example
+
+
+def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
+    shape = None if example is None else _given(example).shape
+    network = build(model, None if shape is None else (shape[1], shape[2], shape[3]))
+    if example is None:
+        example = np.random.default_rng(0).standard_normal((1, *network.shape), dtype=np.float32)
+    source, example = _from_module(network.module, example, network.name, network.weights, any_size=any_size)
+    described = replace(
+        source,
+        preprocess=network.preprocess,
+        labels=network.labels,
+        activation=network.activation,
+        notes=tuple(filter(None, [network.note])),
+    )
+    return described, example
 
 
 def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
@@ -196,7 +246,7 @@ def _from_module(
     module = module.eval()
 
     def answer(batch: Array) -> dict[str, Any]:
-        with torch.inference_mode():
+        with torch.inference_mode(), _few_threads(batch):
             return named_outputs(module(torch.from_numpy(np.ascontiguousarray(batch))))
 
     def run(batch: Array) -> Answer:
@@ -222,6 +272,22 @@ def _from_module(
         exported = sized.of(any_size).onnx
         example, _ = _first_taken(outputs_of, example, any_size, sized)
     return Source(name, weights, exported, run, outputs=tuple(outputs), sized=sized), example
+
+
+@contextmanager
+def _few_threads(batch: Array) -> Iterator[None]:
+    """Let torch compute small images on one thread: where others use the processors too, its threads spin for long."""
+    import torch  # noqa: PLC0415 - slow to import
+
+    before = torch.get_num_threads()
+    if batch.size > _MOST_ON_ONE_THREAD or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _first_taken(
@@ -444,36 +510,47 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
         if "does not have an ir_version" in why:  # a field that every model has
             why = "it is a file of another kind"
         raise ModelError(f"{path} is not an ONNX model: {why}") from error
+    properties = {entry.key: entry.value for entry in model.proto.metadata_props}
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset > onnx.defs.onnx_opset_version():
         raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
     unread = ""
-    if opset < _MIN_SCAN_OPSET or (opset < MIN_OPSET and not as_is):
+    keeps_opset = as_is and with_usual_input(model)[0] is model
+    if opset < _MIN_SCAN_OPSET or (opset < MIN_OPSET and not keeps_opset):
         model, unread = _upgraded(path, model, opset)
-    _check_batch(path, model)
-    example = _given(_example_of(path, model) if example is None else example)
-    light, run = _with_channels(model, example), _runner(path)
+    model, given = with_usual_input(model)
+    example = _given(_example_of(path, model) if example is None else given.as_images(example))
+    example = given.like_images(example)
+    light, run = _with_channels(model, example), _runner(path, given)
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
-    as_given = _runner(path, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
-    name, where = path.stem, f"from {path.name}"
-    return Source(name, where, light, run, exported=False, unread=unread, as_given=as_given), example
+            example = given.like_images(example)
+    known = read_metadata(properties, example.shape)
+    labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
+    source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
+    own_kernels = any(map(_is_in_8_bits, model.proto.graph.node))
+    as_given = _runner(path, given, own_kernels=True) if own_kernels else None
+    return replace(source, origin=known.origin, given=given, unread=unread, as_given=as_given), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
-    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them."""
+    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them.
+
+    GroupNormalization may be that of opset 18 to 20, which ONNX Runtime runs and ONNX's checker refuses.
+    """
     try:
         onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
     except onnx.checker.ValidationError as error:
-        if "topologically sorted" not in str(error):
+        if not any(fault in str(error) for fault in _MENDED):
             raise
         try:
             whole = ir.load(path)
             whole.graph.sort()
             model = ExternalWeightsModel.of(whole)
+            with_plain_group_norms(model.proto)
             onnx.checker.check_model(model.proto)
-        except Exception:  # noqa: BLE001 - any failure means that the order was not the only fault
+        except Exception:  # noqa: BLE001 - any failure means that this was not the only fault
             raise error from None
         return model
     return ExternalWeightsModel.of(ir.load(path))
@@ -481,12 +558,6 @@ def _checked(path: Path) -> ExternalWeightsModel:
 
 def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
     return model.inputs[0].type.tensor_type.shape.dim if model.inputs else ()
-
-
-def _check_batch(path: Path, model: ExternalWeightsModel) -> None:
-    batch = next((dim.dim_value for dim in _dims(model)), 0)
-    if batch > 1:
-        raise ModelError(f"{path} takes batches of {batch} images: export it for a batch of 1, or of any size")
 
 
 def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeightsModel:
@@ -523,12 +594,15 @@ def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> tuple[Exte
 
 def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     dims = [dim.dim_value for dim in _dims(model)]
-    if dims and len(dims) != 4:  # noqa: PLR2004 - (N, C, H, W)
-        raise ModelError(f"{path} takes tensors of {len(dims)} axes, not images (N, C, H, W)")
-    if not all(dims[1:]) or not dims:
+    size = size_in_metadata(model.proto)
+    if size and all(side in (0, own) for side, own in zip(dims[2:], size, strict=True)):
+        dims[2:] = size
+    if not all(dims[2:]):
+        raise ModelError(f"{path} does not fix its input's size: {in_words(model, dims[2:])}")
+    if not dims[1]:
         raise ModelError(
-            f"{path} does not fix its input's size: give --size HEIGHTxWIDTH (in Python an example), often a multiple "
-            "of 32"
+            f"{path} does not fix its input's channels: give --size {dims[2]}x{dims[3]} and --channels (in Python an "
+            "example)"
         )
     if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
         given = " x ".join(map(str, dims[1:]))
@@ -540,8 +614,8 @@ def _is_in_8_bits(node: onnx.NodeProto) -> bool:
     return node.op_type in ("DequantizeLinear", "QuantizeLinear")
 
 
-def _runner(path: Path, *, own_kernels: bool = False) -> Run:
-    """Run an ONNX file as it is, one image at a time (its batch may be fixed).
+def _runner(path: Path, given: GivenInput, *, own_kernels: bool = False) -> Run:
+    """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free.
 
     With `own_kernels`, operators between DequantizeLinear and QuantizeLinear are computed in 8 bits.
     """
@@ -556,10 +630,14 @@ def _runner(path: Path, *, own_kernels: bool = False) -> Run:
         nonlocal session
         try:
             session = session or session_of(path, options)
-            given = session.get_inputs()[0]
-            kind = np.float16 if given.type == "tensor(float16)" else np.float32
             names = [output.name for output in session.get_outputs()]
-            answers = [session.run(names, {given.name: image[None].astype(kind)}) for image in batch]
+            answers = [
+                [
+                    given.answers(*output, count)
+                    for output in zip(names, session.run(names, {given.name: images}), strict=True)
+                ]
+                for images, count in given.feeds(batch)
+            ]
             outputs = zip(names, zip(*answers, strict=True), strict=True)
             return as_answer({name: _joined(values) for name, values in outputs})
         except Exception as error:  # ONNX Runtime has a class for each status

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from serfer.core.costs.cost_model import Platform
 from serfer.core.geometry import Grid
@@ -32,32 +33,43 @@ MOST_WINDOWS = 8
 _NOWHERE = -1
 
 
-def gang_grids(wanted: Grid | None) -> tuple[Grid, ...]:
-    """Return the grids that gangs may have where one is wanted for all stages, or none is."""
+def gang_grids(wanted: Grid | None, width: int | None = None) -> tuple[Grid, ...]:
+    """Return the grids that gangs may have where one is wanted for all stages; else those of `width` tiles at most."""
     if wanted is None:
-        return GRIDS
+        return tuple(grid for grid in GRIDS if width is None or grid.tiles <= width)
     return () if wanted == ONE or wanted.columns else (wanted,)
 
 
 class GangCandidates:
     """Collects the stages that gangs on each of some grids consist of.
 
-    `cuts` are those that stages may have; gangs begin and end at those of them that one tensor crosses.
+    `cuts` are those that stages may have; gangs begin and end at those of them that one tensor crosses. `spans` are the
+    first node of gangs and the one after their last, on each grid.
     """
 
     def __init__(
-        self, graph: Graph, cuts: Sequence[Cut], grids: Sequence[Grid], memory_mb: Sequence[int], platform: Platform
+        self,
+        graph: Graph,
+        cuts: Sequence[Cut],
+        grids: Sequence[Grid],
+        memory_mb: Sequence[int],
+        platform: Platform,
+        spans: Mapping[Grid, AbstractSet[tuple[int, int]]],
     ) -> None:
         self.cuts = [cut for cut in cuts if len(cut.tensors) == 1]
+        self.spans = {grid: several for grid in grids if (several := spans[grid])}
         self.points = {cut.position: cut for cut in (exchange_points(graph) if grids else ())}
-        self.stages = {grid: GangStages(graph, grid, memory_mb, platform) for grid in grids}
+        self.stages = {grid: GangStages(graph, grid, memory_mb, platform) for grid in self.spans}
         self._inner = {*self.points, *(cut.position for cut in self.cuts)}
         self._ordered = [*self.points]
         self._made = {node.output: index for index, node in enumerate(graph.nodes)}
 
     def positions(self, grid: Grid) -> set[int]:
         """Return where stages of gangs on a grid may begin and end."""
-        return self._inner if grid in self.stages else set()
+        if grid not in self.spans:
+            return set()
+        starts, stops = zip(*self.spans[grid], strict=True)
+        return {position for position in self._inner if min(starts) <= position <= max(stops)}
 
     def takes(self, work: StageWork) -> bool:
         """Add a stage to those of gangs; return whether it is of use: if not, no longer one to the same stop is."""
@@ -73,9 +85,9 @@ class GangCandidates:
 
         They have none of the `spreadable` spans, whose work the one grid that is wanted could spread.
         """
-        made = self._made
+        made, ends = self._made, {stop for spans in self.spans.values() for _, stop in spans}
         for left in self.points.values():
-            for right in self.cuts[1:]:
+            for right in [cut for cut in self.cuts if cut.position in ends]:
                 spread = any(left.position <= first and last <= right.position for first, last in spreadable)
                 whole = right.position > left.position and all(made[name] >= left.position for name in right.tensors)
                 if whole and not spread:

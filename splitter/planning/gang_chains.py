@@ -14,7 +14,7 @@ that begins even earlier is, as halos only grow, and the walk back ends there.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -233,7 +233,7 @@ class GangChains:
 
     def __init__(self, stages: GangStages, points: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> None:
         self.stages = stages
-        self._starts, self._ends = np.array(starts), tuple(ends)
+        self.starts, self.ends = tuple(starts), tuple(ends)
         self._number = {end: number for number, end in enumerate(ends)}
         self.at: dict[int, Chains] = {}
         for point in sorted(points, reverse=True):
@@ -271,15 +271,15 @@ class GangChains:
 
     def _extent(self, point: int, labels: int) -> tuple[int, tuple[int, ...]]:
         """Return the number of the first end after an exchange, and the shape of the chains from it on."""
-        first_end, starts = bisect_right(self._ends, point), int(np.searchsorted(self._starts, point))
-        return first_end, (2, len(self._ends) - first_end, starts, self.stages.memories, labels)
+        first_end, starts = bisect_right(self.ends, point), bisect_left(self.starts, point)
+        return first_end, (2, len(self.ends) - first_end, starts, self.stages.memories, labels)
 
     def _own_seconds(self, stage: InnerStage, point: int) -> Floats:
         """Return what a stage takes, and the exchange before it, for each start before the exchange and each memory.
 
         It is inf for starts from which a gang may not have the stage.
         """
-        able = self._starts[: int(np.searchsorted(self._starts, point))] <= stage.limit
+        able = np.array(self.starts[: bisect_left(self.starts, point)]) <= stage.limit
         return np.where(able, 0.0, np.inf)[:, None] + stage.seconds + stage.before_s
 
     def after(self, point: int, start: int, ends: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -288,7 +288,7 @@ class GangChains:
         `start` and `ends` are numbers; where there is no chain, seconds are inf.
         """
         chains = self.at[point]
-        kinds, numbers = np.divmod(ends, len(self._ends))
+        kinds, numbers = np.divmod(ends, len(self.ends))
         after = numbers >= chains.first_end
         shape = (len(ends), *chains.seconds.shape[3:])
         seconds, usd = np.full(shape, np.inf), np.zeros(shape)
@@ -299,7 +299,7 @@ class GangChains:
     def works(self, point: int, end: int, start: int, memory: int, label: int) -> list[StageWork]:
         """Return the stages of a chain from an exchange on; `end`, `start`, `memory` and `label` are numbers."""
         works = []
-        on_one_tile, number = divmod(end, len(self._ends))
+        on_one_tile, number = divmod(end, len(self.ends))
         while label != _LAST:
             chains = self.at[point]
             at = (on_one_tile, number - chains.first_end, start, memory, label)

@@ -73,6 +73,11 @@ class CandidateGang:
     fit: Fit
     rank: Rank
 
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """How many members it has, for each of an edge's rows."""
+        return tuple(choices.chains.stages.grid.tiles for choices, _ in self.sizes)
+
     def works(self, memory: int, grid: int) -> list[StageWork]:
         """Return the stages of one of them after a grid, as numbers."""
         choices, number = self.sizes[memory]
@@ -107,7 +112,7 @@ class GangPrices:
     ) -> None:
         self._graph, self._gangs, self._memory_mb = graph, gangs, memory_mb
         self._limits, self._prices = limits, prices
-        self._cuts, self._platform = gangs.cuts, prices.platform
+        self._cuts, self._platform = {cut.position: cut for cut in gangs.cuts}, prices.platform
         self._made = {node.output: index for index, node in enumerate(graph.nodes)}
         self._known_writing: dict[tuple[tuple[str, ...], int, Grid, int, int], GangEnds | None] = {}
 
@@ -117,9 +122,9 @@ class GangPrices:
         Those that one of the `rivals`, the same nodes on one tile, beats with every memory are left out.
         """
         singles = {_ends_of(edge): edge for rival in rivals for edge in self._prices.edges(rival, object_cuts)}
-        starts, ends = ([cut.position for cut in cuts] for cuts in (self._cuts[:-1], self._cuts[1:]))
         alike: dict[tuple[Vertex, Vertex, int, int, int], list[Edge]] = {}
-        for stages in self._gangs.stages.values():
+        for grid, stages in self._gangs.stages.items():
+            starts, ends = (sorted(set(positions)) for positions in zip(*self._gangs.spans[grid], strict=True))
             chains = GangChains(stages, [*({*stages.out_of, *stages.tails} - {0})], starts, ends)
             for number in range(len(starts)):
                 for edge in self._gangs_from(number, chains, object_cuts, singles):
@@ -133,9 +138,9 @@ class GangPrices:
 
         Those that one of the `singles`, the same nodes on one tile, beats with every memory are left out.
         """
-        start, grid = self._cuts[number].position, chains.stages.grid
+        start, grid = chains.starts[number], chains.stages.grid
         firsts = tuple(each for stop, each in chains.stages.out_of.get(start, {}).items() if stop in chains.at)
-        every_end = self._gang_ends(number, grid, object_cuts)
+        every_end = self._gang_ends(start, chains, object_cuts)
         if not (firsts and every_end):
             return
         numbers = np.array([end.number for end in every_end])
@@ -156,13 +161,15 @@ class GangPrices:
             # axes: seconds, the driver's, dollars; ends, memories, different grids before, labels
             read = different[:, first].transpose(0, 2, 1)[:, None, None]
             own = [inside[0][:, :, None] + read[0], read[1], inside[1][:, :, None] + read[2]]
-            least = self._priced(grid, every_end, *(each.min(axis=-1, keepdims=True) for each in own))
+            colds = self._cold_usd(grid, every_end, start)
+            least = self._priced(grid, every_end, colds, *(each.min(axis=-1, keepdims=True) for each in own))
             rivals = [singles.get(((0, start), (0, end.position), before, end.after)) for end in every_end]
             of_use = self._unbeaten_ends(every_end, [each[..., 0][..., known] for each in least], rivals)
             if not len(of_use):
                 continue
             ends, rivals = [every_end[row] for row in of_use], [rivals[row] for row in of_use]
-            priced = self._priced(grid, ends, own[0][of_use], own[1], own[2][of_use])
+            colds = colds[of_use]
+            priced = self._priced(grid, ends, colds, own[0][of_use], own[1], own[2][of_use])
             kept, seconds, usd = frontier(*priced)
             kept, seconds, usd = kept[:, :, known], seconds[:, :, known], usd[:, :, known]
             unbeaten_at = [
@@ -179,7 +186,7 @@ class GangPrices:
                     (0, end.position),
                     before,
                     end.after,
-                    self._prices.grids[ONE if end.number >= len(self._cuts) - 1 else grid],
+                    self._prices.grids[ONE if end.number >= len(chains.ends) else grid],
                     seconds[row, least_memory:, :, place],
                     usd[row, least_memory:, :, place],
                     CandidateGang(
@@ -190,22 +197,32 @@ class GangPrices:
                         end.fit,
                         (end.fit.lost, 0, 0),
                     ),
+                    colds[row, least_memory:] if self._platform.cold_share else None,
                 )
 
     def _priced(
-        self, grid: Grid, ends: Sequence[_GangEnd], seconds: Floats, carried: Floats, usd: Floats
+        self, grid: Grid, ends: Sequence[_GangEnd], colds: Floats, seconds: Floats, carried: Floats, usd: Floats
     ) -> tuple[Floats, Floats]:
-        """Price gangs by their ends (first axis) and memories: seconds, the driver's and dollars lack the writing."""
+        """Price gangs by their ends (first axis) and memories: seconds, the driver's and dollars lack the writing.
+
+        `colds` are the dollars of cold starts (`_cold_usd`).
+        """
         write = _stacked([end.writing for end in ends])[:, :, None, None, None]
-        return gang_price(
+        seconds, usd = gang_price(
             grid.tiles,
             seconds + write[0],
             carried + write[1],
             usd + write[2],
             np.array(self._memory_mb, dtype=float)[:, None, None],
-            np.array([end.fit.cold_seconds(self._platform) for end in ends])[:, None, None, None],
             self._platform,
         )
+        return seconds, usd + colds[:, :, None, None]
+
+    def _cold_usd(self, grid: Grid, ends: Sequence[_GangEnd], start: int) -> Floats:
+        """Return the dollars of gangs' cold starts, in the share of the queries that are cold: (ends, memories)."""
+        memory = np.array(self._memory_mb, dtype=float)
+        priced = [end.fit.starts_usd(grid.tiles, memory, self._platform, start) for end in ends]
+        return np.array([np.zeros(len(memory)) if usd is None else usd for usd in priced])
 
     def _unbeaten_ends(
         self,
@@ -229,19 +246,19 @@ class GangPrices:
         unbeaten = ~(beaten.any(axis=1) | too_small)
         return np.flatnonzero((possible & unbeaten).any(axis=(1, 2)))
 
-    def _gang_ends(self, number: int, grid: Grid, object_cuts: Container[int]) -> list[_GangEnd]:
+    def _gang_ends(self, start: int, chains: GangChains, object_cuts: Container[int]) -> list[_GangEnd]:
         """Return how gangs from a cut may end: where, on one tile or not, and by which path their output goes."""
-        start, ends = self._cuts[number].position, []
-        for end, cut in enumerate(self._cuts[number + 1 :], start=number):
-            fit = self._limits.of_gang(start, cut.position)
+        grid, ends = chains.stages.grid, list[_GangEnd]()
+        for number, stop in enumerate(chains.ends):
+            fit = self._limits.of_gang(start, stop) if (start, stop) in self._gangs.spans[grid] else None
             if fit is None:
                 continue
-            names = tuple(name for name in cut.tensors if self._made.get(name, -1) >= start)
-            for offset, last in ((0, grid), (len(self._cuts) - 1, ONE)):
-                for after in self._gang_paths(cut.position, object_cuts):
-                    writing = self._writing(names, cut.position, last, grid.tiles, after)
+            names = tuple(name for name in self._cuts[stop].tensors if self._made.get(name, -1) >= start)
+            for offset, last in ((0, grid), (len(chains.ends), ONE)):
+                for after in self._gang_paths(stop, object_cuts):
+                    writing = self._writing(names, stop, last, grid.tiles, after)
                     if writing is not None:
-                        ends.append(_GangEnd(offset + end, cut.position, after, writing, fit))
+                        ends.append(_GangEnd(offset + number, stop, after, writing, fit))
         return ends
 
     def _gang_paths(self, position: int, object_cuts: Container[int]) -> list[int]:
@@ -316,7 +333,9 @@ def _merged(edges: Sequence[Edge]) -> Edge:
         sizes=tuple(size for gang in gangs for size in gang.sizes),
         memory_mb=tuple(memory for gang in gangs for memory in gang.memory_mb),
     )
-    return replace(edges[0], seconds=seconds, usd=usd, stage=candidate)
+    colds = [edge.cold_usd for edge in edges if edge.cold_usd is not None]
+    cold_usd = np.concatenate(colds) if colds else None
+    return replace(edges[0], seconds=seconds, usd=usd, stage=candidate, cold_usd=cold_usd)
 
 
 def unbeaten(gangs: Sequence[Edge], rivals: Sequence[Edge]) -> Iterator[tuple[int, Edge]]:
@@ -341,7 +360,9 @@ def unbeaten(gangs: Sequence[Edge], rivals: Sequence[Edge]) -> Iterator[tuple[in
                 sizes=tuple(gang.sizes[row] for row in rows),
                 memory_mb=tuple(gang.memory_mb[row] for row in rows),
             )
-            yield id(gang), replace(edge, seconds=edge.seconds[rows], usd=edge.usd[rows], stage=fewer)
+            cold_usd = None if edge.cold_usd is None else edge.cold_usd[rows]
+            seconds, usd = edge.seconds[rows], edge.usd[rows]
+            yield id(gang), replace(edge, seconds=seconds, usd=usd, stage=fewer, cold_usd=cold_usd)
 
 
 def with_one_gang(edges: Iterable[Edge]) -> Iterator[Edge]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+import numpy as np
+
 from serfer.core.costs.cold_starts import cold_seconds
-from serfer.core.costs.cost_model import Platform
+from serfer.core.costs.cost_model import Floats, Platform, starting_usd
 from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP
@@ -62,6 +64,16 @@ class Fit:
     def cold_seconds(self, platform: Platform) -> float:
         """Predict how many seconds a cold start adds to an invocation."""
         return cold_seconds(self.weight_bytes, self.weights_in, platform.functions)
+
+    def starts_usd(self, tasks: int, memory_mb: Floats, platform: Platform, start: int) -> Floats | None:
+        """Price the cold starts of so many tasks of a step from node `start` on, in the share of the queries.
+
+        That is the platform's. A price for each memory; None where no query is cold.
+        """
+        if not platform.cold_share:
+            return None
+        usd = starting_usd(tasks, memory_mb, self.cold_seconds(platform), platform.functions, first=not start)
+        return np.asarray(platform.cold_share * usd)
 
 
 @dataclass(frozen=True)

@@ -25,4 +25,5 @@ def in_one_function(graph: Graph, budget: Budget, places: tuple[str, ...]) -> De
     if chain is None:
         raise ModelError(why_nothing_fits(graph, cuts, grids, None, budget, storage))
     why = f"As given, {describe(chain)}: nothing else was looked for."
-    return Decision(graph, cuts, choices_of(chain), why=why, alternatives=(alternative(chain, chosen=True),))
+    listed = (alternative(chain, budget.platform, chosen=True),)
+    return Decision(graph, cuts, choices_of(chain), why=why, alternatives=listed)

@@ -15,7 +15,7 @@ from serfer.core.plan import CACHE, INLINE, PATHS, ZIP, Alternative, DeploymentO
 from splitter.network.graph import Graph
 from splitter.planning.gang_prices import CandidateGang
 from splitter.planning.limits import WeightStorage, memory_needed, room_in
-from splitter.planning.search import Chain, Search
+from splitter.planning.search import Chain, Edge, Goal, Search
 from splitter.planning.split_options import Budget
 from splitter.planning.stage_graph import StageGraph
 from splitter.planning.stage_prices import CandidateStage
@@ -82,8 +82,11 @@ def prepare(  # noqa: PLR0913 - what a user may choose
     least_work: bool = False,
     most_stages: int = MAX_STAGES,
     gang: str = "never",
+    goal: Goal | None = None,
 ) -> Search:
     """Return the search over every chain of stages that keeps the limits and loses least precision.
+
+    With a `goal`, it is over those alone that may be the best for it, for seconds, dollars, or a weighting of the two.
 
     `gang` is "never", "auto" for gangs beside stages, or "always" for chains that have one; none are searched where the
     number of stages is given, or for the least work.
@@ -91,7 +94,9 @@ def prepare(  # noqa: PLR0913 - what a user may choose
     stages = _stage_count(grids, stages, most_stages)
     if stages is not None and stages > len(cuts) - 1:
         raise UsageError(f"the network can be cut into {len(cuts) - 1} stages at most, not {stages}")
-    return StageGraph(graph, tuple(cuts), grids, stages, budget, storage or WeightStorage(), least_work, gang).search
+    return StageGraph(
+        graph, tuple(cuts), grids, stages, budget, storage or WeightStorage(), least_work, gang, goal
+    ).search
 
 
 def choices_of(chain: Chain) -> list[Choice]:
@@ -162,7 +167,7 @@ def steps_of(chain: Chain) -> Iterator[list[Choice]]:
                 work.grid,
                 candidate.memory_mb[memory],
                 seconds=0.0 if number else float(edge.seconds[memory, grid]),
-                usd=0.0 if number else float(edge.usd[memory, grid]),
+                usd=0.0 if number else _warm_usd(edge, memory, grid),
                 half=candidate.fit.half,
                 path=PATHS[edge.after] if work is works[-1] else CACHE,
                 weights_in=candidate.fit.weights_in,
@@ -171,6 +176,11 @@ def steps_of(chain: Chain) -> Iterator[list[Choice]]:
             for number, work in enumerate(works)
         ]
         grid = edge.grid
+
+
+def _warm_usd(edge: Edge, memory: int, grid: int) -> float:
+    usd = float(edge.usd[memory, grid])
+    return usd if edge.cold_usd is None else usd - float(edge.cold_usd[memory])
 
 
 def _stage_count(grids: GridChoice, stages: int | None, most: int) -> int | None:

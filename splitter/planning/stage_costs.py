@@ -6,7 +6,7 @@ for each axis by itself, once for each number of parts, and a grid's tiles are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, product
@@ -174,7 +174,7 @@ class StageEnumerator:
             yield from walk
 
     def walks(
-        self, grid: Grid, least: int = 1, *, maps: bool = True, starts: Callable[[int], Container[int]] | None = None
+        self, grid: Grid, least: int = 1, *, maps: bool = True, starts: Callable[[int], Collection[int]] | None = None
     ) -> dict[int, Iterator[StageWork]]:
         """Return the same stages by where they stop, the shortest first; all are read before those of another grid.
 
@@ -195,8 +195,8 @@ class StageEnumerator:
         walks = {}
         for cut in self._cuts[1:]:
             targets = [name for name in cut.tensors if can_part(graph, name, grid, least)]
-            if graph.nodes[cut.position - 1].output in targets:
-                begins = starts(cut.position) if starts else self._at_cut
+            begins = starts(cut.position) if starts else self._at_cut
+            if begins and graph.nodes[cut.position - 1].output in targets:
                 walks[cut.position] = self._walk(graph, able, cut, frozenset(targets), grid, begins)
         return walks
 
@@ -207,14 +207,14 @@ class StageEnumerator:
         cut: Cut,
         targets: frozenset[str],
         grid: Grid,
-        starts: Container[int],
+        starts: Collection[int],
     ) -> Iterator[StageWork]:
         """Yield the stage from every earlier cut of `starts` to this one, the nearest first."""
         rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
         cols = self._axis(graph, cut, targets, COL_AXIS, grid)
         costs, written, macs = np.zeros((2, grid.tiles)), np.zeros(grid.tiles), 0
         costs[0] = self._run_s
-        for index in range(cut.position - 1, -1, -1):
+        for index in range(cut.position - 1, min(starts) - 1, -1):
             node = graph.nodes[index]
             late = node.output not in targets and (node.output in cut.tensors or node.kind == operators.TILE_POOL)
             if late or not able[index]:

@@ -1,7 +1,8 @@
 """The graph that is searched: an edge for every stage and gang that a network allows and its functions hold.
 
 `stage_costs.py` lists the work of stages, `limits.py` how functions hold them, `stage_prices.py` what they cost,
-`gang_candidates.py` and `gang_prices.py` have the gangs.
+`gang_candidates.py` and `gang_prices.py` have the gangs. What cannot be in the best chain by the lower bounds of
+`bounds.py` is not there.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from serfer.core.geometry import Grid
-from serfer.core.plan import PATHS
+from serfer.core.plan import PATHS, ZIP
 from splitter.network.graph import Graph
-from splitter.planning.gang_candidates import GangCandidates, gang_grids
+from splitter.planning.bounds import OneFunction, StepBounds
+from splitter.planning.gang_candidates import GangCandidates, exchange_points, gang_grids
 from splitter.planning.gang_prices import CandidateGang, GangPrices, unbeaten, with_one_gang
 from splitter.planning.limits import FunctionLimits, WeightStorage
-from splitter.planning.search import Edge, Search, Vertex
+from splitter.planning.search import Edge, Goal, Search, Vertex
 from splitter.planning.split_options import Budget
 from splitter.planning.stage_costs import StageEnumerator, StageWork
 from splitter.planning.stage_prices import CandidateStage, StagePrices
@@ -31,11 +33,13 @@ LEAST_SIDE = 3
 _Candidate = CandidateStage | CandidateGang
 _Layered = list[tuple[int, _Candidate]]
 """Stages and gangs, each with the number of stages up to its end: 0 where any number will do."""
+_Span = tuple[int, int]
+"""The first node of a stage or gang, and the one after its last."""
 
 
 @dataclass(frozen=True)
 class StageGraph:
-    """Builds the graph that is searched: `stages` is their number, None for any, `gang` as in `prepare`."""
+    """Builds the graph that is searched: `stages` is their number, None for any, `gang` and `goal` as in `prepare`."""
 
     graph: Graph
     cuts: tuple[Cut, ...]
@@ -45,6 +49,7 @@ class StageGraph:
     storage: WeightStorage
     least_work: bool
     gang: str = "never"
+    goal: Goal | None = None
 
     @cached_property
     def search(self) -> Search:
@@ -73,7 +78,59 @@ class StageGraph:
     @cached_property
     def _gangs(self) -> GangCandidates:
         memory_mb, platform = self.budget.memory_mb, self.budget.platform
-        return GangCandidates(self.graph, self.cuts, self._gang_grids, memory_mb, platform)
+        return GangCandidates(self.graph, self.cuts, self._gang_grids, memory_mb, platform, self._gang_spans)
+
+    @cached_property
+    def _enumerator(self) -> StageEnumerator:
+        points = exchange_points(self.graph) if self._gang_grids else ()
+        every = {cut.position: cut for cut in (*points, *self.cuts)}
+        return StageEnumerator(self.graph, [every[position] for position in sorted(every)], self.budget.profiles)
+
+    @cached_property
+    def _spans(self) -> dict[Grid, frozenset[_Span]]:
+        """The stages on each grid that may be in the best chain: those that one function does not beat by bounds."""
+        spans = [*combinations([cut.position for cut in self.cuts], 2)]
+        return {grid: self._unbeaten(spans, grid, gangs=False) for grid in self._stage_grids}
+
+    @cached_property
+    def _gang_spans(self) -> dict[Grid, frozenset[_Span]]:
+        """The gangs on each grid of which the same holds."""
+        spans = [*combinations([cut.position for cut in self.cuts if len(cut.tensors) == 1], 2)]
+        return {grid: self._unbeaten(spans, grid, gangs=True) for grid in self._gang_grids}
+
+    def _unbeaten(self, spans: Sequence[_Span], grid: Grid, *, gangs: bool) -> frozenset[_Span]:
+        if self._one_function is None or not spans:
+            return frozenset(spans)
+        seconds, usd = (self._bounds.gangs if gangs else self._bounds.stages)(spans, grid)
+        beaten = self._one_function.beats(seconds, usd).tolist()  # with each memory
+        whole = {(0, len(self.graph.nodes))} if grid == ONE else set[_Span]()
+        return frozenset(span for span, without in zip(spans, beaten, strict=True) if not all(without)) | whole
+
+    @cached_property
+    def _bounds(self) -> StepBounds:
+        budget, counts = self.budget, {grid.tiles for grid in (*self._stage_grids, *self._gang_grids)}
+        return StepBounds(self.graph, budget.profiles, budget.platform, budget.memory_mb, counts)
+
+    @cached_property
+    def _one_function(self) -> OneFunction | None:
+        """The whole network on one tile, None where it may not be that, or where stages have ranks to compare.
+
+        Its seconds include those that the platform's share of cold queries waits longer for its weights than for none:
+        bounds are of warm seconds.
+        """
+        fixed = self.gang == "always" or self.stages or self.grids.per_stage or self.grids.requested
+        if self.goal is None or fixed or self.least_work or ONE not in self._stage_grids:
+            return None
+        candidate = self._candidate(self._enumerator.whole(self.cuts[0], self.cuts[-1]))
+        if candidate is None or any(candidate.rank):
+            return None
+        (edge,) = self._prices.edges(candidate, ())
+        platform = self.budget.platform
+        empty = replace(candidate.fit, weight_bytes=0, weights_in=ZIP)
+        later = candidate.fit.cold_seconds(platform) - empty.cold_seconds(platform)
+        seconds = edge.seconds[:, 0] + platform.cold_share * later
+        convex = self.goal.has_no_limits and not platform.cold_share  # expected seconds do not add up along a chain
+        return OneFunction(seconds, edge.usd[:, 0], convex=convex)
 
     @cached_property
     def _limits(self) -> FunctionLimits:
@@ -91,7 +148,7 @@ class StageGraph:
     def _gang_grids(self) -> tuple[Grid, ...]:
         if self.gang == "never" or self.least_work or self.stages:
             return ()
-        return self._allowed(gang_grids(self.grids.requested))
+        return self._allowed(gang_grids(self.grids.requested, self.budget.gang_width))
 
     def _allowed(self, grids: Iterable[Grid]) -> tuple[Grid, ...]:
         """Return the grids, each once, that have no more tiles than a stage may have."""
@@ -107,8 +164,7 @@ class StageGraph:
 
         Where one grid is given for all stages, a stage on one tile knows how much of its work that grid could spread.
         """
-        every = {**self._gangs.points, **{cut.position: cut for cut in self.cuts}}
-        enumerator = StageEnumerator(self.graph, [every[position] for position in sorted(every)], self.budget.profiles)
+        enumerator = self._enumerator
         wanted = self.grids.requested
         links: set[tuple[int, int]] = set()
         neighbours = {(left.position, right.position) for left, right in pairwise(self.cuts)}
@@ -123,6 +179,8 @@ class StageGraph:
         if wanted or ONE in (self.grids.per_stage or self.grids.options):
             for number, left in enumerate(self.cuts):
                 for right in self.cuts[number + 1 :]:
+                    if (left.position, right.position) not in self._spans[ONE]:
+                        continue
                     inside = [link for link in links if left.position <= link[0] and link[1] <= right.position]
                     untiled_macs = sum(
                         enumerator.macs_before[end] - enumerator.macs_before[begin] for begin, end in inside
@@ -131,20 +189,22 @@ class StageGraph:
 
     def _works_on(self, grid: Grid, enumerator: StageEnumerator, least: int) -> Iterator[StageWork]:
         """Yield the stages on a grid; gangs take those that they may consist of."""
-        ends = {cut.position for cut in self.cuts} if grid in self._stage_grids else set[int]()
-        inner = self._gangs.positions(grid)
+        spans = self._spans.get(grid, frozenset())
+        inner, begins = self._gangs.positions(grid), dict[int, set[int]]()
+        for start, stop in spans:
+            begins.setdefault(stop, set()).add(start)
 
         def starts(stop: int) -> set[int]:
-            return (ends if stop in ends else set()) | (inner if stop in inner else set())
+            return begins.get(stop, set()) | (inner if stop in inner else set())
 
         walks = enumerator.walks(grid, least, maps=not self.grids.requested, starts=starts)
         for stop, walk in walks.items():
             of_use = stop in inner
-            for work in walk if of_use or stop in ends else ():
-                if stop in ends and work.start in ends:
+            for work in walk:
+                if (work.start, stop) in spans:
                     yield work
                 of_use = of_use and self._gangs.takes(work)
-                if not (of_use or stop in ends):
+                if not (of_use or stop in begins):
                     break
 
     def _candidate(self, work: StageWork) -> CandidateStage | None:

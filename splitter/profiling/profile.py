@@ -29,7 +29,6 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from sklearn.linear_model import LinearRegression
 
 from serfer.core.costs.operator_costs import COUNTED, Kind, Profile, Profiles, Work, counts
 from serfer.core.costs.sessions import set_threads, share_arena
@@ -486,6 +485,8 @@ def _fitted(kind: Kind, samples: Sequence[Sample], parallel: float, watching: fl
 
 def _coefficients(rows: NDArray[Any], seconds: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
     """Return the non-negative coefficients with the least weighted squared error."""
+    from sklearn.linear_model import LinearRegression  # noqa: PLC0415 - slow to import, and only a fit needs it
+
     scale = np.maximum(rows.max(axis=0), 1e-30)
     model = LinearRegression(positive=True, fit_intercept=False)
     model.fit(rows / scale * weights[:, None], seconds * weights)

@@ -95,12 +95,18 @@ class Work:
 
 Counts = dict[str, float]
 _ONCE = frozenset({"operator", "weights", "far weights"})  # what a batch does not repeat
+_SAVED_IN_PARTS = frozenset({"read", "far", "far weights", "edges"})
+"""Counts of which the parts of a work may have less, together, than the whole."""
 
 
 def counts(work: Work, batch: int = 1) -> Counts:
     """Return what a kind's coefficients are multiplied with, for `batch` images."""
     one = _COUNTS.get(work.kind, _moved)(work)
     return {name: value if name in _ONCE else batch * value for name, value in one.items()}
+
+
+def _without(several: Counts, names: frozenset[str]) -> Counts:
+    return {name: value for name, value in several.items() if name not in names} if names else several
 
 
 def _moved(work: Work) -> Counts:
@@ -229,19 +235,28 @@ class Profiles:
             self._known[key] = self._parts(work, batch)
         return self._known[key]
 
+    def least(self, work: Work) -> tuple[float, float]:
+        """Return the part of these seconds that no partition of the work into regions saves, over all of them.
+
+        It grows with the work: the cache is no matter, nor are the map's edges, nor how much is read of inputs, of
+        which regions that begin at a border count less.
+        """
+        return self._parts(work, 1, _SAVED_IN_PARTS)
+
     def seconds(self, work: Work, vcpus: float = 1.0, batch: int = 1) -> float:
         """Predict an operator's time."""
         return float(compute_seconds(*self.parts(work, batch), vcpus))
 
-    def _parts(self, work: Work, batch: int) -> tuple[float, float]:
+    def _parts(self, work: Work, batch: int, without: frozenset[str] = frozenset()) -> tuple[float, float]:
+        """Return `parts` of a work, some counts left out."""
         if work.measured_s:
             return self._shared(self.kinds[work.kind], batch * work.measured_s * _NS)
         profile = self.kinds[work.kind]
-        serial, parallel = self._shared(profile, profile.ns(counts(work, batch)))
+        serial, parallel = self._shared(profile, profile.ns(_without(counts(work, batch), without)))
         if work.reordered:
             reorder = self.kinds[work.to]
             moved = counts(Work(work.to, read=work.reordered, written=work.reordered), batch)
-            more = self._shared(reorder, reorder.ns(moved))
+            more = self._shared(reorder, reorder.ns(_without(moved, without)))
             serial, parallel = serial + more[0], parallel + more[1]
         return serial, parallel
 

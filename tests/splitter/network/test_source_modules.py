@@ -1,5 +1,6 @@
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,3 +34,24 @@ def test_a_module_in_training_mode_is_refused_and_not_modified():
     with pytest.raises(ModelError, match="training mode"):
         source.load(module, None)
     assert module.training
+
+
+class Threads(torch.nn.Module):
+    """Says on how many threads it is computed."""
+
+    def forward(self, image):
+        return image.mean(dim=(2, 3)) * 0 + torch.get_num_threads()
+
+
+@pytest.mark.parametrize(("size", "threads"), [(8, 1), (1024, 2)])
+def test_small_images_are_computed_on_one_thread_and_torch_keeps_its_number(monkeypatch, size, threads):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(source, "_export", lambda *_: None)  # the module's own answer alone is of interest here
+            given, _ = source.load(Threads().eval(), np.zeros((1, 3, size, size), np.float32))
+        assert given.run(np.zeros((1, 3, size, size), np.float32)).max() == threads
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

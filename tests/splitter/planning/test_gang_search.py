@@ -26,7 +26,17 @@ from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import ONE, GridChoice, tile_rects
 from tests.splitter.models import Net
 from tests.splitter.planning import test_search
-from tests.splitter.planning.test_search import DEAR_BYTES, FACTS, INLINE_MOST, PROFILES, Enumerated, at_origin, goals
+from tests.splitter.planning.test_search import (
+    DEAR_BYTES,
+    FACTS,
+    INLINE_MOST,
+    PROFILES,
+    Enumerated,
+    at_origin,
+    goals,
+    shares_left,
+    starts_usd,
+)
 
 STAGE_GRIDS = (ONE, Grid(2, 2))
 GANG_GRIDS = (Grid(2, 1), Grid(2, 2))
@@ -141,19 +151,20 @@ class WithGangs(Enumerated):
         if go == INLINE and stop < len(self.graph.nodes) and written.sum() > INLINE_MOST:
             return None
         writing = self.moved(go, np.zeros(grid.tiles), np.zeros(grid.tiles), written)
-        return gang_price(
+        size = sum(
+            self.graph.weights[name].nbytes
+            for node in self.graph.nodes[start:stop]
+            for name in self.graph.constants(node)
+        )
+        seconds, usd = gang_price(
             grid.tiles,
             inside + reading.reading_s + writing.writing_s,
             reading.carrying_s + writing.carrying_s,
             store + reading.usd + writing.usd,
             memory,
-            sum(
-                self.graph.weights[name].nbytes
-                for node in self.graph.nodes[start:stop]
-                for name in self.graph.constants(node)
-            ),
             self.budget.platform,
         )
+        return seconds, usd + starts_usd(self.budget, grid.tiles, size, first=not start)
 
     def reading(self, graph, tiles, needed, before, come, start):
         read, ranges = [], []
@@ -245,6 +256,14 @@ def test_search_returns_the_best_of_all_chains_with_gangs(enumerated):
             assert value == pytest.approx(best, rel=1e-9)
             chosen[bool(chain and gangs_of(chain))] += 1
     assert min(chosen.values()) > len(enumerated) // 2, chosen
+
+
+def test_bounds_leave_out_no_gang_that_is_the_best():
+    def prepared(graph, cuts, budget, goal):
+        return prepare(graph, cuts, GridChoice(options=STAGE_GRIDS), None, budget, gang="auto", goal=goal)
+
+    left = shares_left([*cases(CASES[:2])], prepared)
+    assert left[0] > 2 * left[-1]
 
 
 def test_the_frontier_keeps_what_nothing_beats_in_both():

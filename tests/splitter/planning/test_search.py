@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.costs.cost_model import StageLoad, Traffic, stage_price
+from serfer.core.costs.cold_starts import cold_seconds
+from serfer.core.costs.cost_model import StageLoad, Traffic, stage_price, starting_usd
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
+from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, PackageLimit
 from serfer.core.units import FLOAT_BYTES
 from splitter.planning.ort_kernels import operator_work, tile_moves
 from splitter.planning.planner import choices_of, prepare
@@ -44,6 +45,10 @@ class SlowProcessor:
 
     def parts(self, work):
         seconds = 3000 * SHIPPED.seconds(work)
+        return 0.2 * seconds, 0.8 * seconds
+
+    def least(self, work):
+        seconds = 3000 * sum(SHIPPED.least(work))
         return 0.2 * seconds, 0.8 * seconds
 
 
@@ -148,7 +153,8 @@ class Enumerated:
             weight_bytes=size,
             objects=by(OBJECTS) if OBJECTS in (come, go) else None,
         )
-        return stage_price(load, np.array(self.budget.memory_mb)[:, None], self.budget.platform)
+        seconds, usd = stage_price(load, np.array(self.budget.memory_mb)[:, None], self.budget.platform)
+        return seconds, usd + starts_usd(self.budget, len(needed), size, first=not at)
 
     def compute(self, works):
         profiles = self.budget.profiles
@@ -192,6 +198,14 @@ class Enumerated:
             )
             or 1
         )
+
+
+def starts_usd(budget, tasks, weights, *, first):
+    """Return what the cold starts of a step cost in the share of the queries that are cold, for each memory."""
+    platform = budget.platform
+    cold_s = cold_seconds(weights, ZIP, platform.functions)
+    usd = starting_usd(tasks, np.array(budget.memory_mb, dtype=float), cold_s, platform.functions, first=first)
+    return platform.cold_share * usd
 
 
 def at_origin(rect):
@@ -302,6 +316,41 @@ def test_a_planner_limited_to_one_store_misses_the_best_chain(cut_everywhere, st
     dearer = np.array([searched(*case, everywhere=True).cheapest.usd for case in two]) / both - 1
     assert dearer.min() > -1e-9
     assert (dearer > 0.01).sum() >= 5
+
+
+STARTING = (2e-4, 2e-2, 20.0)
+"""Seconds of an invocation, from those with which several functions are worth it to those with which one is; a request
+is dearer in the same way."""
+
+
+def shares_left(cases, prepared):
+    """Check that bounds leave out nothing that is the best; return the share of edges that they leave, by STARTING."""
+    edges = {starting: [0, 0] for starting in STARTING}
+    for (graph, cuts, budget), starting in product(cases, STARTING):
+        functions = replace(budget.facts.functions, invoke_floor=starting, price_request=1e-5 * starting)
+        within = replace(budget, facts=replace(budget.facts, functions=functions))
+        every = prepared(graph, cuts, within, None)
+        hull = [priced(chain) for chain in every.convex_hull]
+        asked = goals(*np.array(hull).T) if hull else ()
+        for group in (asked[:3], asked[3:]):  # without limits, and with them
+            fewer = prepared(graph, cuts, within, group[0]) if group else every
+            assert [priced(fewer.best(goal)) for goal in group] == [priced(every.best(goal)) for goal in group]
+            assert [priced(chain) for chain in fewer.convex_hull] == hull
+            edges[starting][0] += len([*every.edges])
+            edges[starting][1] += len([*fewer.edges])
+    return [left / of for of, left in edges.values()]
+
+
+def priced(chain):
+    return chain and (chain.seconds, chain.usd)
+
+
+def test_bounds_leave_out_no_chain_that_is_the_best(enumerated):
+    def prepared(graph, cuts, budget, goal):
+        return prepare(graph, cuts, GridChoice(options=GRIDS), None, budget, goal=goal)
+
+    left = shares_left([case[:3] for case in enumerated[::5]], prepared)
+    assert left[0] > left[-1]
 
 
 def greedy(search, _goal):

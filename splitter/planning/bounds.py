@@ -1,0 +1,199 @@
+"""Lower bounds of chains, which say what need not be searched: most networks are best as one function.
+
+Every step of a chain, a stage or a gang, is an invocation, and its tiles compute together at least what the operators
+of the whole network compute that no partition saves (`Profiles.least`, on the rows and columns that are read at all).
+Its slowest task takes at least the mean of its tasks. So the seconds and the dollars of any chain that has a certain
+step are at least those of the step with its work divided evenly, whatever it reads and writes, and of what is before
+and after it in one step each, on whatever number of tiles is best for them. They are priced as the search prices steps.
+
+Where even this is beaten by the network as one function, no chain with that step can be the best: not for a weighting
+of seconds and dollars, nor for their product, nor, where a goal has limits, within them. The search leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.costs.cost_model import Floats, Platform, StageLoad, billed_usd, gang_price, stage_price
+from serfer.core.costs.operator_costs import Profiles
+from serfer.core.costs.vcpus import compute_seconds, vcpus
+from serfer.core.geometry import Grid, Rect, Span
+from serfer.core.units import MS_PER_S
+from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from splitter.planning.ort_kernels import operator_work
+from splitter.tiling import operators
+from splitter.tiling.receptive_field import clipped, spans_of
+from splitter.tiling.regions import AxisInput, axis_node
+from splitter.tiling.tiling_rule import extent
+
+_SAME = 1e-9  # relative: what is beaten by less is searched
+_Spans = Sequence[tuple[int, int]]
+_Work = NDArray[np.float64]
+"""Serial and parallel seconds on one vCPU of the first n nodes, for every n: an array (2, nodes + 1)."""
+
+
+@dataclass(frozen=True)
+class OneFunction:
+    """The network as one function: what it takes and costs, for each memory. `convex`: see `beats`."""
+
+    seconds: Floats
+    usd: Floats
+    convex: bool
+
+    def beats(self, seconds: Floats, usd: Floats) -> NDArray[np.bool_]:
+        """Return which chains, of which these are bounds, cannot be better.
+
+        That is for any goal where some memory beats both bounds; and for goals without limits also where the line
+        between two memories does (`convex`): the best chain is then at a corner of the convex hull of all chains.
+        """
+        fast, cheap = self._corners()
+        if self.convex:
+            least_usd = np.interp(seconds, fast, cheap)
+        else:
+            least_usd = cheap[np.searchsorted(fast, seconds, "right").clip(1) - 1]
+        return np.asarray((seconds > fast[0] * (1 + _SAME)) & (usd > least_usd * (1 + _SAME)))
+
+    def _corners(self) -> tuple[Floats, Floats]:
+        """Return the points that nothing beats, the fastest first: with `convex` those of the convex hull."""
+        points: list[tuple[float, float]] = []
+        for point in sorted(zip(self.seconds.tolist(), self.usd.tolist(), strict=True)):
+            if points and point[1] >= points[-1][1]:
+                continue
+            while self.convex and len(points) > 1 and _is_above(points[-1], points[-2], point):
+                points.pop()
+            points.append(point)
+        fast, cheap = np.array(points).T
+        return fast, cheap
+
+
+def _is_above(middle: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
+    """Return whether a point is on or above the line between two others."""
+    return (middle[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (middle[0] - left[0])
+
+
+class StepBounds:
+    """Least seconds and dollars of chains that have a certain step; arrays have a row for each span of nodes.
+
+    Steps have one of `memory_mb`, and as many tasks as one of `counts`, or one.
+    """
+
+    def __init__(
+        self, graph: Graph, profiles: Profiles, platform: Platform, memory_mb: Sequence[int], counts: Iterable[int]
+    ) -> None:
+        self._platform, self._count = platform, len(graph.nodes)
+        self._memory = np.array(memory_mb, dtype=float)
+        parts = _least_parts(graph, profiles)
+        tiled = np.array([operators.tileable(graph, node) for node in graph.nodes])
+        flat = np.array([graph.shape(node.output).flat for node in graph.nodes])
+        spread = flat & np.array([operators.column_splittable(graph, node) for node in graph.nodes])
+        self._by_rows = _before(parts, tiled)
+        self._by_columns = _before(parts, spread)
+        self._by_either = _before(parts, tiled | spread)
+        self._counts = sorted({1, *counts})
+
+    def stages(self, spans: _Spans, grid: Grid) -> tuple[Floats, Floats]:
+        """Return the bounds of chains that have a stage of such nodes on a grid: arrays (spans, memories)."""
+        work = self._by_columns if grid.columns else self._by_rows
+        return self._with_sides(spans, self._stages(work, spans, grid.tiles))
+
+    def gangs(self, spans: _Spans, grid: Grid) -> tuple[Floats, Floats]:
+        """Return those of chains that have a gang of such nodes on a grid."""
+        granted = vcpus(self._memory, self._platform.functions.memory_per_vcpu)
+        serial, parallel = _of(self._by_rows, spans, grid.tiles)
+        inside = compute_seconds(serial, parallel, granted)
+        return self._with_sides(spans, gang_price(grid.tiles, inside, 0.0, 0.0, self._memory, self._platform))
+
+    def _stages(self, work: tuple[_Work, _Work], spans: _Spans, tasks: int) -> tuple[Floats, Floats]:
+        """Price stages of such nodes that divide their work evenly.
+
+        Bills are of whole milliseconds, each rounded up, so uneven ones may be up to one less for each task.
+        """
+        serial, parallel = (np.repeat(each[:, :, None], tasks, axis=-1) for each in _of(work, spans, tasks))
+        none = np.zeros(tasks)
+        load = StageLoad(serial, parallel, none, none, none, none, none)
+        seconds, usd = stage_price(load, self._memory[:, None], self._platform)
+        return seconds, usd - tasks * billed_usd(self._memory, 1 / MS_PER_S, self._platform.functions)
+
+    def _with_sides(self, spans: _Spans, own: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+        before = self._sides([(0, start) for start, _ in spans])
+        after = self._sides([(stop, self._count) for _, stop in spans])
+        seconds, usd = (
+            one + left[:, None] + right[:, None] for one, left, right in zip(own, before, after, strict=True)
+        )
+        return seconds, usd
+
+    def _sides(self, spans: _Spans) -> tuple[Floats, Floats]:
+        """Return the least that any chain of such nodes takes, and the least that it costs; nothing where none are."""
+        different = sorted(set(spans))
+        least = np.full((2, len(different)), np.inf)
+        for tasks in self._counts:
+            priced = self._stages(self._by_either, different, tasks)
+            least = np.minimum(least, [each.min(axis=-1) for each in priced])
+        least[:, [start == stop for start, stop in different]] = 0.0
+        number = {span: index for index, span in enumerate(different)}
+        seconds, usd = least[:, [number[span] for span in spans]]
+        return seconds, usd
+
+
+def _of(work: tuple[_Work, _Work], spans: _Spans, tasks: int) -> tuple[Floats, Floats]:
+    """Return serial and parallel seconds of each task of such nodes, columns: what is spread, and what is not."""
+    starts, stops = np.array(spans).reshape(-1, 2).T
+    spread, whole = (each[:, stops] - each[:, starts] for each in work)
+    serial, parallel = spread / tasks + whole
+    return serial[:, None], parallel[:, None]
+
+
+def _before(parts: Floats, able: NDArray[np.bool_]) -> tuple[_Work, _Work]:
+    """Return the work of the first n nodes that several tiles can share, and that every one of them does."""
+    spread, whole = (np.where(chosen, parts, 0.0).cumsum(axis=1) for chosen in (able, ~able))
+    return np.pad(spread, ((0, 0), (1, 0))), np.pad(whole, ((0, 0), (1, 0)))
+
+
+def _least_parts(graph: Graph, profiles: Profiles) -> Floats:
+    """Return serial and parallel seconds of each operator that all tiles of any partition take: an array (2, nodes)."""
+    rows, cols = (_least_extents(graph, axis) for axis in (ROW_AXIS, COL_AXIS))
+    known: dict[object, tuple[float, float]] = {}
+    parts = []
+    for node in graph.nodes:
+        region = Rect(Span(0, rows[node.output]), Span(0, cols[node.output]))
+        work = operator_work(graph, node, region) if region.area else None
+        if work is None or node.kind in (operators.TILE_POOL, operators.TILE_SUM):
+            parts.append((0.0, 0.0))  # such tiles' shares depend on the grid, and are small
+        else:
+            if work not in known:
+                known[work] = profiles.least(work)
+            parts.append(known[work])
+    return np.array(parts).T
+
+
+def _least_extents(graph: Graph, axis: int) -> dict[str, int]:
+    """Return how many rows (or columns) of each tensor all tiles of any partition compute together, at least.
+
+    Windows that are shorter than their stride leave rows out, which a tile has only between two of its own.
+    """
+    least = dict.fromkeys((name for node in graph.nodes for name in (*graph.activations(node), node.output)), 0)
+    least |= {name: extent(graph, name, axis) for name in graph.outputs}
+    known: dict[tuple[object, int, int], tuple[int, int]] = {}
+    for node in reversed(graph.nodes):
+        along = axis_node(graph, node, axis)
+        unread = along.size - least[node.output]
+        for source, read in along.inputs.items():
+            key = read.field, along.size, read.size
+            if key not in known:
+                known[key] = _rows_read(along.size, read)
+            count, longest = known[key]
+            least[source] = max(least[source], count - unread * longest)
+    return least
+
+
+def _rows_read(size: int, read: AxisInput) -> tuple[int, int]:
+    """Return how many rows of an input all of `size` rows of the output read, and how many one of them does at most."""
+    rows = clipped(read.field(spans_of([Span(row, row + 1) for row in range(size)])), read.size)
+    change = np.zeros(read.size + 1, dtype=int)
+    np.add.at(change, rows[0], 1)
+    np.subtract.at(change, rows[1], 1)
+    return int((change[:-1].cumsum() > 0).sum()), int((rows[1] - rows[0]).max())

@@ -108,7 +108,7 @@ def _described(plan: Plan) -> tuple[Plan, str]:
     """
     if plan.preprocess is not None:
         return plan, ""
-    assumed = assumed_preprocess(plan.input)
+    assumed = assumed_preprocess(plan)
     if assumed is None:
         raise PlanError(_UNDESCRIBED)
     plan = replace(plan, preprocess=assumed)

@@ -121,13 +121,13 @@ class GivenInput:
             yield np.ascontiguousarray(filled if self.batched else filled[0]), len(part)
 
     def answers(self, name: str, value: Array, images: int) -> Array:
-        """Return an output of a run, which had so many images, with an axis for them.
+        """Return an output of a run, which had so many images, with an axis for them; a filled batch is cut to them.
 
-        One without an axis for images, as what runs as it is may have, stays as it is where the run had one image.
+        Other outputs stay as they are: of one image, the first axis may be another one.
         """
         if name in self.stacked:
             return value[None]
-        return value[:images] if value.shape[:1] == (self.batch,) else value
+        return value if images == self.batch else value[:images]
 
     def like_images(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return images whose values the input takes: those given, or whole numbers in place of a noise's fractions."""
@@ -212,7 +212,8 @@ def _axes_of_images(rewrite: _Rewrite, sizes: Sequence[int]) -> str:
         return CHANNELS_LAST
     if any(node.op_type in _OF_CHANNELS_FIRST for node in readers):
         return CHANNELS_FIRST
-    return CHANNELS_LAST if sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS else CHANNELS_FIRST
+    last = sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS and not 0 < sizes[1] < sizes[3]
+    return CHANNELS_LAST if last else CHANNELS_FIRST
 
 
 def _axes_of_one_image(rewrite: _Rewrite, sizes: Sequence[int]) -> str | None:

@@ -78,9 +78,9 @@ class Source:
     `preprocess` and `labels` are, where they are a file's; there may be more or fewer of these labels than classes.
     `exported`: `onnx` was exported from a module here; `outputs` are then the names of its outputs. `sized`: its
     programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
-    boxes, if that was asked for. `notes` say what of its description a plan does not do. `unread` says why its
-    operators cannot be read, so that it can only run as it is; empty where they can. `as_given` runs a model in 8 bits
-    with ONNX Runtime's own kernels, as what runs as it is does; None for others.
+    boxes, if they are a detector's; `detects`: the file's metadata say so. `notes` say what of its description a plan
+    does not do. `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
+    `as_given` runs a model in 8 bits with ONNX Runtime's own kernels, as what runs as it is does; None for others.
     """
 
     name: str
@@ -96,6 +96,7 @@ class Source:
     sized: SizedExports | None = None
     given: GivenInput | None = None
     detection: DetectionHead | None = None
+    detects: bool = False
     notes: tuple[str, ...] = ()
     unread: str = ""
     as_given: Run | None = None
@@ -528,10 +529,10 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
             example = given.like_images(example)
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
+    as_given = _runner(path, given, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
     source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
-    own_kernels = any(map(_is_in_8_bits, model.proto.graph.node))
-    as_given = _runner(path, given, own_kernels=True) if own_kernels else None
-    return replace(source, origin=known.origin, given=given, unread=unread, as_given=as_given), example
+    source = replace(source, origin=known.origin, detects=known.detects, given=given)
+    return replace(source, unread=unread, as_given=as_given), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:

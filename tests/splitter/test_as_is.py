@@ -100,7 +100,7 @@ def quantised_in_part():
 
 def normalised_in_double():
     """A network whose output is float64, and which takes the mean over all images of a batch."""
-    net = Net(2, 5, 6)
+    net = Net(2, 4, 4)
     centred = net.op("Sub", "x", net.op("ReduceMean", "x", net.constant(np.array([0])), keepdims=1))
     out = net.op("Cast", net.op("Add", "x", centred), to=TensorProto.DOUBLE)
     return several(net, (out, TensorProto.DOUBLE, 4))

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -35,6 +36,11 @@ def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("small") / "small.onnx"
     onnx.save(small_onnx(), path)
     return path
+
+
+@pytest.fixture
+def examples():
+    return Path(__file__).parents[2] / "examples" / "images"
 
 
 @pytest.fixture
@@ -118,19 +124,43 @@ def test_a_file_that_fails_leaves_nothing_in_the_cache(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("channels", "expected"),
+    ("channels", "dtype", "expected"),
     [
-        (3, "RGB, their values times 1/255"),
-        (1, "grey, their"),
-        (4, "give it arrays (serfer run FILE.npy, Pipeline.run), (N, 4, 34, 34) float32"),
+        (3, "float32", "RGB, their values times 1/255"),
+        (1, "float16", "grey, their values times 1/255"),
+        (3, "uint8", "RGB, their values as they are, 0 to 255"),
+        (4, "float32", "takes 4 channels of numbers that image files do not have: give it arrays (serfer run FILE.npy"),
+        (3, "int8", "(N, 3, 34, 34) float32"),
     ],
 )
-def test_what_is_assumed_of_images_is_said(file, made, channels, expected):
+def test_what_is_assumed_of_images_is_said(file, made, channels, dtype, expected):
     plan = load_plan(made(file)[0])
-    shape = replace(plan.input, channels=channels)
-    assumed = assumed_preprocess(shape)
-    assert expected in assumption(replace(plan, input=shape, preprocess=assumed))
-    assert channels == 4 or len(assumed.mean) == channels
+    plan = replace(plan, input=replace(plan.input, channels=channels), file=replace(plan.file, dtype=dtype))
+    plan = replace(plan, preprocess=assumed_preprocess(plan))
+    assert expected in assumption(plan)
+    assert plan.preprocess is None or len(plan.preprocess.mean) == channels
+
+
+def test_a_file_of_whole_numbers_gets_an_images_own(settings, tmp_path, examples):
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [
+                onnx.helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT),
+                onnx.helper.make_node("ReduceMean", ["y"], ["z"], axes=[1, 2], keepdims=0),
+            ],
+            "mean",
+            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [1, 8, 8, 3])],
+            [onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [1, 3])],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 13)],
+        ir_version=8,
+    )
+    onnx.save(model, tmp_path / "mean.onnx")
+    with pytest.warns(PlanWarning, match="as they are, 0 to 255"):
+        opened = serfer.open(tmp_path / "mean.onnx", store="memory://", settings=settings)
+    with opened as pipeline:
+        pixels = pipeline.pixels([examples / "chelsea.png"])
+        np.testing.assert_allclose(pipeline.run(pixels), pixels.mean((1, 2)), rtol=1e-5)
 
 
 class TestWrongUse:

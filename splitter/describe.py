@@ -9,6 +9,7 @@ from pathlib import Path
 from serfer.core.errors import InputError
 from serfer.core.plan import DetectionHead, Plan, Preprocess, check_sound, classes_of, dump_plan, labels_fit
 from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE
+from serfer.core.plan.pixels import check_numbers
 from serfer.files import write_whole
 from serfer.images import check_channels
 from serfer.plan_directory import load_plan
@@ -37,7 +38,7 @@ def describe(
         activation: What turns the outputs into scores: "softmax", "sigmoid" or "none"; or "boxes", as `split` has it.
 
     Raises:
-        PlanError: the directory has no plan, or the network takes images of other channels.
+        PlanError: the directory has no plan, or the network takes images of other channels or numbers.
         ModelError: the outputs are not those of a detector, or it has fewer classes than there are labels.
         InputError: a file that was given cannot be used, there are not as many labels as outputs, or the plan cannot
             be written.
@@ -77,6 +78,8 @@ def _changed(plan: Plan, given: Description, *, keep_labels: bool) -> Plan:
     changed = plan.redescribed(after)
     if given.preprocess:
         check_channels(given.preprocess, plan.input)
+        if plan.file:
+            check_numbers(given.preprocess, plan.file.input, plan.file.dtype)
     if after.detection is None and not labels_fit(changed):
         classes = classes_of(plan.output, plan.output_tensors[0])
         raise InputError(f"there are {len(after.labels)} labels for a network with {classes} outputs")

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import FileTensors, Preprocess
-from serfer.core.plan.pixels import normalise
+from serfer.core.plan import FileTensors
+from serfer.core.plan.pixels import whole_numbers
 from serfer.core.plan.validation import MAX_NAME
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import MAP_RANK
@@ -44,8 +44,6 @@ _TYPES: dict[int, str] = {
 }
 _AS_THEY_ARE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """Types that need no rewrite here: float16 is widened with the whole network."""
-_LARGEST = 2**24
-"""Whole numbers up to which float32 has every one."""
 _CHANNELS = (1, 3, 4)
 _KEEP_AXES = PER_VALUE | BROADCAST | {"Pad", "QuantizeLinear", "DequantizeLinear"}
 _OF_CHANNELS_FIRST = frozenset(
@@ -80,16 +78,6 @@ class GivenInput:
         output = self.outputs[0] if len(self.outputs) == 1 else ""
         named = 0 < len(self.name) <= MAX_NAME and len(output) <= MAX_NAME
         return FileTensors(self.name, self.dtype, self.axes, output) if named else None
-
-    @property
-    def whole_numbers(self) -> range | None:
-        """The whole numbers of an image, as far as float32 has them; None where the input takes any number."""
-        if self.dtype.startswith("float"):
-            return None
-        if self.dtype == "bool":
-            return range(2)
-        limits = np.iinfo(self.dtype)
-        return range(max(int(limits.min), -_LARGEST), min(int(limits.max), _LARGEST) + 1)
 
     @property
     def batched(self) -> bool:
@@ -131,25 +119,15 @@ class GivenInput:
 
     def like_images(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return images whose values the input takes: those given, or whole numbers in place of a noise's fractions."""
-        numbers = self.whole_numbers
+        numbers = whole_numbers(self.dtype)
         if numbers is None or np.array_equal(images, self._numbers(images)):
             return images
         low, high = (-128, 127) if self.dtype == "int8" else (0, min(numbers[-1], 255))  # as images have them
         middle, spread = (low + high + 1) // 2, _NOISE if high > 1 else 1
         return np.clip(np.rint(images * spread + middle), low, high).astype(np.float32)
 
-    def check_numbers(self, preprocess: Preprocess) -> None:
-        """Raise ModelError where a description makes other numbers of pixels than the input's type has."""
-        pixels = np.arange(256, dtype=np.uint8).reshape(1, 256, 1, 1).repeat(len(preprocess.channels), axis=3)
-        values = normalise(pixels, preprocess)
-        if self.whole_numbers is not None and not np.array_equal(values, self._numbers(values)):
-            raise ModelError(
-                f"the model's input {self.name!r} is {self.dtype}, and the preprocessing gives it other numbers than "
-                "the pixels': it takes them as they are, scale 1, mean 0 and std 1"
-            )
-
     def _numbers(self, images: NDArray[np.float32]) -> Array:
-        numbers = self.whole_numbers
+        numbers = whole_numbers(self.dtype)
         if numbers is not None:
             images = np.clip(np.rint(images), numbers[0], numbers[-1])
         return images.astype(self.dtype)
@@ -365,7 +343,7 @@ class _Rewrite:
         if name not in _names_read(self.graph):
             return
         steps = [helper.make_node("Cast", [image], [name], name=f"{name}.Cast", to=kind)]
-        numbers = GivenInput(name, _TYPES[kind]).whole_numbers
+        numbers = whole_numbers(_TYPES[kind])
         if numbers is not None:
             ends = [
                 self._constant(f"{image}.{end}", np.float32(value))

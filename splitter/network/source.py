@@ -30,6 +30,7 @@ from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
+from serfer.core.plan.pixels import check_numbers
 from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
 from splitter.network.by_name.named_model import NamedModel, build, is_named
@@ -110,9 +111,9 @@ class Source:
         return self.given.like_images(images) if self.given else images
 
     def check_numbers(self, preprocess: Preprocess) -> None:
-        """Raise ModelError where a description gives fractions to an input of whole numbers."""
+        """Raise PlanError where a description gives numbers that the input of a file does not have."""
         if self.given:
-            self.given.check_numbers(preprocess)
+            check_numbers(preprocess, self.given.name, self.given.dtype)
 
     def alike(self, one: Size, other: Size) -> bool:
         """Return whether images of two sizes are computed by one ONNX model."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import serfer
-from serfer.core.errors import ModelError
+from serfer.core.errors import ModelError, PlanError
 from serfer.core.exactness import relative_error
 from splitter.network.source import load
 from splitter.plan_dir.check import whole_runner
@@ -281,5 +281,8 @@ def test_a_description_that_gives_fractions_is_refused_where_whole_numbers_are_t
     path = save(net, output, tmp_path, "uint8", (1, *FORMS["NHWC"]), made=(1, 5))
     whole = serfer.Preprocess(16, "bilinear", "RGB", 1.0, (0.0,) * 3, (1.0,) * 3)
     assert serfer.split(path, out=tmp_path / "plan", preprocess=whole).preprocess == whole
-    with pytest.raises(ModelError, match=r"input 'x' is uint8, .* scale 1, mean 0 and std 1"):
-        serfer.split(path, out=tmp_path / "other", preprocess=replace(whole, scale=1 / 255))
+    fraction = replace(whole, scale=1 / 255)
+    with pytest.raises(PlanError, match=r"input 'x' is uint8, .* need scale 1, mean 0 and std 1"):
+        serfer.split(path, out=tmp_path / "other", preprocess=fraction)
+    with pytest.raises(PlanError, match=r"input 'x' is uint8, .* need scale 1, mean 0 and std 1"):
+        serfer.describe(tmp_path / "plan", preprocess=fraction)

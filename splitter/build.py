@@ -19,6 +19,7 @@ from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
+from splitter.network.detection_heads import BoxOptions
 from splitter.network.graph import Graph
 from splitter.network.metadata import FileDescription
 from splitter.network.reductions import of_one_class, with_reduction
@@ -312,11 +313,19 @@ def _check_answer(graph: Graph, source: Source) -> None:
 
 
 def _with_boxes(graph: Graph, source: Source, description: Description) -> Source:
-    """Return the source with what its outputs say of boxes, if that was asked for."""
-    if description.boxes is None:
+    """Return the source with what its outputs say of boxes, if that was asked for.
+
+    Where nothing was, a file whose metadata are a detector's has boxes if its outputs are such.
+    """
+    tensors, shape, labels = graph.output_tensors, graph.shape(graph.input), len(source.labels)
+    if description.boxes is not None:
+        return replace(source, detection=description.boxes.head(tensors, shape, labels))
+    if not source.detects or description.activation or description.reduction:
         return source
-    head = description.boxes.head(graph.output_tensors, graph.shape(graph.input), len(source.labels))
-    return replace(source, detection=head)
+    try:
+        return replace(source, detection=BoxOptions().head(tensors, shape, labels))
+    except ModelError:
+        return source
 
 
 def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> Source:

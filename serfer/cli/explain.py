@@ -23,7 +23,7 @@ from serfer.core.costs.starting_ways import StartingWay, starting_ways
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
 from serfer.core.inline_outputs import PAYLOAD_SHARE
-from serfer.core.plan import CONTAINER, DetectionHead, Plan, Stage, explained
+from serfer.core.plan import CONTAINER, Plan, Stage, explained
 from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import load_cold_plan, load_plan
@@ -194,7 +194,7 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
         table.add_row(plain(tensor.name), "x".join(map(str, tensor.dims)) or "1", tensor.dtype, byte_size(size))
     out.print(table)
     if plan.detection:
-        out.print(plain(_boxes(plan.detection)), soft_wrap=True)
+        out.print(plain(plan.detection.in_words()), soft_wrap=True)
     last, limit = plan.stages[-1], int(facts.sync_payload_limit * PAYLOAD_SHARE)
     largest = max(last.written(tile) for tile in last.tiles)
     if largest > limit:
@@ -203,16 +203,6 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
             f"carries {byte_size(limit)} of tensors: it goes through the store (smaller: serfer split "
             "--reduce; left where tiles write it: serfer run --keep)"
         )
-
-
-def _boxes(head: DetectionHead) -> str:
-    """Return a sentence on a detector's head."""
-    classes = f" of {head.classes} classes" if head.classes else ""
-    overlaps = "" if head.max_iou == 1 else f", none over {head.max_iou:g} of the union with a better one"
-    return (
-        f"boxes{classes} as {head.family} has them, in {', '.join(head.outputs)}: at most {head.max_boxes}, of a score "
-        f"of {head.min_score:g} or more{overlaps} (serfer predict)"
-    )
 
 
 def _print_gangs(plan: Plan) -> None:

@@ -200,7 +200,7 @@ def _make(
         directory,
         preprocess=description.preprocess,
         labels=description.labels,
-        activation=description.activation,
+        activation=description.output,
         progress=progress,
     )
     assumed = assumed_preprocess(plan)

@@ -104,7 +104,8 @@ class _Parts:
         graph, tensors = model.proto.graph, _Tensors.of(model.proto)
         image = model.inputs[0].name
         makers = {name: node for node in graph.node for name in node.output if name}
-        stop = {name for name in blocked if name in makers}  # others were made while it was read, from these
+        known = [makers[name] for name in blocked if name in makers]  # others were made from these on reading
+        stop = {name for node in known for name in node.output if name}
         if not stop or any(node.op_type in IN_8_BITS for node in graph.node):
             return None
         computed = _depending(graph.node, {image})
@@ -115,7 +116,7 @@ class _Parts:
             odd = [name for name in read if name != image and not tensors.can_be_read(name)]
             if not odd:
                 break
-            stop |= {*odd}
+            stop |= {name for tensor in odd for name in makers[tensor].output if name}
         before = _made_by(makers, [*read, *(value.name for value in graph.output if value.name not in after)], {image})
         if len(read) > MOST_OUTPUTS or not any(node.op_type in _WORTH_SPLITTING for node in before):
             return None

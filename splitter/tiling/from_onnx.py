@@ -86,7 +86,8 @@ def _finished(source: Source, plain: PlainNetwork) -> tuple[Graph, Source]:
         else tensor
         for tensor in graph.answers
     )
-    return replace(graph, answers=answers), replace(source, run=image_by_image(source.run, plain.given))
+    run = image_by_image(source.as_given or source.run, plain.given)
+    return replace(graph, answers=answers), replace(source, run=run)
 
 
 def _with_axes(graph: Graph) -> Graph:

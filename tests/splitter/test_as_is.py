@@ -85,6 +85,19 @@ def in_8_bits():
     return net.model(net.linear(net.flat(scores), 144, 5))
 
 
+def quantised_in_part():
+    """Quantised activations behind a convolution in float32, which whole numbers cannot be exact for."""
+    net = Net(3, 8, 8)
+    step, zero = net.constant(np.float32(0.05)), net.constant(np.uint8(120))
+    wide = net.conv("x", 3, 4, [3, 3])
+    inexact = net.op("DequantizeLinear", net.op("QuantizeLinear", wide, step, zero), step, zero)
+    weight = net.constant(net.random.integers(-9, 9, (4, 4, 3, 3), dtype=np.int8))
+    plain = net.op("DequantizeLinear", weight, net.constant(np.float32(0.1)), net.constant(np.int8(0)))
+    sums = net.op("Conv", inexact, plain, kernel_shape=[3, 3])
+    again = net.op("DequantizeLinear", net.op("QuantizeLinear", sums, step, zero), step, zero)
+    return net.model(net.linear(net.flat(again), 64, 5))
+
+
 def normalised_in_double():
     """A network whose output is float64, and which takes the mean over all images of a batch."""
     net = Net(2, 4, 4)
@@ -100,6 +113,7 @@ WHOLE = {
     "If": branching,
     "com.microsoft": foreign,
     "8 bits": in_8_bits,
+    "8 bits in part": quantised_in_part,
     "mixes images": normalised_in_double,
 }
 
@@ -323,6 +337,14 @@ def test_the_plan_names_the_operator_that_keeps_others_together(saved, tmp_path)
     plan = split(saved(detector()), out=tmp_path / "plan", grids="2x2")
     assert "because of 't" in plan.why
     assert "(Loop): which operators run depends on the data" in plan.why
+
+
+def test_a_network_that_is_quantised_in_part_runs_as_it_is(saved, tmp_path):
+    path = saved(quantised_in_part())
+    plan = split(path, out=tmp_path / "plan")
+    assert "answers differ between processors" in plan.why
+    batch = np.random.default_rng(1).standard_normal((3, 3, 8, 8), dtype=np.float32)
+    assert np.array_equal(run_tiles(plan, tmp_path / "plan", batch), own_answers(path, batch)[0])
 
 
 def fixed_grid():

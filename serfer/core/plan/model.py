@@ -392,6 +392,7 @@ class PlanDescription:
     preprocess: Preprocess | None
     labels: tuple[str, ...]
     activation: str
+    detection: DetectionHead | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +462,7 @@ class Plan:
     @property
     def description(self) -> PlanDescription:
         """How an image becomes the input, and what the outputs mean."""
-        return PlanDescription(self.preprocess, self.labels, self.activation)
+        return PlanDescription(self.preprocess, self.labels, self.activation, self.detection)
 
     @property
     def workers_preprocess(self) -> Preprocess | None:
@@ -476,6 +477,7 @@ class Plan:
             preprocess=description.preprocess,
             labels=description.labels,
             activation=description.activation,
+            detection=description.detection,
             as_split=None if description == before else before,
         )
 

@@ -151,5 +151,10 @@ class TestSplit:
         plan = self.split(model, ULTRALYTICS, tmp_path)
         assert len(plan.labels) == 4
         assert serfer.describe(tmp_path / "plan", labels=["a", "b"]).labels == ("a", "b")
-        with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
-            assert pipeline.plan.preprocess == DETECTOR
+        digest = plan.digest
+        plan = serfer.describe(tmp_path / "plan", activation="boxes:yolov8,score=0.5")
+        assert (plan.detection.family, plan.detection.classes, plan.detection.min_score) == ("yolov8", 2, 0.5)
+        assert (plan.digest, plan.preprocess) == (digest, DETECTOR)
+        with pytest.raises(serfer.InputError, match="1 labels for a network with 2 outputs"):
+            serfer.describe(tmp_path / "plan", labels=["a"])
+        assert serfer.describe(tmp_path / "plan", activation="none").detection is None

@@ -665,5 +665,8 @@ def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def _plainly(error: Exception) -> str:
     """Return ONNX Runtime's message without its status, its own source's places and the path."""
+    if wrong := re.findall(r"index: (\d+) Got: (\d+) Expected: (\d+)", str(error)):
+        axes = ", ".join(f"{expected} on axis {axis}, not {got}" for axis, got, expected in wrong)
+        return f"its input is fixed to {axes}: give that size, or none"
     inside = r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|/onnxruntime_src/.*?\) (?=[A-Z])"
     return re.sub(inside, "", str(error).strip().partition("\n")[0])

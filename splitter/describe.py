@@ -38,7 +38,8 @@ def describe(
 
     Raises:
         PlanError: the directory has no plan, or the network takes images of other channels.
-        ModelError: the outputs do not hold boxes of a form that is known.
+        ModelError: the outputs do not hold boxes of a form that is known, or the network takes whole numbers and the
+            preprocessing gives others.
         InputError: a file that was given cannot be used, there are not as many labels as outputs, or the plan cannot
             be written.
         UsageError: another value.
@@ -71,9 +72,18 @@ def _changed(plan: Plan, given: Description, *, keep_labels: bool) -> Plan:
     changed = plan.redescribed(after)
     if given.preprocess:
         check_channels(given.preprocess, plan.input)
+        _check_numbers(plan, given.preprocess)
     if not labels_fit(changed):
         head = changed.detection
         classes = head.classes if head else classes_of(plan.output, plan.output_tensors[0])
         raise InputError(f"there are {len(after.labels)} labels for a network with {classes} outputs")
     check_sound(changed)
     return changed
+
+
+def _check_numbers(plan: Plan, preprocess: Preprocess) -> None:
+    """Raise ModelError where a network's file takes whole numbers, and the preprocessing gives it others."""
+    if plan.file and not plan.file.dtype.startswith("float"):
+        from splitter.network.given_input import GivenInput  # noqa: PLC0415 - imports onnx
+
+        GivenInput(plan.file.input, plan.file.dtype).check_numbers(preprocess)

@@ -525,7 +525,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
             example, _ = _first_taken(run, example, any_size)
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
-    source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
+    source = Source(path.stem, f"from {path.name}", light, run, given.suited(known.preprocess), labels, exported=False)
     return replace(source, origin=known.origin, given=given, unread=unread), example
 
 

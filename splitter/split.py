@@ -16,6 +16,7 @@ from serfer.core.errors import PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from splitter.network.by_name.named_model import NamedModel
 from splitter.network.description import Description, Reduction
 from splitter.plan_dir.output_directory import place_for
 from splitter.planning.split_options import (
@@ -151,7 +152,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         UnavailableError: the disk is full.
         WrongAnswerError: the parts do not equal the whole.
     """
-    place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
+    read = (model.weights_from if isinstance(model, NamedModel) else model, calibration)
+    place = place_for(Path(out), [Path(item) for item in read if isinstance(item, Path | str)])
     description = Description.of(preprocess, labels, activation, Reduction.of(reduce, resize_output))
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store

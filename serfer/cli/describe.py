@@ -11,7 +11,7 @@ from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.plan import DetectionHead, Plan
+from serfer.core.plan import Plan
 from serfer.plan_directory import load_plan
 
 _SHOWN = 5
@@ -34,7 +34,7 @@ def describe(
     output: Annotated[
         str | None,
         typer.Option(
-            help="What turns the network's output into scores: softmax, sigmoid or none; or boxes, as split takes it."
+            help="What the outputs are: scores, by softmax, sigmoid or none; or boxes, as serfer split has it."
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -58,14 +58,14 @@ def _show(plan: Plan, *, as_json: bool) -> None:
         return
     for line in described(plan):
         out.print(line, soft_wrap=True)
-    if plan.classifies:
-        out.print(f"scores: {plan.activation}")
-    elif not plan.detection:
-        out.print("the outputs are not scores of classes")
+    if plan.detection:
+        out.print(plain(plan.detection.in_words()), soft_wrap=True)
+    else:
+        out.print(f"scores: {plan.activation}" if plan.classifies else "the outputs are not scores of classes")
 
 
 def described(plan: Plan) -> list[str]:
-    """Return lines on a plan's images, its labels and its boxes, with the commands that give what is missing."""
+    """Return a line on a plan's images, and one on its labels, with the command that gives what is missing."""
     if plan.preprocess:
         images = f"an image is {plan.preprocess.in_words((plan.input.height, plan.input.width))}"
     else:
@@ -79,16 +79,4 @@ def described(plan: Plan) -> list[str]:
         lines.append(f"{len(plan.labels):,} labels: {names}{', ...' if len(plan.labels) > _SHOWN else ''}")
     elif plan.classifies:
         lines.append("no labels: classes are numbers; serfer describe DIR --labels FILE names them")
-    if plan.detection:
-        lines.append(plain(_boxes(plan.detection)))
     return lines
-
-
-def _boxes(head: DetectionHead) -> str:
-    """Return a sentence on a detector's head."""
-    classes = f" of {head.classes} classes" if head.classes else ""
-    overlaps = "" if head.max_iou == 1 else f", none over {head.max_iou:g} of the union with a better one"
-    return (
-        f"boxes{classes} as {head.family} has them, in {', '.join(head.outputs)}: at most {head.max_boxes}, of a score "
-        f"of {head.min_score:g} or more{overlaps} (serfer predict)"
-    )

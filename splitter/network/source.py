@@ -49,8 +49,8 @@ Run = Callable[[Array], Answer]
 Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
-_MIN_SCAN_OPSET = 9
-"""The oldest opset whose Scan a part that runs as it is can be."""
+_MIN_SCAN_OPSET = 11
+"""The oldest opset in which a part that runs as it is can be written: Scan and Pad."""
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 _WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
@@ -78,8 +78,9 @@ class Source:
     `preprocess` and `labels` are, where they are a file's; there may be more or fewer of these labels than classes.
     `exported`: `onnx` was exported from a module here; `outputs` are then the names of its outputs. `sized`: its
     programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
-    boxes, if that was asked for. `notes` say what of its description a plan does not do. `unread` says why its
-    operators cannot be read, so that it can only run as it is; empty where they can.
+    boxes, if they are a detector's; `detects`: the file's metadata say so. `notes` say what of its description a plan
+    does not do. `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
+    `as_given` runs a model in 8 bits with ONNX Runtime's own kernels, as what runs as it is does; None for others.
     """
 
     name: str
@@ -95,8 +96,10 @@ class Source:
     sized: SizedExports | None = None
     given: GivenInput | None = None
     detection: DetectionHead | None = None
+    detects: bool = False
     notes: tuple[str, ...] = ()
     unread: str = ""
+    as_given: Run | None = None
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
@@ -523,10 +526,13 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
+            example = given.like_images(example)
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
+    as_given = _runner(path, given, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
     source = Source(path.stem, f"from {path.name}", light, run, given.suited(known.preprocess), labels, exported=False)
-    return replace(source, origin=known.origin, given=given, unread=unread), example
+    source = replace(source, origin=known.origin, detects=known.detects, given=given)
+    return replace(source, unread=unread, as_given=as_given), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
@@ -605,13 +611,21 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 
-def _runner(path: Path, given: GivenInput) -> Run:
-    """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free."""
+def _is_in_8_bits(node: onnx.NodeProto) -> bool:
+    return node.op_type in ("DequantizeLinear", "QuantizeLinear")
+
+
+def _runner(path: Path, given: GivenInput, *, own_kernels: bool = False) -> Run:
+    """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free.
+
+    With `own_kernels`, operators between DequantizeLinear and QuantizeLinear are computed in 8 bits.
+    """
     session: ort.InferenceSession | None = None
     options = ort.SessionOptions()
     set_threads(options, threads=0)
     options.log_severity_level = _SILENT
-    options.add_session_config_entry("session.disable_quant_qdq", "1")  # its 8-bit kernels saturate on some processors
+    if not own_kernels:  # they saturate on some processors
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
 
     def run(batch: Array) -> Answer:
         nonlocal session

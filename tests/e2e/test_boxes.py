@@ -216,3 +216,33 @@ def test_an_image_that_cannot_be_read_does_not_stop_the_others(predict, examples
 
 def test_explain_says_what_the_boxes_are(serfer_here, plan):
     assert "boxes of 3 classes as yolov8 has them, in output0" in serfer_here("explain", plan).out
+
+
+@pytest.fixture
+def file(tmp_path):
+    """The detector's file with the metadata that ultralytics writes."""
+    model = detector_onnx()
+    names = str(dict(enumerate(CLASSES)))
+    onnx.helper.set_model_props(model, {"stride": "32", "task": "detect", "names": names})
+    onnx.save(model, tmp_path / "detector.onnx")
+    return tmp_path / "detector.onnx"
+
+
+def test_a_file_whose_metadata_are_a_detectors_gives_boxes_at_once(serfer_here, file, examples):
+    told = serfer_here("predict", file, examples / "rocket.jpg", "--workers", "inprocess", "--json")
+    assert told.code == 0, told.err
+    value = json.loads(told.out)
+    assert value["kind"] == "boxes"
+    assert {box["label"] for box in value["images"][0]["boxes"]} <= {*CLASSES}
+    thresholds = ("--output", "boxes,score=0.9,iou=0.3", "--workers", "inprocess", "--json")
+    fewer = json.loads(serfer_here("predict", file, examples / "rocket.jpg", *thresholds).out)["images"][0]["boxes"]
+    assert 0 < len(fewer) < len(value["images"][0]["boxes"])
+
+
+def test_what_is_said_of_outputs_counts_and_other_outputs_are_left_as_they_are(file, tmp_path):
+    assert serfer.split(file, out=tmp_path / "plan", grids="1").detection == DetectionHead("yolov8", ("output0",), 3)
+    assert serfer.split(file, out=tmp_path / "plan", grids="1", activation="none").detection is None
+    model = onnx.load(file)
+    onnx.helper.set_model_props(model, {"stride": "32", "task": "classify", "names": "{0: 'a'}"})
+    onnx.save(model, file)
+    assert serfer.split(file, out=tmp_path / "plan", grids="1").detection is None

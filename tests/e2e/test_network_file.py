@@ -53,6 +53,7 @@ def test_classify_takes_a_file_among_its_images_and_says_what_is_assumed(serfer_
     )
     assert first.err.splitlines()[-1].startswith(ASSUMED)
     assert "difference from the unsplit model: 0.0e+00" in first.out
+    assert "%" not in first.out  # no output says that its numbers are shares
     second = serfer_here("classify", image, "--plan", file, *HERE, "--json")
     assert second.err.startswith(ASSUMED)
     assert second.err.count("\n") == 1

@@ -40,7 +40,10 @@ LabelsOption = Annotated[
 ]
 OutputOption = Annotated[
     str | None,
-    typer.Option("--output", help="Of an .onnx file: what turns outputs into scores: softmax, sigmoid or none."),
+    typer.Option(
+        "--output",
+        help="Of an .onnx file: what its outputs are: scores, by softmax, sigmoid or none, or boxes of a detector.",
+    ),
 ]
 _RGB = 3  # channels by default
 

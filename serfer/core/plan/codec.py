@@ -18,15 +18,14 @@ OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives", "cold_sha
 OF_STEP = ("predicted_ms", "predicted_usd")
 OF_TILE = ("serial_ms", "parallel_ms")
 """Fields of a plan, of its stages and gangs, and of tiles that explanation.json has: the digest does not cover them."""
-OF_DESCRIPTION = ("as_split", *(field.name for field in fields(PlanDescription)))
-"""Fields of a plan of which the digest covers those of its split."""
 _SHOWN = 40  # characters of what should have been a number
 
 
 def _digest(executed: dict[str, Any]) -> str:
     """Return the digest of a plan as it was split."""
-    if as_split := executed.get("as_split"):
-        executed = {name: value for name, value in executed.items() if name not in OF_DESCRIPTION} | as_split
+    if "as_split" in executed:
+        now = {"as_split", *(field.name for field in fields(PlanDescription))}
+        executed = {name: value for name, value in executed.items() if name not in now} | executed["as_split"]
     text = json.dumps({**executed, "digest": ""}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -39,6 +38,9 @@ def _executed(plan: Plan) -> dict[str, Any]:
         for record in records:
             for name in names:
                 del record[name]
+    for output in plain["outputs"]:
+        if not output["sized_by"]:  # as plans of before such outputs have it
+            del output["sized_by"], output["axis"]
     return plain
 
 

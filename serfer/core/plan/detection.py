@@ -71,6 +71,15 @@ class DetectionHead:
         if not 1 <= self.max_boxes <= _MOST_BOXES:
             raise PlanError(f"max_boxes should be 1 to {_MOST_BOXES:,}, not {self.max_boxes}")
 
+    def in_words(self) -> str:
+        """Say what it is."""
+        classes = f" of {self.classes} classes" if self.classes else ""
+        overlaps = "" if self.max_iou == 1 else f", none over {self.max_iou:g} of the union with a better one"
+        return (
+            f"boxes{classes} as {self.family} has them, in {', '.join(self.outputs)}: at most {self.max_boxes}, of a "
+            f"score of {self.min_score:g} or more{overlaps} (serfer predict)"
+        )
+
 
 def head_fits(head: DetectionHead, dims: Sequence[tuple[int, ...]]) -> bool:
     """Return whether outputs of one image with these `dims`, in the order of `head.outputs`, may be those of `head`."""

@@ -94,11 +94,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES."""
+    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES.
+
+    Where its size along `axis` of `dims` depends on the image, that is the most of it, and `sized_by` names the output
+    that has each image's own; else it is empty.
+    """
 
     name: str
     dims: tuple[int, ...]
     dtype: str
+    sized_by: str = ""
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ class ModelCard:
     share of an image's shorter side that is kept, None where the whole image is stretched. `cached` are the files of
     these weights that are on this machine, `missing` says where they were looked for, `published` are names that no
     other file has. `others` are weights of the same architecture that are here. `note` says what a plan cannot do as
-    the metadata have it.
+    the metadata have it. `classifies`: the output are classes of the image, which the layer `head` tells apart, where
+    the library names it; `classes` is 0 where the architecture comes without that layer.
     """
 
     name: str
@@ -39,6 +40,8 @@ class ModelCard:
     missing: str = ""
     others: tuple[str, ...] = ()
     note: str = ""
+    classifies: bool = True
+    head: str = ""
 
     def preprocess(self, shape: tuple[int, int, int]) -> Preprocess | None:
         """Return the preprocessing for an input (C, H, W), in the metadata's proportions; None for other channels."""

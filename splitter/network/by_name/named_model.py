@@ -104,7 +104,7 @@ def build(model: NamedModel, shape: tuple[int, int, int] | None = None) -> Named
         weights,
         card.preprocess(shape),
         card.labels if own else (),
-        card.activation if own else "softmax",
+        card.activation if own or not card.classifies else "softmax",
         card.note,
     )
 
@@ -163,7 +163,7 @@ def _with_weights(
         return library.filled(card.name, shape, weights), card.classes
     module = library.build(card.name, shape, card.classes, weights)
     weights = unwrapped(weights, module)
-    classes = classes_of(weights, module, card.classes)
+    classes = classes_of(weights, module, card.classes, card.head)
     if classes != card.classes:
         module = library.build(card.name, shape, classes, weights)
     why = misfit(weights, module)

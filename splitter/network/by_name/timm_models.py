@@ -47,6 +47,7 @@ def card(name: str, file: str = "") -> ModelCard:  # noqa: ARG001 - torchvision'
         missing=_missing(config),
         others=tuple(_others(architecture, config.tag)),
         note=_note(config),
+        head=config.classifier if isinstance(config.classifier, str) else "",
     )
 
 

@@ -32,6 +32,7 @@ def card(name: str, file: str = "") -> ModelCard:
     entry = _entry(name, file)
     transforms = entry.transforms()
     side, crop = _sizes(name, transforms)
+    classifies = type(transforms).__name__ == _CLASSIFIES
     categories = tuple(entry.meta["categories"])
     cached = hub_cache.torch_file(entry.url)
     return ModelCard(
@@ -44,11 +45,12 @@ def card(name: str, file: str = "") -> ModelCard:
         mean=tuple(transforms.mean),
         std=tuple(transforms.std),
         labels=categories,
-        activation="softmax" if type(transforms).__name__ == _CLASSIFIES else "none",
+        activation="softmax" if classifies else "none",
         cached=(cached,) if cached.is_file() else (),
         published=(cached.name,),
         missing=str(cached),
         others=tuple(_others(name, entry)),
+        classifies=classifies,
     )
 
 

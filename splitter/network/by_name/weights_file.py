@@ -94,8 +94,13 @@ def unwrapped(weights: Weights, module: torch.nn.Module) -> Weights:
     return weights
 
 
-def classes_of(weights: Weights, module: torch.nn.Module, classes: int) -> int:
-    """Return how many classes weights tell apart, where that is all in which they differ from a module of `classes`."""
+def classes_of(weights: Weights, module: torch.nn.Module, classes: int, head: str = "") -> int:
+    """Return how many classes weights tell apart, where that is all in which they differ from a module of `classes`.
+
+    A module of none lacks the layer `head`, which weights may have.
+    """
+    if not classes and f"{head}.weight" in weights:
+        return weights[f"{head}.weight"].shape[0]
     other = {
         tuple(weights[name].shape[:1])
         for name, value in module.state_dict().items()

@@ -9,17 +9,21 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import serfer
 from serfer.cli.shared.named_model import named_model
 from serfer.core.errors import MissingExtraError, ModelError, UnavailableError, UsageError
-from serfer.core.plan import Preprocess
+from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.images import decode_image
 from serfer.variants.register import _network_name
 from splitter.network.by_name import hub_cache, weights_file
 from splitter.network.by_name.named_model import NamedModel, build
+from splitter.network.by_name.torchvision_models import card
 from splitter.network.source import load
 from splitter.network.zoo import imagenet_labels
 
+PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
 SMALL = "torchvision:shufflenet_v2_x0_5"
 
 
@@ -51,6 +55,7 @@ CONFIG = {
     "mean": (0.5, 0.4, 0.3),
     "std": (0.2, 0.3, 0.4),
     "num_classes": 5,
+    "classifier": "4",
 }
 
 
@@ -60,7 +65,7 @@ def tiny(classes=5, channels=3):
         torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(1),
         torch.nn.Flatten(),
-        torch.nn.Linear(4, classes),
+        torch.nn.Linear(4, classes) if classes else torch.nn.Identity(),
     )
 
 
@@ -70,7 +75,7 @@ def timm(monkeypatch):
     config, built = SimpleNamespace(**CONFIG), []
 
     def create_model(name, *, pretrained, pretrained_cfg_overlay=None, num_classes=None, in_chans=3, img_size=None):
-        module = tiny(num_classes or config.num_classes, in_chans)
+        module = tiny(config.num_classes if num_classes is None else num_classes, in_chans)
         built.append((name, img_size))
         if pretrained:
             module.load_state_dict({f"{key}": value for key, value in pretrained_cfg_overlay["state_dict"].items()})
@@ -155,6 +160,13 @@ def test_a_file_for_other_classes_keeps_its_own_and_loses_the_labels(tmp_path):
     assert (network.weights, network.labels, network.activation) == ("from a.ckpt", (), "softmax")
     assert network.module[-1].out_features == 7
     assert network.preprocess.resize == 35  # 32 / 0.9
+
+
+def test_a_file_that_adds_the_classes_to_an_architecture_without_any_keeps_them(timm, tmp_path):
+    timm.config.num_classes = 0
+    torch.save(tiny(7).state_dict(), tmp_path / "tuned.pth")
+    network = build(NamedModel("timm:tiny", tmp_path / "tuned.pth"))
+    assert (network.module[-1].out_features, network.activation) == (7, "softmax")
 
 
 def test_a_network_is_built_for_other_sizes_and_channels(timm):
@@ -244,6 +256,22 @@ def test_torchvisions_own_transforms_and_categories_are_the_plans():
     )
     assert network.labels == imagenet_labels()
     assert network.shape == (3, 224, 224)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b3", "swin_v2_t"])
+def test_a_picture_becomes_what_torchvisions_own_transforms_make_of_it(name):
+    """Bilinear and bicubic, with the crop as a share of other sizes each."""
+    from torchvision.models import get_model_weights  # noqa: PLC0415 - slow to import
+
+    found = card(name)
+    preprocess, (channels, height, width) = found.preprocess(found.shape), found.shape
+    shape = Shape(channels, height, width, flat=False)
+    pixels = decode_image(PHOTOGRAPH.read_bytes(), "", preprocess, shape, ImageLimits())
+    ours = (pixels * preprocess.scale - preprocess.mean) / preprocess.std
+    theirs = get_model_weights(name).DEFAULT.transforms()(Image.open(PHOTOGRAPH).convert("RGB"))
+    levels = np.abs(ours.transpose(2, 0, 1) - theirs.numpy()) * np.reshape(preprocess.std, (3, 1, 1)) * 255
+    assert levels.mean() < 0.5
+    assert np.quantile(levels, 0.99) <= 2.01
 
 
 def test_torchvisions_weights_are_found_in_torch_hubs_cache_and_others_of_the_network_are_named():

@@ -223,7 +223,8 @@ def _axes_of_images(rewrite: _Rewrite, sizes: Sequence[int]) -> str:
         return CHANNELS_LAST
     if any(node.op_type in _OF_CHANNELS_FIRST for node in readers):
         return CHANNELS_FIRST
-    return CHANNELS_LAST if sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS else CHANNELS_FIRST
+    last = sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS and not 0 < sizes[1] < sizes[3]
+    return CHANNELS_LAST if last else CHANNELS_FIRST
 
 
 def _axes_of_one_image(rewrite: _Rewrite, sizes: Sequence[int]) -> str | None:

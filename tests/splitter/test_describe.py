@@ -110,7 +110,7 @@ def test_answers_that_were_kept_are_not_given_for_another_description(directory)
     ("given", "error", "words"),
     [
         ({"labels": ["a", "b"]}, InputError, "2 labels for a network with 7 outputs"),
-        ({"activation": "relu"}, UsageError, "softmax, sigmoid or none"),
+        ({"activation": "relu"}, UsageError, "boxes, softmax, sigmoid or none"),
         (
             {"preprocess": replace(PADDED, channels="L", mean=(0.0,), std=(1.0,))},
             PlanError,

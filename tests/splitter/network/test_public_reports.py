@@ -288,10 +288,6 @@ def test_two_images_for_change_detection_are_refused(tmp_path):
         serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan")
 
 
-AS_IS = "what cannot be split is not yet one task as it is"
-
-
-@pytest.mark.xfail(reason=AS_IS, raises=ModelError, strict=True)
 def test_a_recurrence_over_rows(tmp_path):
     net = Net(3, 12, 10)
     x = net.op("Transpose", net.conv("x", 3, 4, [3, 10]), perm=[2, 0, 1, 3])  # (rows, N, channels, 1)

@@ -13,7 +13,6 @@ import serfer
 from serfer.core.errors import ModelError, PlanWarning
 
 pytestmark = pytest.mark.slow
-AS_IS = "what cannot be split is not yet one task as it is"
 
 
 class Row(nn.Module):
@@ -135,6 +134,5 @@ def test_a_resnet_with_group_norm_is_tiled(tmp_path):
 
 
 @pytest.mark.parametrize("build", [lambda: Row(conv(3, 4), masked), lambda: Row(conv(3, 8), Attention())])
-@pytest.mark.xfail(reason=AS_IS, raises=ModelError, strict=True)
 def test_what_moves_images_from_the_first_axis(build, tmp_path):
     serfer.split(build().eval(), np.ones((1, 3, 8, 8), np.float32), tmp_path / "plan")

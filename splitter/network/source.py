@@ -531,7 +531,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
     as_given = _runner(path, given, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
-    source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
+    source = Source(path.stem, f"from {path.name}", light, run, given.suited(known.preprocess), labels, exported=False)
     source = replace(source, origin=known.origin, detects=known.detects, given=given)
     return replace(source, unread=unread, as_given=as_given), example
 

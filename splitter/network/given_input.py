@@ -121,8 +121,13 @@ class GivenInput:
             yield np.ascontiguousarray(filled if self.batched else filled[0]), len(part)
 
     def answers(self, name: str, value: Array, images: int) -> Array:
-        """Return an output of a run, which had so many images, with an axis for them."""
-        return value[None] if name in self.stacked else value[:images]
+        """Return an output of a run, which had so many images, with an axis for them.
+
+        One without such an axis is that of a file that takes one image: a detector's boxes, for example.
+        """
+        if name in self.stacked:
+            return value[None]
+        return value if images == self.batch else value[:images]
 
     def like_images(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return images whose values the input takes: those given, or whole numbers in place of a noise's fractions."""

@@ -91,6 +91,12 @@ class AsIsPart:
         return f"AsIsPart({hashlib.sha256(self.body.SerializeToString()).hexdigest()[:16]})"
 
     @property
+    def name(self) -> str:
+        """Its first operator's name, and how many more it has: what a plan's operators are listed by."""
+        first, more = self.operators[0][0] if self.operators else "nothing", len(self.operators) - 1
+        return f"{first} and {more:,} more" if more > 0 else first
+
+    @property
     def results(self) -> int:
         """How many results it has."""
         return len(self.body.output)
@@ -189,11 +195,11 @@ def as_is_nodes(
     inputs = (*(tensor.name for tensor in given), *large)
     shapes: dict[str, tuple[int, ...]] = {name: (1, *dims) for name, dims in computed.items()}
     if len(computed) == 1:
-        node = Node("as-is", AS_IS, inputs, results[0].name, {PART: part})
+        node = Node(part.name, AS_IS, inputs, results[0].name, {PART: part})
         return AsIsNodes((node,), large, shapes, frozenset())
     bundle = "as-is.bundle"
     shapes[bundle] = (1, sum(map(prod, computed.values())))
-    whole = Node("as-is", AS_IS, inputs, bundle, {PART: part})
+    whole = Node(part.name, AS_IS, inputs, bundle, {PART: part})
     readers = (
         Node(f"as-is.{number}", AS_IS_OUTPUT, (bundle,), name, {NUMBER: number}) for number, name in enumerate(computed)
     )

@@ -23,6 +23,8 @@ CACHE, INLINE, OBJECTS = PATHS
 WEIGHT_PLACES = ("zip", "fetched", "image")
 ZIP, FETCHED, CONTAINER = WEIGHT_PLACES
 """Where a function has its weights: in its zip package, in the deployment's bucket, or in its container image."""
+AS_IS = "AsIs"
+"""The kind of an operator of a plan that stands for all operators that run as they were given."""
 OUTPUT_TYPES = ("float32", "int64", "int32", "uint8", "bool")
 """The numpy types of a network's outputs; between stages, all are float32, which holds them exactly up to 2^24."""
 INPUT_TYPES = ("float32", "float16", "float64", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool")

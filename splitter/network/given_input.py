@@ -152,6 +152,7 @@ def with_usual_input(model: ExternalWeightsModel) -> tuple[ExternalWeightsModel,
     """
     rewrite = _Rewrite(model)
     rewrite.drop_repeated_outputs()
+    rewrite.free_negative_sizes()
     given = _described(rewrite)
     if given.batch > 1:
         rewrite.take_batch(given.batch)
@@ -286,6 +287,13 @@ class _Rewrite:
         name = self._renamed(suffix, dims)
         self.graph.node.insert(0, helper.make_node(kind, [name], [before], name=f"{before}.{kind}", **attributes))
         return name
+
+    def free_negative_sizes(self) -> None:
+        """Leave the sizes open that exporters of PaddlePaddle write as -1."""
+        for dim in (dim for value in self.model.inputs for dim in value.type.tensor_type.shape.dim):
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
+                self.changed = True
 
     def drop_repeated_outputs(self) -> None:
         """List each output once: answers have them by name."""

@@ -615,9 +615,9 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
             f"{path} does not fix its input's channels: give --size {dims[2]}x{dims[3]} and --channels (in Python an "
             "example)"
         )
-    if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
+    if prod(dims[1:]) > MAX_ELEMENTS:
         given = " x ".join(map(str, dims[1:]))
-        raise ModelError(f"{path} takes images of {given}: an image has at least 1 and at most {MAX_ELEMENTS:,} values")
+        raise ModelError(f"{path} takes images of {given}: an image has at most {MAX_ELEMENTS:,} values")
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 

@@ -233,6 +233,7 @@ def strided():
 @pytest.mark.parametrize(
     ("dims", "words"),
     [
+        ([-1, 3, -1, -1], "give --size HEIGHTxWIDTH (in Python an example), often multiples of its strides, 8 and 4"),
         (
             ["N", 3, "H", "W"],
             "give --size HEIGHTxWIDTH (in Python an example), often multiples of its strides, 8 and 4",

@@ -359,9 +359,9 @@ class DeploymentOption:
 class Alternative:
     """An alternative of a plan: `stages` as text for people, expected milliseconds and dollars of a query.
 
-    Expected with the share of cold queries that the plan was chosen for; `warm_ms` and `cold_ms` are those of a query
-    that finds everything warm and of one that finds nothing, None where a plan does not say. `fits` says
-    that its functions keep the package limit, `chosen` that it is this plan.
+    Expected with the share of cold queries that the plan was chosen for; `warm_ms` and `warm_usd` are of a query that
+    finds everything warm, `cold_ms` of one that finds nothing, None where a plan does not say. `fits` says that its
+    functions keep the package limit, `chosen` that it is this plan.
     """
 
     stages: str
@@ -372,6 +372,7 @@ class Alternative:
     chosen: bool
     warm_ms: float | None = None
     cold_ms: float | None = None
+    warm_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

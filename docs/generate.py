@@ -59,6 +59,7 @@ _PUBLIC = {
         "run_to_result",
         "stored",
         "classify",
+        "predict",
         "submit",
         "submit_images",
         "pixels",

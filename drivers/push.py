@@ -398,7 +398,7 @@ class PushRun:
 
     def _crop(self, tile: int) -> Crop:
         crop = self._request.crops[tile - self._request.first]
-        return Crop(crop.dtype, None) if tile in self._stored_crops and not self._carried else crop
+        return crop._replace(data=None) if tile in self._stored_crops and not self._carried else crop
 
     def _patience_s(self, stage: int) -> float:
         """Return how long a member waits for a border: until the deadline, less where the gang's times say so."""

@@ -12,15 +12,15 @@ from serfer.core.checksum import checksum, verified
 from serfer.core.errors import AlteredPieceError, InputError, PlanError
 from serfer.core.geometry import Rect
 from serfer.core.keys import output_key
-from serfer.core.plan import Piece, Preprocess, Stage, Tile, stored_bytes
-from serfer.core.plan.pixels import normalise
+from serfer.core.plan import Levels, Piece, Preprocess, Stage, Tile, stored_bytes
+from serfer.core.plan.pixels import normalised_crop
 from serfer.core.wire import DTYPES, Buffer, Task
 
 Array = NDArray[np.float32]
 
 
 def crop_to_input(
-    crop: tuple[str, Buffer], task: Task, stage: Stage, tile: Tile, preprocess: Preprocess | None
+    crop: tuple[str, Buffer], task: Task, stage: Stage, tile: Tile, levels: Preprocess | Levels | None
 ) -> Array:
     """Return a first-stage tile's input, (N, C, rows, cols) float32, from its crop's bytes."""
     dtype, data = crop
@@ -29,10 +29,11 @@ def crop_to_input(
         raise InputError(f"the crop of tile {task.tile} has {len(data)} bytes, which do not fit {shape} {dtype}")
     if dtype == "float32":
         return np.frombuffer(data, dtype="<f4").reshape(shape)
-    if preprocess is None:
-        raise PlanError("the plan does not say how pixels become numbers; split with a preprocess description")
-    batch, channels, rows, cols = shape
-    return normalise(np.frombuffer(data, dtype=np.uint8).reshape(batch, rows, cols, channels), preprocess)
+    if levels is None:
+        raise PlanError("the plan does not say how pixels become numbers; describe it (serfer describe --preprocess)")
+    if len(levels.mean) != shape[1]:
+        raise InputError(f"the crop's levels are of {len(levels.mean)} channels, the tile has {shape[1]}")
+    return normalised_crop(data, shape, levels)
 
 
 def pieces_to_inputs(values: Sequence[Buffer], task: Task, stage: Stage, tile: Tile) -> list[Array]:

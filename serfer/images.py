@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from serfer import opencv_bilinear
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
-from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.core.plan import OPENCV_BILINEAR, ImageLimits, Pad, Placement, Preprocess, Shape
 from serfer.libtiff import silence_libtiff
 
 Pixels = NDArray[np.uint8]
@@ -102,6 +103,30 @@ def decode_image(
 ) -> Pixels:
     """Return an image as (H, W, C) uint8 of the network's input size, upright and in its channel order.
 
+    Raises as `decode_sized` does.
+    """
+    return decode_sized(data, name, preprocess, shape, limits, on_size=on_size).pixels
+
+
+@dataclass(frozen=True)
+class DecodedImage:
+    """A network's input (H, W, C) uint8, and the `size` of the whole image it was made of, upright: rows, columns."""
+
+    pixels: Pixels
+    size: tuple[int, int]
+
+
+def decode_sized(
+    data: bytes,
+    name: str,
+    preprocess: Preprocess,
+    shape: Shape,
+    limits: ImageLimits,
+    *,
+    on_size: Callable[[int], None] = lambda _: None,
+) -> DecodedImage:
+    """Return an image as a network's input, upright and in its channel order, and its own size.
+
     The first frame of an animation counts; transparency shows white; grey is luma (ITU-R 601). `on_size` is called with
     the number of pixels before they are decoded, and may raise. Raises ImageError that names the image, PlanError where
     the network takes another number of channels than `preprocess` gives.
@@ -109,7 +134,16 @@ def decode_image(
     check_channels(preprocess, shape)
     with _told(data, name, limits):
         # Nothing here holds a reference to what the next step no longer needs: images are large.
-        return _fit(_to_channels(_upright(data, name, limits, on_size), preprocess), preprocess, shape)
+        image = _upright(data, name, limits, on_size)
+        size = image.height, image.width
+        image = _to_channels(image, preprocess)
+        return DecodedImage(_fit(image, preprocess, shape), size)
+
+
+def upright_image(data: bytes, name: str, limits: ImageLimits) -> Image.Image:
+    """Return a whole image in RGB as it is meant to be seen: upright, on white; raises ImageError that names it."""
+    with _told(data, name, limits):
+        return _to_rgb(_upright(data, name, limits, lambda _: None))
 
 
 def check_image(path: Path, limits: ImageLimits) -> None:
@@ -195,27 +229,63 @@ def _high_bytes(image: Image.Image) -> Pixels:
 
 
 def _fit(image: Image.Image, preprocess: Preprocess, shape: Shape) -> Pixels:
-    """Resize and crop; the shorter side becomes `resize`, or more where the crop would not fit otherwise."""
-    resample = Image.Resampling[preprocess.interpolation.upper()]
-    box = None if preprocess.resize is None else _crop(image.size, preprocess.resize, shape)
-    image = image.resize((shape.width, shape.height), resample, box=box)
-    pixels = np.asarray(image, dtype=np.uint8).reshape(shape.height, shape.width, shape.channels)
+    """Resize, and crop or pad, to the network's input."""
+    placement = preprocess.placement(image.height, image.width, (shape.height, shape.width))
+    if preprocess.interpolation == OPENCV_BILINEAR:
+        pixels = _fit_as_opencv(image, preprocess, placement, shape)
+    elif preprocess.pad:
+        resized = image.resize((placement.columns, placement.rows), _resampling(preprocess))
+        pixels = _framed(_pixels(resized), preprocess.pad, placement, shape)
+    else:
+        box = None if preprocess.resize is None else _crop(placement, shape)
+        pixels = _pixels(image.resize((shape.width, shape.height), _resampling(preprocess), box=box))
     return np.ascontiguousarray(pixels[..., ::-1]) if preprocess.channels == "BGR" else pixels
 
 
-def _crop(size: tuple[int, int], resize: int, shape: Shape) -> tuple[float, float, float, float]:
-    """Return what the crop keeps of an image of (width, height): left, top, right, bottom in its own pixels.
+def _resampling(preprocess: Preprocess) -> Image.Resampling:
+    return Image.Resampling[preprocess.interpolation.upper()]
 
-    Resizing only that gives the same pixels, and a strip of 1 x 20,000 never becomes a huge image. Sizes and offsets
-    are rounded as torchvision's Resize and CenterCrop do, so that networks see here what they saw in their training.
+
+def _pixels(image: Image.Image) -> Pixels:
+    """Return an image as (H, W, C)."""
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[..., None] if pixels.ndim == 2 else pixels  # noqa: PLR2004 - grey has no axis for channels
+
+
+def _fit_as_opencv(image: Image.Image, preprocess: Preprocess, placement: Placement, shape: Shape) -> Pixels:
+    pixels, pad = _pixels(image), preprocess.pad
+    if pad and pad.place == "square":
+        side = max(pixels.shape)
+        edged = _edged(pixels, side, pad.value)
+        return opencv_bilinear.resize(edged, (shape.height, shape.width), of=(side, side))
+    resized = (placement.rows, placement.columns)
+    if pad:
+        return _framed(opencv_bilinear.resize(pixels, resized), pad, placement, shape)
+    window = (slice(-placement.top, shape.height - placement.top), slice(-placement.left, shape.width - placement.left))
+    return opencv_bilinear.resize(pixels, resized, window=window)
+
+
+def _edged(pixels: Pixels, side: int, value: int) -> Pixels:
+    """Return pixels with one row and column of padding where they are less than `side`: all that is interpolated."""
+    height, width, channels = pixels.shape
+    edged = np.full((height + (height < side), width + (width < side), channels), value, dtype=np.uint8)
+    edged[:height, :width] = pixels
+    return edged
+
+
+def _framed(pixels: Pixels, pad: Pad, placement: Placement, shape: Shape) -> Pixels:
+    """Return an input of padding with an image in its place."""
+    framed = np.full((shape.height, shape.width, shape.channels), pad.value, dtype=np.uint8)
+    bottom, right = placement.top + placement.rows, placement.left + placement.columns
+    framed[placement.top : bottom, placement.left : right] = pixels
+    return framed
+
+
+def _crop(placement: Placement, shape: Shape) -> tuple[float, float, float, float]:
+    """Return what a crop keeps of an image: left, top, right, bottom in its own pixels.
+
+    Resizing only that gives the same pixels, and a strip of 1 x 20,000 never becomes a huge image.
     """
-    width, height = size
-    least = max(shape.width / width, shape.height / height)
-    shorter = max(resize, round(min(size) * least))
-    total = (
-        max(shape.width, shorter * width // min(size)),
-        max(shape.height, shorter * height // min(size)),
-    )
-    left, top = round((total[0] - shape.width) / 2), round((total[1] - shape.height) / 2)
-    across, down = width / total[0], height / total[1]
+    across, down = placement.width / placement.columns, placement.height / placement.rows
+    left, top = -placement.left, -placement.top
     return left * across, top * down, (left + shape.width) * across, (top + shape.height) * down

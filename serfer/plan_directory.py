@@ -17,13 +17,16 @@ from serfer.core.plan.layout import COLD_DIRECTORY, EXPLANATION_FILE, PLAN_FILE
 
 __all__ = [
     "COLD_DIRECTORY",
+    "NETWORK_SUFFIX",
     "check_artefacts",
     "file_sha256",
+    "is_network_file",
     "load_cold_plan",
     "load_plan",
     "plan_files",
     "write_plan",
 ]
+NETWORK_SUFFIX = ".onnx"
 _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
 
@@ -35,6 +38,11 @@ def load_plan(directory: Path, name: str = "") -> Plan:
     """
     path = directory / PLAN_FILE
     text = _read(path)
+    if text is None and is_network_file(directory):
+        raise PlanError(
+            f"{directory} is a network's file, not a plan directory: write one with serfer split {directory} --out "
+            "plan (--whole: in seconds), and give plan"
+        )
     if text is None:
         raise PlanError(
             f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split, "
@@ -48,6 +56,11 @@ def load_plan(directory: Path, name: str = "") -> Plan:
     from serfer.core.plan.explanation import with_explanation  # noqa: PLC0415 - functions have none
 
     return with_explanation(plan, explanation, str(path))
+
+
+def is_network_file(place: Path | str) -> bool:
+    """Return whether a path is that of a network's file, by its name, and not of a directory."""
+    return str(place).endswith(NETWORK_SUFFIX) and not Path(place).is_dir()
 
 
 def _read(path: Path) -> str | None:

@@ -12,32 +12,43 @@ from typing import Any
 import numpy as np
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import ImageLimits, PackageLimit, Plan
+from serfer.core.exactness import difference
+from serfer.core.plan import ImageLimits, PackageLimit, Plan, classes_of
 from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.graph import Graph
+from splitter.network.metadata import FileDescription
 from splitter.network.reductions import of_one_class, with_reduction
-from splitter.network.source import Array, Progress, Source, load
+from splitter.network.source import Array, Progress, Run, Source, load
+from splitter.network.unsupported import CannotSplitError
 from splitter.package_fit import fit
 from splitter.plan_dir.assemble import PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
 from splitter.plan_dir.output_directory import appearing_whole
 from splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
+from splitter.planning.explanation import as_is_sentence
+from splitter.planning.one_function import in_one_function
 from splitter.planning.optional import optional
 from splitter.planning.planner import Decision
 from splitter.planning.split_options import Budget, SplitOptions
-from splitter.tiling.from_onnx import from_onnx
+from splitter.profiling.measured_part import with_measured_part
+from splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
 
 _CHECK_BATCH = 2
 _CHOICES = 4
 _NO_OTHER = " There is no cold plan: the one with the earliest first answer is this plan."
 _NO_OFFER = ColdOffer(None, "")
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
+_MOST_CHANNELS = 4
 
 
+_ONE_BY_ONE = (
+    "the module answers several images at once differently from one at a time, or not at all: the plan computes them "
+    "one at a time"
+)
 _ONE_CLASS = (
     "the model gives the images that the plan was checked on one class everywhere, so that the check says "
     "little: split once without --reduce, which compares scores, or look at `serfer verify` on your images"
@@ -68,22 +79,32 @@ def build_plan(
 ) -> tuple[Plan, tuple[str, ...]]:
     """Read a network, choose its plan and write it to `place`, a path of `place_for`.
 
-    Returns what `split` warns of as well; raises what that does.
+    Where the parts do not run, or not on a batch, the whole network runs as it is. Returns what `split` warns of as
+    well; raises what that does.
     """
+    try:
+        return _build(network, place, options, budget, progress)
+    except CannotSplitError as failure:
+        return _build(network, place, options, budget, progress, failure)
+
+
+def _build(
+    network: Network,
+    place: Path,
+    options: SplitOptions,
+    budget: Budget,
+    progress: Progress,
+    failure: CannotSplitError | None = None,
+) -> tuple[Plan, tuple[str, ...]]:
     progress("reading the network")
     source, sample = load(network.model, _as_array(network.example))
-    description, one_class = network.description, list[str]()
-    source = replace(
-        source,
-        preprocess=description.preprocess or source.preprocess,
-        labels=description.labels or source.labels,
-        activation=description.activation or source.activation,
-    )
-    graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, description.reduction)
-    _check_layout(graph)
+    description, notes = network.description, list[str]()
+    graph, source = _read(source, sample, description.reduction, notes, progress, failure)
     _check_example(graph, sample)
+    source, metadata = _described(source, description, graph)
+    source = _with_boxes(graph, source, description)
     _check_answer(graph, source)
-    source = _reduced(source, description.reduction, one_class)
+    source = _reduced(source, description.reduction, notes)
     answers = _answers(graph, description.reduction)
     images = _calibration(network.calibration, graph, source, progress)
 
@@ -96,10 +117,11 @@ def build_plan(
         must = options.cold_plan == "always"
         offer = offered() if must else optional("the choice of a cold plan", offered, lambda: _NO_OFFER)
         planned_for = f" Planned for {within.account}." if within.account else ""
-        decision = replace(decision, why=decision.why + offer.sentence + answers + planned_for)
+        sentences = as_is_sentence(graph) + offer.sentence + answers + planned_for + metadata
+        decision = replace(decision, why=decision.why + sentences)
         return _Chosen(decision, offer, cold_environments(decision, options, within))
 
-    batch = _check_batch(sample)
+    batch = _check_batch(source, sample)
     with appearing_whole(place) as directory:
         plan, chosen = _write_plan(choose, source, graph, budget, directory, progress)
         progress("checking the parts against the whole")
@@ -119,7 +141,75 @@ def build_plan(
             else:
                 progress("checking the parts of the cold plan")
                 check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
-    return plan, (*chosen.decision.notes, *one_class)
+    return plan, (*source.notes, *chosen.decision.notes, *notes)
+
+
+def whole(network: Network, place: Path, budget: Budget, places: tuple[str, ...], progress: Progress) -> Plan:
+    """Read a network and write the plan of one task that runs it as it is, without a search; raises what that does."""
+    progress("reading the network")
+    source, sample = load(network.model, _as_array(network.example), as_is=True)
+    graph, source = whole_graph(source, sample, (), network.description.reduction)
+    progress("timing it on this machine")
+    graph = with_measured_part(graph, sample[:1])
+    _check_example(graph, sample)
+    source, metadata = _described(source, network.description, graph)
+    source = _with_boxes(graph, source, network.description)
+    _check_answer(graph, source)
+    source = with_reduction(source, network.description.reduction)
+    decision = in_one_function(graph, budget, places)
+    decision = replace(decision, why=decision.why + as_is_sentence(graph) + metadata)
+    with appearing_whole(place) as directory:
+        plan = assemble(decision, source, graph, budget, directory, progress)
+        progress("checking the plan against the network")
+        check_exact(plan, directory, source, _check_batch(source, sample), graph.rounding)
+    return plan
+
+
+def _read(
+    source: Source,
+    sample: Array,
+    reduction: Reduction | None,
+    notes: list[str],
+    progress: Progress,
+    failure: CannotSplitError | None,
+) -> tuple[Graph, Source]:
+    """Return a network's graph: of operators that can be split, with a part that runs as it is, or whole as that.
+
+    `notes` get one where a module answers a batch otherwise than its images one by one.
+    """
+    try:
+        graph = _of_operators(source, sample, reduction, failure)
+    except CannotSplitError as refusal:
+        progress(f"a part runs as it is: {refusal}")
+        given = source.run
+        if failure or source.unread:
+            graph, source = whole_graph(source, sample, [refusal.reason], reduction)
+        else:
+            graph, source = split_graph(source, sample, refusal, reduction)
+        if source.exported and not _alike(given, source.run, _check_batch(source, sample)):
+            notes.append(_ONE_BY_ONE)
+        return with_measured_part(graph, sample[:1]), source
+    return graph, source
+
+
+def _alike(run: Run, other: Run, batch: Array) -> bool:
+    """Return whether a model's answer to a batch is that of another one."""
+    try:
+        return difference(run(batch), other(batch)).exact
+    except Exception:  # noqa: BLE001 - the user's own code may raise anything, on a batch as well
+        return False
+
+
+def _of_operators(
+    source: Source, sample: Array, reduction: Reduction | None, failure: CannotSplitError | None
+) -> Graph:
+    if failure:
+        raise failure
+    if source.unread:
+        raise CannotSplitError(source.unread)
+    graph = from_onnx(source.onnx, sample.shape[2], sample.shape[3], source.outputs, reduction)
+    _check_layout(graph)
+    return graph
 
 
 def _write_plan(
@@ -167,9 +257,11 @@ def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array o
 
 
 def _check_layout(graph: Graph) -> None:
-    """Refuse a model that transposes (N, H, W, C) images itself: its rows would be taken for channels."""
+    """Refuse a module that transposes (N, H, W, C) images itself: its rows would be taken for channels."""
     readers = [node for node in graph.nodes if graph.input in graph.activations(node)]
-    if all(node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers):
+    if graph.shape(graph.input).width <= _MOST_CHANNELS and all(
+        node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers
+    ):
         given = graph.shape(graph.input)
         raise ModelError(
             f"the model takes (N, {given.channels}, {given.height}, {given.width}), images with their channels last: "
@@ -180,16 +272,51 @@ def _check_layout(graph: Graph) -> None:
 def _check_example(graph: Graph, sample: Array) -> None:
     channels = graph.shape(graph.input).channels
     if sample.shape[1] != channels:
-        raise ModelError(f"the model takes images of {channels} channels, the example has {sample.shape[1]}")
+        raise ModelError(
+            f"the model takes images of {channels} channels, the example has {sample.shape[1]}: give --channels "
+            f"{channels}"
+        )
+
+
+def _described(source: Source, given: Description, graph: Graph) -> tuple[Source, str]:
+    """Return the source with what was given of it, or else its file's metadata say, and a sentence on these.
+
+    Their labels are left out where they are not one for each class.
+    """
+    own = FileDescription(
+        None if given.preprocess else source.preprocess,
+        () if given.labels or len(source.labels) != (_classes(graph) or len(source.labels)) else source.labels,
+        source.origin,
+    )
+    described = replace(
+        source,
+        preprocess=given.preprocess or own.preprocess,
+        labels=given.labels or own.labels,
+        activation=given.activation or source.activation,
+        notes=() if given.preprocess else source.notes,
+    )
+    return described, f" {own.sentence}" if source.origin and own.sentence else ""
+
+
+def _classes(graph: Graph) -> int | None:
+    return classes_of(graph.shape(graph.output), graph.output_tensors[0])
 
 
 def _check_answer(graph: Graph, source: Source) -> None:
-    shape, first = graph.shape(graph.output), graph.output_tensors[0]
-    classes = shape.elements if shape.flat else shape.channels
+    classes = _classes(graph)
     if source.preprocess:
         check_channels(source.preprocess, graph.shape(graph.input))
-    if source.labels and len(source.labels) != classes and first.dtype == "float32":
+        source.check_numbers(source.preprocess)
+    if source.detection is None and source.labels and classes is not None and len(source.labels) != classes:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
+
+
+def _with_boxes(graph: Graph, source: Source, description: Description) -> Source:
+    """Return the source with what its outputs say of boxes, if that was asked for."""
+    if description.boxes is None:
+        return source
+    head = description.boxes.head(graph.output_tensors, graph.shape(graph.input), len(source.labels))
+    return replace(source, detection=head)
 
 
 def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> Source:
@@ -202,7 +329,7 @@ def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> S
     def run(batch: Array) -> Answer:
         answer = own(batch)
         if of_one_class(answer):
-            notes[:] = [_ONE_CLASS]
+            notes[:] = [*(note for note in notes if note != _ONE_CLASS), _ONE_CLASS]
         return answer
 
     return replace(source, run=run)
@@ -221,7 +348,7 @@ def _answers(graph: Graph, reduction: Reduction | None) -> str:
     )
 
 
-def _check_batch(sample: Array) -> Array:
+def _check_batch(source: Source, sample: Array) -> Array:
     """Return two different images, to detect a network that takes only one image or mixes them."""
     noise = np.random.default_rng(1).standard_normal((_CHECK_BATCH - 1, *sample.shape[1:]), dtype=np.float32)
-    return np.concatenate([sample[:1], noise])
+    return np.concatenate([sample[:1], source.like_images(noise)])

@@ -50,8 +50,9 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     its zip where they fit, else fetched. Warns (PlanWarning) where the check says little.
 
     Args:
-        model: An nn.Module in evaluation mode, "module.py:factory", or the path of an ONNX file whose height and width
-            are free. It makes one map of an image, (N, C, H, W) or (N, H, W), and looks at neighbourhoods alone.
+        model: An nn.Module in evaluation mode, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a
+            `NamedModel`), or the path of an ONNX file whose height and width are free. It makes one map of an image,
+            (N, C, H, W) or (N, H, W), and looks at neighbourhoods alone.
         sizes: (height, width) of the images.
         out: The plan directory; an empty directory or a plan there is replaced.
         window: The side of windows in pixels of the result, a multiple of the network's stride, or "auto": the cheapest

@@ -27,13 +27,16 @@ from splitter.network.graph import Graph
 from splitter.network.source import Progress
 from splitter.plan_dir.check import whole_runner
 from splitter.planning import precision
+from splitter.planning.cold.share import best_chain
 from splitter.planning.explanation import (
     IN_PLACE,
     Constraints,
+    alternative,
     alternatives,
     colder_than_in_half,
     in_half,
     out_of_reach,
+    sent_apart,
     unsplit,
     why,
     why_nothing_fits,
@@ -92,7 +95,8 @@ def _decide(
     network = original
     if options.gap == "always":
         network, changes = _with_gap(original, calibration, progress)
-    fitted = _first_that_fits(network, options, budget, _storages(network, options, spread=options.asks_for_columns))
+    spread = options.asks_for_columns or budget.cold_share > 0  # functions start sooner with a part of the weights
+    fitted = _first_that_fits(network, options, budget, _storages(network, options, spread=spread))
     if fitted is None and options.gap == "auto" and calibration is not None and find_head(original):
         network, changes = _with_gap(original, calibration, progress)
         fitted = _first_that_fits(network, options, budget, _storages(network, options, spread=False))
@@ -102,13 +106,13 @@ def _decide(
     if fitted is None:
         raise _nothing_fits(network, options, budget)
     graph, cuts, search, storage = fitted
-    chain = search.best(options.goal)
+    chain = best_chain(search, options.goal, budget.platform)
     if chain is None:
         raise out_of_reach(search, options.goal)
     choices, gangs = choices_of(chain), gangs_of(chain)
     others = optional(
         "the list of alternatives",
-        lambda: alternatives(search, chain, unsplit(graph, budget, storage)),
+        lambda: alternatives(search, chain, unsplit(graph, budget, storage), budget.platform),
         tuple[Alternative, ...],
     )
     if options.gang == "always" and not _searches_gangs(options, budget):
@@ -127,7 +131,10 @@ def _decide(
 
     def explained() -> str:
         constraints = _constraints(options, budget)
-        paragraph = why(options.objective, options.goal, chain, others, budget.profiles, constraints)
+        mine = alternative(chain, budget.platform, chosen=True)
+        share = budget.cold_share
+        paragraph = why(options.objective, options.goal, mine, others, budget.profiles, constraints, share)
+        paragraph += sent_apart(choices)
         return paragraph + ("" if half else _in_half_instead(graph, cuts, chain, options, budget, storage))
 
     return Decision(
@@ -182,7 +189,7 @@ def _in_half_instead(
     option = f"--max-loss {precision.rounded_up(loss):g}, as predicted from rounding"
     if storage.places == (ZIP,):
         search = _search(graph, cuts, options, budget, with_half, options.gang)
-        other = search.best(options.goal) if search.fastest else None
+        other = best_chain(search, options.goal, budget.platform) if search.fastest else None
         return in_half(chain, other, option) if other else ""
     return colder_than_in_half(graph, chain, with_half, budget, option)
 
@@ -216,12 +223,13 @@ def _why_no_gang(graph: Graph, options: SplitOptions, budget: Budget, choices: S
         )
     elif wanted and not gang_grids(wanted):
         what = f"stages on the grid {wanted} have no neighbours that could exchange halos"
-    elif most is not None and all(grid.tiles > most for grid in gang_grids(wanted)):
+    elif most is not None and all(grid.tiles > most for grid in gang_grids(wanted, budget.gang_width)):
         what = f"at most {most} tiles are allowed"
     elif not exchange_points(graph):
         what = "the network has neither windows of several rows nor global pooling, before which tiles exchange"
     else:
-        grid = f"the grid {wanted}" if wanted else "any grid"
+        width = f" of at most {budget.gang_width} tiles (--gang-width)" if budget.gang_width else ""
+        grid = f"the grid {wanted}" if wanted else f"any grid{width}"
         what = f"no stages on {grid} have maps that are large enough, or a function that holds them"
     return f"no stages can be a gang: {what}. "
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
+from serfer.core.costs.cold_starts import COLD_SHARE
+from serfer.core.costs.cost_model import MEASURED_MEMBERS
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from splitter.network.by_name.named_model import NamedModel
 from splitter.network.description import Description, Reduction
 from splitter.plan_dir.output_directory import place_for
 from splitter.planning.split_options import (
@@ -22,7 +25,9 @@ from splitter.planning.split_options import (
     Budget,
     SplitOptions,
     account_of,
+    check_cold_share,
     check_gang,
+    check_gang_width,
     check_max_tiles,
     memory_choices,
     package_limit,
@@ -50,7 +55,9 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     precision: str = "auto",
     gap: str = "auto",
     gang: str = "auto",
+    gang_width: int = MEASURED_MEMBERS,
     weights: str = DEFAULT_WEIGHTS,
+    cold_share: float = COLD_SHARE,
     cold_plan: str = "never",
     cold_environments: int = DEFAULT_COLD_ENVIRONMENTS,
     max_loss: float | None = None,
@@ -76,8 +83,10 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     weights makes no difference.
 
     Args:
-        model: An nn.Module, the path of an ONNX file, "module.py:factory", or the name of a zoo network.
-        example: An (N, C, H, W) float32 tensor or array that fixes the input's size; a zoo network has its own.
+        model: An nn.Module, the path of an ONNX file, "module.py:factory", "timm:NAME" or "torchvision:NAME" (a
+            `NamedModel` says where their weights are from), or the name of a zoo network.
+        example: An (N, C, H, W) float32 tensor or array that fixes the input's size; what is known by a name has its
+            own.
         out: The plan directory; an empty directory or a plan there is replaced.
         grids: "auto", one grid for every stage that can be spread like that, or a list with one for each stage: (rows,
             cols) tiles, or "colN" for columns of a fully connected layer.
@@ -85,8 +94,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         cuts: The names of operators after which to cut, in place of `stages`.
         objective: What to minimise: predicted "latency", "cost" in dollars, their product ("balanced"), or "work",
             multiply-accumulates over all tiles.
-        slo_ms: The most predicted milliseconds of a query.
-        max_cost_usd: The most predicted dollars of a query.
+        slo_ms: The most predicted milliseconds of a warm query.
+        max_cost_usd: The most expected dollars of a query, as predicted, cold ones in their share.
         max_tiles: The most tasks of a stage.
         store: The kind of store that plans are priced for: "redis", "s3" or "valkey" (ElastiCache Serverless), or two,
             "redis+s3" or "valkey+s3", between which each stage's output chooses.
@@ -99,9 +108,14 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
             one is possible. Where `cuts`, a number of `stages` or each stage's grid is given, "auto" has none and
             "always" makes one of every run of stages that can be one; more stages, and more tensors at a cut, are then
             allowed. A gang needs a store whose main kind is not S3; the objective "work" has none.
+        gang_width: The most members of a gang whose grid the planner chooses. Predictions were compared with
+            measurements for gangs of two; wider ones are marked as simulated.
         weights: Where functions have their weights: "zip", in their packages; "fetched", in the deployment's bucket,
             from which a new environment reads them into its memory; "image", in container images; "auto", in zips where
             those hold them, and fetched elsewhere.
+        cold_share: The share of the queries that find nothing warm, 0 to 1; the default is assumed. The seconds and
+            dollars that `objective` has least of are those of a warm query and of such a one, in their shares;
+            `slo_ms` bounds a warm query, `max_cost_usd` the expected dollars.
         cold_plan: "never", "always" or "auto": whether `out` gets a second plan of the same network, in its directory
             "cold", for queries that find nothing warm (docs/explanation/cold-starts.md): the one with the earliest
             predicted first answer. "auto" writes it where that is at least a fifth earlier than the plan's own.
@@ -121,7 +135,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
             (docs/how-to/preprocess.md). A zoo network has this, `labels` and `activation`.
         labels: The names of the outputs, or the path of a file with one a line.
-        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none".
+        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none"; or "boxes", as `--output` of
+            `serfer split` takes it, for a detector (docs/how-to/detect.md).
         reduce: What the first output that is a map (N, C, H, W) becomes: "argmax", the class of each position ((N, H,
             W), uint8 of up to 256 classes, else int64), "softmax", scores over its channels, or "sigmoid", of each
             value.
@@ -137,7 +152,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         UnavailableError: the disk is full.
         WrongAnswerError: the parts do not equal the whole.
     """
-    place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
+    read = (model.weights_from if isinstance(model, NamedModel) else model, calibration)
+    place = place_for(Path(out), [Path(item) for item in read if isinstance(item, Path | str)])
     description = Description.of(preprocess, labels, activation, Reduction.of(reduce, resize_output))
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
@@ -168,6 +184,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
             memory_mb=memory,
             store=store,
             max_tiles=max_tiles,
+            cold_share=check_cold_share(cold_share),
+            gang_width=check_gang_width(gang_width),
             profiles=profiles or shipped_profiles(),
             account=account,
         )

@@ -1,4 +1,5 @@
 import io
+import math
 import os
 import struct
 import subprocess
@@ -13,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from serfer import images
+from serfer import images, opencv_bilinear
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
-from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.core.plan import ImageLimits, Pad, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
 from serfer.images import decode_image, image_files, read_image
 
@@ -248,6 +249,103 @@ class TestFit:
     def test_a_network_of_other_channels_is_refused_by_name(self):
         with pytest.raises(PlanError, match="takes 1 channels"):
             decode(encode(quadrants(), "PNG"), shape=Shape(1, 24, 32, flat=False))
+
+
+def letterboxed(pixels, shape):
+    """LetterBox of ultralytics 8 with the defaults of its predictors, cv2 apart."""
+    height, width = pixels.shape[:2]
+    ratio = min(shape[0] / height, shape[1] / width)
+    columns, rows = int(round(width * ratio)), int(round(height * ratio))  # noqa: RUF046 - as there
+    across, down = (shape[1] - columns) / 2, (shape[0] - rows) / 2
+    top, bottom = int(round(down - 0.1)), int(round(down + 0.1))  # noqa: RUF046 - as there
+    left, right = int(round(across - 0.1)), int(round(across + 0.1))  # noqa: RUF046 - as there
+    resized = opencv_bilinear.resize(pixels, (rows, columns))
+    return np.pad(resized, [(top, bottom), (left, right), (0, 0)], constant_values=114)
+
+
+def yolox(pixels, shape):
+    """The preproc of YOLOX, up to its transposition."""
+    padded = np.ones((*shape, 3), dtype=np.uint8) * 114
+    ratio = min(shape[0] / pixels.shape[0], shape[1] / pixels.shape[1])
+    rows, columns = int(pixels.shape[0] * ratio), int(pixels.shape[1] * ratio)
+    padded[:rows, :columns] = opencv_bilinear.resize(pixels, (rows, columns))
+    return padded
+
+
+def nudenet(pixels, shape):
+    """The _read_image of NudeNet 3.4.2, up to cv2.dnn.blobFromImage's scale."""
+    side = max(pixels.shape[:2])
+    padded = np.zeros((side, side, 3), dtype=np.uint8)
+    padded[: pixels.shape[0], : pixels.shape[1]] = pixels
+    return opencv_bilinear.resize(padded, shape)
+
+
+def paddle(pixels, shape):
+    """The resize_norm_img of rapidocr-onnxruntime 1.4.4 for lines of at most the input's width, but for its scale."""
+    width = min(shape[1], math.ceil(shape[0] * (pixels.shape[1] / float(pixels.shape[0]))))
+    padded = np.full((*shape, 3), 127, dtype=np.uint8)
+    padded[:, :width] = opencv_bilinear.resize(pixels, (shape[0], width))
+    return padded
+
+
+class TestPad:
+    @pytest.mark.parametrize(
+        ("place", "value", "reference"),
+        [
+            ("centre", 114, letterboxed),
+            ("corner", 114, yolox),
+            ("square", 0, nudenet),
+            ("height", 127, paddle),
+        ],
+    )
+    @pytest.mark.parametrize("size", [(80, 60), (61, 97), (120, 9), (64, 48), (32, 24), (416, 415), (7, 9)])
+    @pytest.mark.parametrize("shape", [(24, 32), (64, 64), (48, 320)])
+    def test_equals_what_the_packages_do(self, place, value, reference, size, shape):
+        image = noise(*size)
+        way = recipe(pad=Pad(place, value), interpolation="opencv-bilinear")
+        got = decode(encode(image, "PNG"), way, Shape(3, *shape, flat=False))
+        assert np.array_equal(got, reference(np.asarray(image), shape))
+
+    @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "opencv-bilinear"])
+    @pytest.mark.parametrize("place", ["centre", "corner", "height"])
+    def test_a_white_image_is_all_there(self, place, interpolation):
+        data = encode(Image.new("RGB", (90, 30), "white"), "PNG")
+        way = recipe(pad=Pad(place, 7), interpolation=interpolation)
+        got = decode(data, way, Shape(3, 60, 60, flat=False))
+        assert set(np.unique(got)) == ({255} if place == "height" else {7, 255})
+        assert (got == 255).mean() == (1.0 if place == "height" else 1 / 3)
+
+    @pytest.mark.parametrize("place", ["centre", "corner", "square", "height"])
+    @pytest.mark.parametrize("size", [(1, 1), (1, 20_000), (20_000, 1)])
+    def test_tiny_and_thin_images_have_an_answer(self, place, size):
+        data = encode(Image.new("RGB", size, (10, 200, 30)), "PNG")
+        way = recipe(pad=Pad(place, 114), interpolation="opencv-bilinear")
+        assert decode(data, way).shape == (24, 32, 3)
+
+    def test_a_crop_is_resized_as_opencv_does(self):
+        image = noise(97, 61)
+        got = decode(encode(image, "PNG"), recipe(resize=40, interpolation="opencv-bilinear"))
+        whole = opencv_bilinear.resize(np.asarray(image), (40, 63))
+        assert np.array_equal(got, whole[8:32, 16:48])
+
+    def test_channels_come_in_the_networks_order(self):
+        image, pad = noise(40, 50), Pad("centre", 9)
+        rgb, bgr, grey = (
+            decode(
+                encode(image.convert("L") if channels == "L" else image, "PNG"),
+                recipe(
+                    pad=pad,
+                    interpolation="opencv-bilinear",
+                    channels=channels,
+                    mean=(0,) * len(channels),
+                    std=(1,) * len(channels),
+                ),
+                Shape(len(channels), 24, 32, flat=False),
+            )
+            for channels in ("RGB", "BGR", "L")
+        )
+        assert np.array_equal(rgb[..., ::-1], bgr)
+        assert grey.shape == (24, 32, 1)
 
 
 class TestGrey:

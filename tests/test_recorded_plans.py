@@ -14,6 +14,7 @@ from serfer.core.plan import FORMAT
 from serfer.plan_directory import load_plan
 from serfer.settings import DriverSettings, Settings
 from tests.caches import new_cache
+from tests.data.plans import record
 
 PLANS = Path(__file__).parent / "data" / "plans"
 OLDER = PLANS / "format-7"
@@ -31,6 +32,20 @@ def test_the_recorded_plan_is_unchanged(name):
     assert (plan.format, plan.digest, bool(plan.gangs)) == (FORMAT, DIGESTS[name], name == "gang")
     fetched = [stage.functions[0].weights.bytes for stage in plan.stages if stage.weights_in == "fetched"]
     assert (len(fetched), sum(fetched) > 0) == ((len(plan.stages), True) if name == "fetched" else (0, False))
+
+
+@pytest.mark.parametrize(
+    "name", ["dense", *(pytest.param(name, marks=pytest.mark.slow) for name in DIGESTS if name != "dense")]
+)
+def test_a_network_that_is_split_again_without_cold_queries_is_the_recorded_plan(name, tmp_path):
+    place, recorded = tmp_path / name, load_plan(PLANS / name)
+    plan = record.split(name, place)
+    assert (plan.digest, plan.why, plan.cold_share) == (DIGESTS[name], recorded.why, 0.0)
+    assert (place / "plan.json").read_bytes() == (PLANS / name / "plan.json").read_bytes()
+    for file in (each.relative_to(place) for each in place.rglob("*") if each.suffix in (".onnx", ".bin")):
+        assert (place / file).read_bytes() == (PLANS / name / file).read_bytes()
+    for other, was in zip(plan.alternatives, recorded.alternatives, strict=True):
+        assert (other.stages, other.ms, other.usd) == (was.stages, was.ms, was.usd)
 
 
 @pytest.mark.parametrize("name", DIGESTS)

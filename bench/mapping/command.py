@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bench.core.results import Results, Table, publish, stamp_now
 from bench.mapping.images import Comparison, compare, strip, write_image
 from bench.mapping.rate import WindowRate, window_rate
-from bench.mapping.runs import MapRun, kill, run
+from bench.mapping.runs import MapRun, kept_parts, kill, run
 from bench.mapping.runs import command as map_command
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import UsageError, WrongAnswerError
@@ -177,7 +177,7 @@ def _killed(
             if not _same(out, whole):
                 raise WrongAnswerError("a map that was killed has left a result that is not whole")
             raise UsageError("the map had its result before it was killed: give a larger image")
-        kept.append(len([*parts.glob("*.values")]))
+        kept.append(kept_parts(parts))
     progress("the killed map again")
     report = run(words).report
     return Kills(tuple(kept), int(report["resumed"]), of.windows, _same(out, whole))

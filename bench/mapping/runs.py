@@ -96,6 +96,11 @@ def run(words: Sequence[str]) -> MapRun:
     return MapRun(json.loads(output), seconds, used, peaks.peaks[process.pid], max(below, default=0))
 
 
+def kept_parts(parts: Path) -> int:
+    """Return how many windows a map has kept in its directory of parts so far."""
+    return len([*parts.glob("c.*")])
+
+
 def kill(words: Sequence[str], parts: Path, kept: int, later_s: float) -> None:
     """Start a map and kill it some seconds after its directory of parts has `kept` windows; wait for all below it.
 
@@ -103,7 +108,7 @@ def kill(words: Sequence[str], parts: Path, kept: int, later_s: float) -> None:
     """
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:  # noqa: S603 - our own
         try:
-            while len([*parts.glob("*.values")]) < kept and process.poll() is None:
+            while kept_parts(parts) < kept and process.poll() is None:
                 time.sleep(_SAMPLED_S)
             below = descendants(process.pid)
             with suppress(subprocess.TimeoutExpired):

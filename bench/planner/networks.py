@@ -1,12 +1,16 @@
-"""Public architectures of torchvision and timm, with random weights, split on 2x2 tiles."""
+"""Public architectures of torchvision, timm and smp, with random weights, split on 2x2 tiles."""
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +20,15 @@ from onnxscript import ir
 
 import serfer
 from bench.core.results import Table
+from bench.planner.architectures import architectures
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import TOLERANCE, difference
+from splitter.network.by_name.named_model import RANDOM, NamedModel, build
 from splitter.network.graph import MAP_RANK, Graph
 from splitter.network.source import load
-from splitter.network.unsupported import refused_kinds
-from splitter.network.zoo import with_random_weights
+from splitter.network.unsupported import unsplit_kinds
+from splitter.network.zoo import drawn_by_seed, with_random_weights
 from splitter.plan_dir.check import run_tiles
 from splitter.tiling.from_onnx import from_onnx
 from splitter.tiling.operators import tiled_kinds
@@ -34,11 +40,14 @@ _BEGIN, _END = "<!-- {} begin: written by serfer bench networks --write -->", "<
 GRID = "2x2"
 _ROOMY_MB = 4096
 """A package in which any of the networks fits as one stage."""
+_SMP = "segmentation_models_pytorch"
+_HEADS = ("network", "from", "input", "how", "seconds", "convolutions on 2x2", "stages")
+SECONDS = _HEADS.index("seconds")
 
 
 @dataclass(frozen=True)
 class Network:
-    """An architecture of `library`, at square images of `size` pixels."""
+    """An architecture of `library` ("torchvision", "timm" or "smp"), at square images of `size` pixels."""
 
     library: str
     name: str
@@ -46,21 +55,25 @@ class Network:
 
     def build(self) -> torch.nn.Module:
         """Return the network with random weights, in evaluation mode."""
-        if self.library == "timm":
-            module: torch.nn.Module = import_module("timm").create_model(self.name, pretrained=False)
-        else:
-            options: dict[str, Any] = {"weights": None}
-            if self.name in ("googlenet", "inception_v3"):
-                options |= {"aux_logits": False, "init_weights": False}
-            module = getattr(import_module("torchvision").models, self.name)(**options)
+        if self.library != "smp":
+            return build(NamedModel(f"{self.library}:{self.name}", RANDOM), (3, self.size, self.size)).module
+        architecture, _, encoder = self.name.partition("-")
+        with drawn_by_seed():
+            module: Any = import_module(_SMP).create_model(architecture, encoder, encoder_weights=None)
         return with_random_weights(module.eval(), self.size)
+
+    @property
+    def installed(self) -> bool:
+        """Whether its library is installed."""
+        return importlib.util.find_spec(_SMP if self.library == "smp" else self.library) is not None
 
 
 @dataclass(frozen=True)
 class Row:
     """The split of a network: its stages' grids, and how many of its convolutions on maps are on 2x2 tiles.
 
-    `error` is relative to the logits' range; `reason` is why a network was refused, else empty.
+    `error` is relative to the logits' range; `reason` is why a network was refused, else empty. `seconds` of a
+    processor were taken by export and split.
     """
 
     network: Network
@@ -69,36 +82,30 @@ class Row:
     convolutions: int = 0
     error: float = 0.0
     reason: str = ""
+    seconds: float = 0.0
 
     @property
-    def outcome(self) -> str:
-        """One of "all", "some", "none" (of the convolutions are tiled) and "refused"."""
+    def how(self) -> str:
+        """One of "tiled", "in part", "whole" (as all, some or none of its convolutions are on tiles) and "refused"."""
         if self.reason:
             return "refused"
-        return "all" if self.tiled == self.convolutions > 0 else "some" if self.tiled else "none"
+        return "tiled" if self.tiled == self.convolutions > 0 else "in part" if self.tiled else "whole"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        counts = "" if self.reason else f"{self.tiled} of {self.convolutions}"
+        known = self.network.name, self.network.library, str(self.network.size), self.how, f"{self.seconds:.0f}"
+        return *known, counts, self.reason or in_runs(self.grids)
 
 
-_TORCHVISION = (
-    *(Network("torchvision", name) for name in ("alexnet", "densenet121", "efficientnet_b0", "googlenet")),
-    *(Network("torchvision", name) for name in ("mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf")),
-    *(Network("torchvision", name) for name in ("regnet_y_400mf", "resnet18", "resnet50", "resnext50_32x4d")),
-    *(Network("torchvision", name) for name in ("shufflenet_v2_x0_5", "squeezenet1_1", "convnext_tiny", "vgg11_bn")),
-    Network("torchvision", "inception_v3", 107),
-    Network("torchvision", "swin_t"),
-    Network("torchvision", "vit_b_32", 224),
-)
-_TIMM = (
-    *(Network("timm", name) for name in ("resnet10t", "resnet18d", "seresnet18", "skresnet18", "res2net50_14w_8s")),
-    *(Network("timm", name) for name in ("dla34", "cspresnet50", "ese_vovnet19b_dw", "gernet_s", "repvgg_a0")),
-    *(Network("timm", name) for name in ("mobileone_s0", "lcnet_050", "tinynet_e", "fbnetc_100", "mixnet_s")),
-    *(Network("timm", name) for name in ("mobilenetv4_conv_small", "ghostnet_100", "repghostnet_050", "rexnet_100")),
-    *(Network("timm", name) for name in ("tf_efficientnet_lite0", "convnext_atto", "convnextv2_atto", "starnet_s1")),
-    *(Network("timm", name) for name in ("mambaout_femto", "poolformer_s12", "inception_next_atto", "repvit_m0_9")),
-    *(Network("timm", name) for name in ("hrnet_w18_small", "efficientvit_b0", "edgenext_xx_small", "fastvit_t8")),
-    *(Network("timm", name, 128) for name in ("mobilevit_xxs", "darknet53", "selecsls42b")),
-    *(Network("timm", name, 224) for name in ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "mixer_s32_224")),
-)
-NETWORKS = _TORCHVISION + _TIMM
+def in_runs(grids: Iterable[str]) -> str:
+    """Write grids with those that follow each other counted: 3 x 2x2, 1."""
+    runs = [(grid, len([*same])) for grid, same in groupby(grids)]
+    return ", ".join(grid if count == 1 else f"{count} x {grid}" for grid, count in runs)
+
+
+NETWORKS = tuple(Network(*entry) for entry in architectures())
 
 
 def chosen(names: Sequence[str]) -> tuple[Network, ...]:
@@ -106,7 +113,8 @@ def chosen(names: Sequence[str]) -> tuple[Network, ...]:
     known = {network.name: network for network in NETWORKS}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"{unknown[0]!r} is not among the networks that are tried: {', '.join(sorted(known))}")
+        near = ", ".join(difflib.get_close_matches(unknown[0], known, 3)) or "bench/planner/architectures.py has them"
+        raise UsageError(f"{unknown[0]!r} is not among the networks that are tried: {near}")
     return tuple(known[name] for name in names) or NETWORKS
 
 
@@ -114,19 +122,21 @@ def measure(network: Network) -> Row:
     """Export a network, split it on 2x2 tiles wherever it can be, and compare the tiles with the module."""
     example = np.random.default_rng(2).standard_normal((1, 3, network.size, network.size), dtype=np.float32)
     with tempfile.TemporaryDirectory() as home:
+        module, began = network.build(), time.process_time()
         try:
-            source, _ = load(network.build(), example)
+            source, _ = load(module, example)
             file = Path(home) / "net.onnx"
             ir.save(source.onnx.whole(), file)
             plan = serfer.split(file, out=Path(home) / "plan", grids=GRID, limit_mb=_ROOMY_MB)
         except ModelError as refusal:
-            return Row(network, reason=_kinds_only(str(refusal)))
+            return Row(network, reason=_kinds_only(str(refusal)), seconds=time.process_time() - began)
+        seconds = time.process_time() - began
         graph = from_onnx(source.onnx, network.size, network.size)
         deviation = difference(run_tiles(plan, Path(home) / "plan", example), source.run(example))
     on_maps = {node.name for node in graph.nodes if node.kind == "Conv" and _is_map(graph, node.output)}
     tiled = {item.name for stage in plan.stages if str(stage.grid) == GRID for item in stage.operators} & on_maps
     grids = tuple(str(stage.grid) for stage in plan.stages)
-    return Row(network, grids, len(tiled), len(on_maps), deviation.error)
+    return Row(network, grids, len(tiled), len(on_maps), deviation.error, seconds=seconds)
 
 
 def _is_map(graph: Graph, tensor: str) -> bool:
@@ -140,20 +150,24 @@ def _kinds_only(reason: str) -> str:
     return f"({rest}" if mark and start.startswith("operator '") else reason
 
 
-def networks_table(rows: Iterable[Row]) -> Table:
-    """Return the rows as a table."""
-    return Table(("network", "from", "input", "convolutions on 2x2", "stages"), [_cells(row) for row in rows])
+def networks_table(rows: Iterable[tuple[str, ...]]) -> Table:
+    """Return rows of cells as a table."""
+    return Table(_HEADS, list(rows))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    how = ("refused", row.reason) if row.reason else (f"{row.tiled} of {row.convolutions}", ", ".join(row.grids))
-    return row.network.name, row.network.library, str(row.network.size), *how
+def known_rows(document: str) -> Mapping[Network, tuple[str, ...]]:
+    """Return the rows of a document's table by their networks."""
+    found = {}
+    for line in section(document, "networks").splitlines()[2:]:
+        cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
+        found[Network(cells[1], cells[0], int(cells[2]))] = cells
+    return found
 
 
 def operators_table() -> Table:
     """Return the operators that the splitter has rules for, from their registry, as a table."""
-    refused = {f"refused: {why}": kinds for why, kinds in refused_kinds().items()}
-    return Table(("how", "operators"), [(how, ", ".join(kinds)) for how, kinds in {**tiled_kinds(), **refused}.items()])
+    unsplit = unsplit_kinds()
+    return Table(("how", "operators"), [(how, ", ".join(kinds)) for how, kinds in {**tiled_kinds(), **unsplit}.items()])
 
 
 def section(text: str, name: str) -> str:
@@ -171,9 +185,12 @@ def with_section(text: str, name: str, content: str) -> str:
     return f"{text.partition(begin)[0]}{begin}\n{content}\n{end}{text.partition(end)[2]}"
 
 
-def write_tables(path: Path, rows: Sequence[Row]) -> None:
-    """Write the tables into a document that has their marks."""
-    text = with_section(path.read_text(encoding="utf-8"), "networks", networks_table(rows).markdown())
+def write_tables(path: Path, rows: Iterable[Row]) -> None:
+    """Write the tables into a document that has their marks; rows of networks that were not measured now stay."""
+    text = path.read_text(encoding="utf-8")
+    known = {**known_rows(text), **{row.network: row.cells for row in rows}}
+    table = networks_table(known[network] for network in NETWORKS if network in known)
+    text = with_section(text, "networks", table.markdown())
     path.write_text(with_section(text, "operators", operators_table().markdown()), encoding="utf-8")
 
 
@@ -184,20 +201,31 @@ def is_exact(row: Row) -> bool:
 
 def command(
     only: Annotated[list[str] | None, typer.Option(help="A network of the list alone; may be given again.")] = None,
-    write: Annotated[Path | None, typer.Option(help="A document whose tables to write again.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="A document in whose table to write the rows, each when it is there.")
+    ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Those alone that the document has no seconds of.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Split public architectures on 2x2 tiles and report the outcomes (docs/reference/networks.md); needs timm."""
-    if write and only:
-        raise UsageError("--write writes the whole table: leave --only out")
-    networks, rows = chosen(only or []), []
+    """Split public architectures on 2x2 tiles and report the outcomes (docs/reference/networks.md); needs timm.
+
+    Those of smp are left out where segmentation_models_pytorch is not installed.
+    """
+    if missing and not write:
+        raise UsageError("--missing is about what a document lacks: give --write")
+    networks, rows = [network for network in chosen(only or []) if network.installed], []
+    if write and missing:
+        known = known_rows(write.read_text(encoding="utf-8"))
+        networks = [network for network in networks if not known.get(network, _HEADS)[SECONDS].isdigit()]
     with status_line() as progress:
         for number, network in enumerate(networks, start=1):
             progress(f"{network.name} ({number} of {len(networks)})")
             rows.append(measure(network))
             if as_json:
-                print_json({**asdict(rows[-1]), "outcome": rows[-1].outcome})
-    if write:
-        write_tables(write, rows)
+                print_json({**asdict(rows[-1]), "how": rows[-1].how})
+            if write:
+                write_tables(write, rows[-1:])
     if not as_json:
-        typer.echo(networks_table(rows).markdown())
+        typer.echo(networks_table(row.cells for row in rows).markdown())

@@ -23,7 +23,7 @@ from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
 from splitter.planning.cold.plan import find_cold_plan
-from splitter.planning.cold.search import first_answer
+from splitter.planning.cold.share import first_answer
 from splitter.planning.explanation import describe
 from splitter.planning.limits import WeightStorage
 from splitter.planning.planner import prepare

@@ -203,7 +203,8 @@ class InstanceClient(InstanceProbe):
     async def _suited(self, form: Form, array: NDArray[Any]) -> tuple[str, NDArray[Any]]:
         """Return the input's name, and the array as that takes it: pixels are normalised here where it must be."""
         if array.dtype == np.uint8:
-            if form.pixels is not None:
+            described = self._plan.as_split is not None  # the instance's plan may have the description of the split
+            if form.pixels is not None and not (described and form.floats is not None):
                 return form.pixels, array
             preprocess = self._plan.preprocess
             if preprocess is not None and form.floats is not None:

@@ -26,6 +26,7 @@ from serfer.core.inline_outputs import ONE_SLOT
 from serfer.core.keys import input_key, query_id, query_keys
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import verified_parts
+from serfer.core.plan.pixels import normalised_crop
 from serfer.core.run_machine import FailureKind, Retry
 from serfer.core.wire import Crop
 from storage.store import Store
@@ -79,6 +80,8 @@ class StepFunctionsDriver(QueryDriver):
         if context.result:
             raise UsageError("a state machine's answers cannot be kept as results: use --driver push or poll")
         now = self.clock.time()
+        if any(crop.levels for crop in crops):
+            crops = await asyncio.to_thread(self._as_floats, crops, batch)
         request = QueryRequest(crops, batch, now, now + deadline_s, self._slots.next_age(), context)
         try:
             async with timeout_at(self.clock, request.deadline) as limit:
@@ -92,6 +95,15 @@ class StepFunctionsDriver(QueryDriver):
             if not limit.expired():
                 raise
             raise DeadlineError(f"no answer by the deadline of {deadline_s * _MS_PER_S:.0f} ms: allow more") from error
+
+    def _as_floats(self, crops: Sequence[Crop], batch: int) -> list[Crop]:
+        """Return crops without levels, which a state machine's tasks do not have: pixels that had some as float32."""
+        stage = self.plan.stages[0]
+        shapes = [stage.inputs[0].shape.of(tile.inputs[0], batch) for tile in stage.tiles]
+        return [
+            Crop("float32", normalised_crop(crop.data or b"", shape, crop.levels).tobytes()) if crop.levels else crop
+            for crop, shape in zip(crops, shapes, strict=True)
+        ]
 
     async def close(self) -> None:
         """Stop the queries that run, and wait until what they and others left behind is deleted."""

@@ -18,6 +18,7 @@ from lambdas.weights import PART_BYTES
 from sam.cost.fixed import Line
 from sam.options import Options
 from serfer.core.costs.aws import AwsFacts, StoreFacts
+from serfer.core.costs.cold_starts import critical_path
 from serfer.core.costs.cost_model import (
     Floats,
     GangLoad,
@@ -27,6 +28,7 @@ from serfer.core.costs.cost_model import (
     gang_load,
     plan_load,
     price_gang,
+    ready_seconds,
     stage_price,
     task_seconds,
 )
@@ -86,7 +88,8 @@ class Deployed:
         """Return where the plan runs, at the price of its stage functions' compute."""
         functions = self.facts.functions
         price = getattr(functions, self.workers_price.removeprefix("lambda."))
-        return Platform(replace(functions, price_gb_second=price), self.store, cold_share)
+        priced = replace(functions, price_gb_second=price)
+        return Platform(priced, self.store, cold_share, snapstart=self.options.snapstart)
 
     @property
     def on_demand(self) -> Deployed:
@@ -144,7 +147,7 @@ def _started_beside(deployed: Deployed) -> list[Line]:
     tasks = used = usd = 0.0
     steps = _steps(deployed)
     for step in steps:
-        seconds = step.load.cold_start(platform).seconds
+        seconds = step.load.cold_start(platform).billed_seconds
         tasks += step.load.tasks
         used += step.load.tasks * step.memory_mb / _MB_PER_GB * seconds
         usd += step.load.tasks * float(billed_usd(step.memory_mb, seconds, platform.functions))
@@ -160,6 +163,7 @@ def _plan_usage(deployed: Deployed, cold_share: float) -> Usage:
     steps = _steps(deployed)
     platform = deployed.platform(cold_share)
     seconds = sum(step.seconds(platform) for step in steps) + _waiting(deployed, steps)
+    seconds += cold_share * _waiting_for_starts(deployed, steps, platform)
     lines = [
         *_workers(deployed, steps, platform),
         *_store(deployed, steps),
@@ -206,17 +210,17 @@ class _Step:
     gang: GangLoad | None = None
 
     def seconds(self, platform: Platform) -> float:
-        """Return its expected seconds."""
+        """Return its expected seconds in warm environments."""
         if self.gang:
             return price_gang(self.gang, self.memory_mb, platform).seconds
         return float(stage_price(self.load, self.memory_mb, platform)[0])
 
     def tasks_s(self, platform: Platform) -> Floats:
         """Return what each of its invocations is billed for, cold starts with their share."""
+        cold = platform.cold_share * self.load.cold_start(platform).billed_seconds
         if self.gang:
             price = price_gang(self.gang, self.memory_mb, platform)
-            return np.full(self.load.tasks, price.billed_s / self.load.tasks)
-        cold = platform.cold_share * self.load.cold_start(platform).seconds
+            return np.full(self.load.tasks, price.billed_s / self.load.tasks + cold)
         return np.asarray(task_seconds(self.load, self.memory_mb, platform) + cold)
 
 
@@ -343,6 +347,20 @@ def _waiting(deployed: Deployed, steps: list[_Step]) -> float:
         return 0.0
     entered = 2 + sum(1 + (stage.grid.tiles > 1) for stage in deployed.plan.stages)
     return entered * deployed.facts.services.transition_latency + 2 * deployed.store.request_latency
+
+
+def _waiting_for_starts(deployed: Deployed, steps: list[_Step], platform: Platform) -> float:
+    """Return the seconds that a query which finds nothing warm waits: only push drivers start all steps at once."""
+    starts = [step.load.cold_start(platform).seconds for step in steps]
+    if deployed.options.engine != "push":
+        return sum(starts)
+    ready = [
+        ready_seconds(step.load.tasks, start, platform.functions, first=not number)
+        for number, (step, start) in enumerate(zip(steps, starts, strict=True))
+    ]
+    return sum(
+        time.waited for time in critical_path(zip(ready, (step.seconds(platform) for step in steps), strict=True))
+    )
 
 
 def _engine(deployed: Deployed, seconds: float) -> list[Line]:

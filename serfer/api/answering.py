@@ -7,22 +7,29 @@ from dataclasses import dataclass, replace
 
 from serfer.api.http.uploads import Upload
 from serfer.api.objectives import OPENING, is_cold, same_classes, selected
-from serfer.api.observability.timeline import served_report
+from serfer.api.observability.timeline import served_prediction, served_report
+from serfer.api.results.document import place_of
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.applications import ApplicationQuery, Choice, Run
 from serfer.core.http_messages import ServedReport
 from serfer.core.plan import Plan
+from serfer.core.report import PredictedImage, PredictedOutput
 from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.prediction import Wanted
 
 
 @dataclass(frozen=True)
 class Question:
-    """A query of some images: how many classes it wants, whether explained, and what it asks of an application."""
+    """A query of some images: what it wants of each, whether explained, and what it asks of an application.
+
+    With `classifies` it wants classes alone.
+    """
 
     query: ServiceQuery
-    top_k: int
+    wanted: Wanted
     explain: bool
     asked: ApplicationQuery | None
+    classifies: bool = True
 
 
 async def answer(
@@ -38,7 +45,10 @@ async def answer(
     async def classified(model: str) -> ServiceResult:
         used[model] = service.pipelines[model]
         runs(used[model].plan)
-        return await service.classify(replace(question.query, model=model), data, names, question.top_k)
+        query = replace(question.query, model=model)
+        if question.classifies:
+            return await service.classify(query, data, names, question.wanted.top_k)
+        return await service.predict(query, data, names, question.wanted)
 
     choice: Choice | None = None
     if question.asked is None or service.applications is None:
@@ -49,4 +59,17 @@ async def answer(
         choice, answered = await service.applications.answer(question.asked, run)
     pipeline = used[choice.model if choice else question.query.model]
     plan, chosen = answered.result.plan or pipeline.plan, selected(choice) if choice else None
-    return answered, served_report(answered, plan, pipeline.facts, explain=question.explain, selected=chosen)
+    report = served_report(answered, plan, pipeline.facts, explain=question.explain, selected=chosen)
+    return answered, report if question.classifies else served_prediction(report, plan, _found(answered))
+
+
+def _found(answered: ServiceResult) -> Sequence[PredictedImage]:
+    """Return what was found in a query's images; outputs that are kept are where the result is."""
+    kept = answered.result.kept
+    if kept is None:
+        return answered.predicted
+    outputs = tuple(
+        PredictedOutput(output.name, output.dtype, output.dims, href=f"{place_of(kept)}/zarr/{number}")
+        for number, output in enumerate(kept.outputs)
+    )
+    return tuple(replace(image, outputs=outputs) for image in answered.predicted)

@@ -93,7 +93,6 @@ def make_app(
     coordination = service.store.coordination()
     queries = AsyncQueries(coordination, settings.api_result_ttl_s)
     idempotency = IdempotencyStore(coordination, settings.api_result_ttl_s)
-    classifying = Classifying(service, limits, idempotency, queries, settings.api_deadline_ms)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -108,7 +107,7 @@ def make_app(
     app = FastAPI(
         title="SerFer",
         version=__version__,
-        summary="Image classification on split convolutional networks.",
+        summary="Answers to images by split convolutional networks.",
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the client has named
@@ -119,6 +118,7 @@ def make_app(
     operated: Sequence[Any] = [Depends(_guard(keys, service, Scope.OPERATE))] if keys else []
     holding = Holding(service, limits, settings.api_deadline_ms)
     keeping = Keeping(kept, service.admission.downloads, telemetry.metrics)
+    classifying = Classifying(service, limits, idempotency, queries, settings.api_deadline_ms, keeping)
     inferring = Inferring(service, limits, settings.api_deadline_ms, keeping)
     for router in (
         classify_router(classifying),

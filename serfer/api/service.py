@@ -32,9 +32,11 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.http_messages import InstanceState, ModelState
+from serfer.core.report import PredictedImage
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import Pipeline
-from serfer.pipeline.query import check_images
+from serfer.pipeline.prediction import NamedImage, Wanted, predicted
+from serfer.pipeline.query import check_count, check_images
 from serfer.pipeline.result import Result
 from serfer.results import ResultManifest
 from storage.store import Store
@@ -89,11 +91,13 @@ class ServiceResult:
     """A query's result, and how long it waited for decoders and its turn, in seconds on the pipeline's clock.
 
     An image is decoded before its query's turn has come; here, as in the report, that counts after `admitted`.
+    `predicted` is what was found in the images of a query that asked for more than classes.
     """
 
     result: Result
     admitted: float
     queued_s: float
+    predicted: tuple[PredictedImage, ...] = ()
 
 
 class Observer(Protocol):
@@ -136,9 +140,10 @@ class Service:
     """Answers for several models; the first of `pipelines` is the one that is meant where none is named.
 
     `applications` select among variants, whose pipelines come and go beside those of the `models`; a `registrar`
-    registers networks in them, and `jobs` are offline work. `results` is the
-    store of the results that it keeps, which it closes; None where it keeps none. `repository` are the networks of an
-    instance, None elsewhere. `store` is that of the state that drivers share, by default the first model's.
+    registers networks in them, `jobs` are offline work, and a `plan_watch` blocks while it looks at plan directories.
+    `results` is the store of the results that it keeps, which it closes; None where it keeps none. `repository` are
+    the networks of an instance, None elsewhere. `store` is that of the state that drivers share, by default the first
+    model's.
     """
 
     def __init__(
@@ -157,6 +162,7 @@ class Service:
         self.applications: Applications | None = None
         self.registrar: Registrar | None = None
         self.jobs: OfflineJobs | None = None
+        self.plan_watch: Callable[[], None] | None = None
         self.admission = admission
         self.load = LoadMonitor(self.pipelines, admission.in_flight)
         self.decoders = decoders or Decoders()
@@ -219,6 +225,15 @@ class Service:
         `Pipeline.answer`.
         """
         return await self._observed(query, self._classify(query, images, names, top_k))
+
+    async def predict(
+        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
+    ) -> ServiceResult:
+        """Answer what any network finds in a query's images; raises as `classify` does.
+
+        Where the query's context names a result, the outputs are kept, and only the images' names and sizes are said.
+        """
+        return await self._observed(query, self._predict(query, images, names, wanted))
 
     async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as Pipeline.run's
         """Return what the network makes of an array, as `Pipeline.answer` takes it; raises as `classify` does."""
@@ -284,6 +299,27 @@ class Service:
                 decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
             return await self._in_turn(query, place, run, decoded)
 
+    async def _predict(
+        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
+    ) -> ServiceResult:
+        pipeline = self.pipelines[query.model]
+        check_count(images, names, wanted.top_k)
+
+        def run(left_s: float) -> Awaitable[Result]:
+            return pipeline.answer(decoded.pixels, deadline_s=left_s, context=query.context, decoded_s=decoded.busy_s)
+
+        pixels = len(images) * pipeline.recipe.shape.elements
+        with self._place(query) as place, self.admission.bytes.hold(query.client, pixels):
+            async with query.in_time("its images were not decoded"):
+                decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
+            answered = await self._in_turn(query, place, run, decoded)
+            named = [NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)]
+            if answered.result.kept is not None:
+                return replace(answered, predicted=tuple(image.blank() for image in named))
+            async with query.in_time("its outputs were read"):
+                found = await asyncio.to_thread(predicted, pipeline.plan, answered.result.outputs, named, wanted)
+        return replace(answered, predicted=found)
+
     async def _run(self, query: ServiceQuery, run: Callable[[float], Awaitable[Result]]) -> ServiceResult:
         with self._place(query) as place:
             return await self._in_turn(query, place, run)
@@ -338,6 +374,8 @@ class Service:
             doubtful = self._doubtful
             looks = {name: pipeline.look(start=doubtful) for name, pipeline in self.pipelines.items()}
             found = await asyncio.gather(*looks.values(), return_exceptions=True)
+            if self.plan_watch is not None:
+                await asyncio.to_thread(self.plan_watch)
             states = dict(zip(looks, found, strict=True))
             models = [_known(states[name]) for name in self.models]
             variants = [each for name, each in states.items() if name not in self.models and isinstance(each, Health)]

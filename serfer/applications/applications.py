@@ -167,6 +167,10 @@ class Applications(Loop):
         """Return how many instances have a variant in memory, as far as is known here."""
         return sum(seen.warm for seen in self._signals(application, variant).values())
 
+    def cautions(self, application: str, variant: str) -> Mapping[str, str]:
+        """Return why a variant's recorded accuracy may be another at an instance, by the instance's URL."""
+        return self._instances.cautions(served_name(application, variant))
+
     def served(self, application: str) -> ServedApplication:
         """Return an application; raises UsageError for one that is not served here."""
         found = self._served.get(application)

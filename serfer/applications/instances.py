@@ -117,6 +117,14 @@ class VariantInstances:
             if model in seen.models and now - seen.at < _DOWN_S
         }
 
+    def cautions(self, model: str) -> dict[str, str]:
+        """Return why a model's recorded accuracy may be another at an instance, by the URLs of those that say so."""
+        return {
+            url: state.caution
+            for url in self.urls
+            if (seen := self.seen(url)) and (state := seen.models.get(model)) and state.caution
+        }
+
     def target(self, url: str, model: str, plan: Plan) -> OneInstance:
         """Return the target that sends queries to an instance's model."""
         return OneInstance(url, model, plan, self._key)

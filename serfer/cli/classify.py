@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.network_options import (
+    ChannelsOption,
+    FileOptions,
+    LabelsOption,
+    OutputOption,
+    PreprocessOption,
+    SizeOption,
+)
 from serfer.cli.shared.offline import (
     NotifyOption,
     YieldLatencyOption,
@@ -24,10 +32,11 @@ from serfer.cli.shared.options import (
     JsonOption,
     ModelOption,
     ObjectStoreOption,
-    PlanOption,
+    PlanOrFileOption,
     StackOption,
     StoreOption,
     WorkersOption,
+    network_among,
     opened,
     plan_directory,
     print_json,
@@ -37,7 +46,7 @@ from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import ImageError, SerferError, UsageError
 from serfer.core.exactness import difference
-from serfer.core.plan import ImageLimits
+from serfer.core.plan import ImageLimits, answer_digest
 from serfer.images import check_image, image_files
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import ServiceLoad, service_loads
@@ -45,7 +54,7 @@ from serfer.offline.notify.event import OfflineJob
 from serfer.offline.notify.targets import parse_targets
 from serfer.pipeline.reference import original
 from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.options import workers_of
 
@@ -59,10 +68,19 @@ if TYPE_CHECKING:
 def classify(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE...", help="Image files, or folders of them; - reads one from standard input."),
+        typer.Argument(
+            metavar="[NETWORK.onnx] IMAGE...",
+            help="Image files, or folders of them; - reads one from standard input. An .onnx file among them is the "
+            "network, which is run as it is.",
+        ),
     ],
     model: ModelOption = None,
-    plan: PlanOption = None,
+    plan: PlanOrFileOption = None,
+    size: SizeOption = None,
+    channels: ChannelsOption = None,
+    preprocess: PreprocessOption = None,
+    labels: LabelsOption = None,
+    output: OutputOption = None,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
@@ -86,24 +104,25 @@ def classify(
     notify: NotifyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify images, each as one query through a split network.
+    """Classify images, each as one query through a network, split or whole.
 
-    Without --plan and --model that is efficientnet-lite0 of the zoo (ImageNet's classes), split at the first call.
+    With nothing named that is efficientnet-lite0 of the zoo (ImageNet's classes), split at the first call.
     """
+    images, plan = network_among(images, plan)
+    file = FileOptions.of(size, channels, preprocess, labels, output)
     settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
     targets = parse_targets(notify or (), settings.webhook_secret.get_secret_value())
     sources = service_loads(yield_to or (), settings.yield_key.get_secret_value())
-    names = [*_named(images)]
-    if images.count("-") > 1:
-        raise UsageError("standard input can be read only once")
+    names = names_of(images)
     if trace is not None:
         check_trace(trace)
-    _check_some(names if plan is None else [], settings)  # said before a model is split
-    directory = plan_directory(plan, model, stack)
+    made = plan is None or is_network_file(plan)  # a plan is made first: what is wrong with images is said before that
+    _check_some(names if made else [], settings)
+    directory = plan_directory(plan, model, stack, file, workers)
     traced: list[TracedQuery] = []
     failures: list[SerferError] = []
     workers = workers_of(workers, stack, "local")
-    job = OfflineJob("classify", load_plan(directory).digest if targets else "", images, "", new_run())
+    job = OfflineJob("classify", answer_digest(load_plan(directory)) if targets else "", images, "", new_run())
     with notifying(job, targets) as ending:
         with (
             opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline,
@@ -113,7 +132,7 @@ def classify(
             for number, name in enumerate(names):
                 ending.figures = _figures(names, number, failures, turns)
                 try:
-                    data = _data(name)
+                    data = data_of(name)
                     with turns.take():
                         pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
                     delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
@@ -130,11 +149,34 @@ def classify(
                 if trace is not None:
                     traced.append(TracedQuery.of(name, pipeline.last))
             ending.figures = _figures(names, len(names), failures, turns)
+            _print_forced(pipeline.plan, from_zoo=plan is None and not stack and not as_json)
         if trace is not None and traced:
             _write_trace(trace, pipeline.plan, traced)
         if failures:
             ending.error = str(failures[0])
             raise typer.Exit(failures[0].exit_code)
+
+
+def _print_forced(plan: Plan, *, from_zoo: bool) -> None:
+    """Say where the zoo's plan is split to be looked at, and another one is predicted to be faster and cheaper."""
+    mine = next((other for other in plan.alternatives if other.chosen), None)
+    better = [each for each in plan.alternatives if mine and each.fits and each.ms < mine.ms and each.usd < mine.usd]
+    if from_zoo and mine and better:
+        best = min(better, key=lambda other: other.ms * other.usd)
+        grids = ", ".join(str(stage.grid) for stage in plan.stages)
+        out.print(
+            f"the zoo shows this network split on {grids}, which the planner would not choose: {plain(best.stages)} is "
+            f"predicted to take {best.ms / mine.ms:.2f} of its time for {best.usd / mine.usd:.2f} of its dollars "
+            f"(serfer split {plain(plan.model)} --out plan)",
+            soft_wrap=True,
+        )
+
+
+def names_of(images: Sequence[str]) -> list[str]:
+    """Return the images that are meant; raises UsageError where standard input is given twice."""
+    if images.count("-") > 1:
+        raise UsageError("standard input can be read only once")
+    return [*_named(images)]
 
 
 def _named(images: Sequence[str]) -> Iterator[str]:
@@ -168,7 +210,7 @@ def _check_some(names: Sequence[str], settings: Settings) -> None:
         raise first
 
 
-def _data(name: str) -> bytes | Path:
+def data_of(name: str) -> bytes | Path:
     """Return what an image's name stands for; raises ImageError for a folder without images."""
     if name == "-":
         return standard_input()
@@ -234,8 +276,10 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None, wor
     """Print one query's answer: classes, stages, dollars, and how far it is from the unsplit model's."""
     for image in report.images:
         out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+        shares = all(0 <= prediction.score <= 1 for prediction in image.predictions)  # else the network's own numbers
         for prediction in image.predictions:
-            out.print(f"  {prediction.score:8.2%}  {plain(prediction.label)}")
+            score = f"{prediction.score:8.2%}" if shares else f"{prediction.score:8.4g}"
+            out.print(f"  {score}  {plain(prediction.label)}")
     print_report(report, plan, workers)
     if delta is not None:
         same = "same first class" if delta.same_top else "ANOTHER first class"

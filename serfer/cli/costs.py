@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.explain import print_cold_choice, print_cold_starts
+from serfer.cli.explain import print_cold_choice, print_cold_starts, print_starting_ways
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import err, out
@@ -43,7 +43,11 @@ def cost(
         str | None, typer.Option(help="redis, s3, valkey, redis+s3 or valkey+s3; by default the plan's own.")
     ] = None,
     cold_share: Annotated[
-        float | None, typer.Option(help="The share of invocations that find no warm environment, 0 to 1.")
+        float | None,
+        typer.Option(
+            help="The share of queries that find nothing warm, 0 to 1; by default what the plan was chosen for (0.02 "
+            "is assumed), with BUILD the share of queries that come at random."
+        ),
     ] = None,
     memory: Annotated[int | None, typer.Option(help="MB of every function; by default each stage's own.")] = None,
     queries_a_month: Annotated[
@@ -92,7 +96,7 @@ def cost(
     plan = load_plan(directory)
     if cluster_profile is not None:
         _write_cluster_profile(plan, directory, cluster_profile, profiles)
-    given = Circumstances(store, memory, cold or 0.0, burst)
+    given = Circumstances(store, memory, cold, burst)
     prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
     if as_json:
         print_json(prices.as_dict())
@@ -178,7 +182,7 @@ def _print_prices(prices: Prices) -> None:
     """Print what a plan costs: a query by stage, warm and cold, a burst, and a month without queries."""
     plan, burst = prices.plan, prices.burst
     out.print(
-        f"[bold]{plain(plan.model)}[/] over {prices.store}, {prices.cold_share:.1%} of the invocations cold, predicted"
+        f"[bold]{plain(plan.model)}[/] over {prices.store}, {prices.cold_share:.1%} of the queries cold, predicted"
     )
     table = columns("stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried")
     for step, (numbers, one) in enumerate(zip(prices.query.numbers, prices.query.stages, strict=True)):
@@ -201,6 +205,7 @@ def _print_prices(prices: Prices) -> None:
     out.print(f"a query: {_query_price(prices.query)}")
     out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
     print_cold_starts(plan, prices.cold)
+    print_starting_ways(prices.ways, prices.cold_share)
     if prices.cold_plan and prices.choice:
         print_cold_choice(prices.cold_plan, prices.choice, burst.queries)
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")

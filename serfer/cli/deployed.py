@@ -104,7 +104,7 @@ def warm(
     as_json: JsonOption = False,
 ) -> None:
     """Warm a plan's deployed functions up: start environments for so many queries at once, and build their sessions."""
-    directory = plan_directory(plan, model, stack)
+    directory = plan_directory(plan, model, stack, workers="aws")
     with opened(directory, store, "aws", stack=stack) as pipeline:
         while True:
             with status_line() as progress:

@@ -118,8 +118,7 @@ def instance(
     if registry or app or (settings.registry and not (model or plan)):
         if model or plan:
             raise UsageError("--registry takes the place of --model and --plan: give one of them")
-        models, own = _variants(settings, registry, app, instance_type)
-        choices = replace(choices, own=own)
+        models, choices = _variants(choices, settings, registry, app, instance_type)
     else:
         if instance_type is not None:
             raise UsageError("--instance-type is about variants of a registry: give --registry")
@@ -141,9 +140,9 @@ def instance(
 
 
 def _variants(
-    settings: Settings, registry: str | None, names: list[str] | None, kind: str | None
-) -> tuple[dict[str, Path], dict[str, tuple[str, int]]]:
-    """Return the variants of applications for instances: plan directories, precisions and batch sizes, by name."""
+    choices: InstanceChoices, settings: Settings, registry: str | None, names: list[str] | None, kind: str | None
+) -> tuple[dict[str, Path], InstanceChoices]:
+    """Return the plan directories of applications' variants for instances, by name, and the choices with theirs."""
     from serfer.applications.opening import variants_for_instances  # noqa: PLC0415 - instances without a registry start faster
 
     options = applications_of(settings, registry, names)
@@ -151,7 +150,9 @@ def _variants(
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
     found = variants_for_instances(options, settings, kind)
     own = {name: (variant.precision, variant.batch) for name, (variant, _) in found.items()}
-    return {name: directory for name, (_, directory) in found.items()}, own
+    measured_on = {name: variant.measured_on for name, (variant, _) in found.items()}
+    directories = {name: directory for name, (_, directory) in found.items()}
+    return directories, replace(choices, own=own, measured_on=measured_on)
 
 
 def _release() -> bool:

@@ -12,10 +12,12 @@ from serfer.cli.shared.terminal import out, run
 
 COMMANDS = {
     "classify": ("serfer.cli.classify:classify", "Classify images, each as one query through a split network."),
+    "predict": ("serfer.cli.predict:predict", "Find classes, or a detector's boxes, in images."),
     "run": ("serfer.cli.run:run", "Run images through a split network; write its outputs to files."),
     "result": ("serfer.cli.result:app", "Show, get and delete results that were kept."),
     "split": ("serfer.cli.split:split", "Split a network into stages and tiles; write a plan directory."),
     "explain": ("serfer.cli.explain:explain", "Show a plan, what it costs, and what it competed with."),
+    "describe": ("serfer.cli.describe:describe", "Show or change how a plan treats images, its labels and scores."),
     "verify": ("serfer.cli.verify:verify", "Compare a plan's answers with the unsplit network's."),
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
     "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for images that no function holds."),
@@ -45,7 +47,7 @@ COMMANDS = {
     "bench": (INSTALLED, "Measure, on this machine, side by side in one run."),
 }
 PANELS = {
-    "Try": ("classify", "run", "result", "split", "explain", "verify", "cost"),
+    "Try": ("classify", "predict", "run", "result", "split", "explain", "describe", "verify", "cost"),
     "Map": ("map-plan", "map"),
     "Applications": ("register", "variants", "promote", "canary", "rollback", "retire", "registry"),
     "Run": ("up", "serve", "instance", "keys", "doctor"),

@@ -13,17 +13,26 @@ import typer
 from serfer.arrays import FORMATS, NPY, Array, encode, file_names, holds, read_npy
 from serfer.cli.classify import standard_input
 from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.network_options import (
+    ChannelsOption,
+    FileOptions,
+    LabelsOption,
+    OutputOption,
+    PreprocessOption,
+    SizeOption,
+)
 from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
     KeptOption,
     ModelOption,
     ObjectStoreOption,
-    PlanOption,
+    PlanOrFileOption,
     StackOption,
     StoreOption,
     WorkersOption,
     kept_url,
+    network_among,
     opened,
     plan_directory,
     print_json,
@@ -84,9 +93,9 @@ def run(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="IMAGE...",
+            metavar="[NETWORK.onnx] IMAGE...",
             help="Image files, or .npy arrays (N, C, H, W) float32 that are the input itself; - reads an image from "
-            "standard input.",
+            "standard input. An .onnx file among them is the network, which is run as it is.",
         ),
     ],
     directory: Annotated[
@@ -94,7 +103,12 @@ def run(
         typer.Option("--out", metavar="FOLDER", help="Where outputs are written; it is made if it is not there."),
     ] = None,
     model: ModelOption = None,
-    plan: PlanOption = None,
+    plan: PlanOrFileOption = None,
+    size: SizeOption = None,
+    channels: ChannelsOption = None,
+    preprocess: PreprocessOption = None,
+    labels: LabelsOption = None,
+    output: OutputOption = None,
     kind: Annotated[
         str,
         typer.Option(
@@ -127,14 +141,16 @@ def run(
     results: KeptOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run images, each as one query through a split network, and write each of its outputs to a file.
+    """Run images, each as one query through a network, split or whole, and write each of its outputs to a file.
 
     The files of photo.jpg are FOLDER/photo.OUTPUT.npy (or .png, .tiff), and appear whole. An image that fails does not
     stop the others: the exit code is then that of the first failure.
     """
+    images, plan = network_among(images, plan)
     _check(images, kind)
+    file = FileOptions.of(size, channels, preprocess, labels, output)
     _check_keep(directory, results, keep=keep, other=kind != NPY or compare or cache_s > 0)
-    at = plan_directory(plan, model, stack)
+    at = plan_directory(plan, model, stack, file, workers)
     url = _results_url(results, workers, stack) if keep else None
     workers = workers_of(workers, stack, "local")
     failures = []

@@ -12,6 +12,14 @@ from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.api.observability.logs import configure_logs
 from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.network_options import (
+    ChannelsOption,
+    FileOptions,
+    LabelsOption,
+    OutputOption,
+    PreprocessOption,
+    SizeOption,
+)
 from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
@@ -34,6 +42,7 @@ from serfer.cli.shared.service_options import (
     KeepWarmOption,
     KeysOption,
     ModelsOption,
+    NetworksArgument,
     OpenRegistryOption,
     PlansOption,
     PolicyStateOption,
@@ -62,8 +71,14 @@ from serfer.wiring.options import Choices, workers_of
 
 
 def serve(
+    network: NetworksArgument = None,
     model: ModelsOption = None,
     plan: PlansOption = None,
+    size: SizeOption = None,
+    channels: ChannelsOption = None,
+    preprocess: PreprocessOption = None,
+    labels: LabelsOption = None,
+    output: OutputOption = None,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     store: StoreOption = None,
@@ -107,13 +122,15 @@ def serve(
     With nothing named it serves the applications of SERFER_REGISTRY or, where that is not set, efficientnet-lite0 of
     the zoo, which knows ImageNet's classes and is split at the first start.
     """
+    file = FileOptions.of(size, channels, preprocess, labels, output)
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_results(with_hosts(settings, allow_host), results)
-    settings = with_keep_warm(settings, keep_warm, policy_state, workers_of(workers, stack, "local"))
+    workers = workers_of(workers, stack, "local")
+    settings = with_keep_warm(settings, keep_warm, policy_state, workers)
     settings = with_open_registry(settings, chosen=open_registry, register=register)
     check_logs(log_level, log_format)
-    check_named(stack, model, plan)
+    check_named(stack, network, model, plan)
     applications = applications_of(
         settings,
         registry,
@@ -121,7 +138,7 @@ def serve(
         variant_instances,
         max_usd_per_hour,
         register=register,
-        named=bool(model or plan),
+        named=bool(network or model or plan),
         selector=selector,
     )
     routing = routing_of(
@@ -132,12 +149,15 @@ def serve(
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
         options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
     )
-    models = served_models(model, plan) if model or plan or not applications else {}
+    models = {}
+    if network or model or plan or not applications:
+        models = served_models(model, plan, network, file, deployed=workers == "aws")
+    else:
+        file.check(files=0)
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json", in_background=True)
-    workers = workers_of(workers, stack, "local")
     choices = Choices(store, workers, driver, object_store, cache_s=cache_s, stack=stack)
     opening = Opening(choices, routing, applications)
 

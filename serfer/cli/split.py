@@ -4,26 +4,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
-from serfer.cli.explain import ARRAYS_ONLY, show_plan
+from serfer.cli.explain import show_plan
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
+from serfer.cli.shared.network_options import example_of, size_in
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
-from serfer.cli.shared.terminal import complain, err
+from serfer.cli.shared.terminal import complain
+from serfer.core.costs.account import AccountQuotas
+from serfer.core.costs.cold_starts import COLD_SHARE
+from serfer.core.costs.cost_model import MEASURED_MEMBERS
 from serfer.core.errors import UsageError
-from serfer.core.plan import MAX_ELEMENTS, explained
+from serfer.core.plan import Plan, explained
+from serfer.core.units import MIB
 from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 from splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
 
-_RGB = 3  # channels by default
+_OF_WHOLE = frozenset(
+    {
+        *(
+            "model",
+            "directory",
+            "weights_file",
+            "random",
+            "download",
+            "whole",
+            "weights",
+            "size",
+            "channels",
+            "preprocess",
+            "labels",
+            "output",
+            "memory",
+        ),
+        *("store", "profiles", "safety", "limit_mb", "account", "as_json"),
+    }
+)
+"""The parameters that go with --whole."""
 
 
 def split(
@@ -31,10 +54,23 @@ def split(
         str,
         typer.Argument(
             help="An .onnx file; module.py:factory, a function without arguments that returns the nn.Module (the file "
-            f"is imported and run, so it must be one that you trust); or a model of the zoo: {', '.join(ZOO)}."
+            "is imported and run, so it must be one that you trust); timm:NAME or torchvision:NAME, with the "
+            f"preprocessing and labels of its weights; or a model of the zoo: {', '.join(ZOO)}."
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
+    context: typer.Context,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Split nothing: one function that runs the network as it is, any that ONNX Runtime runs, written "
+            "without a search. Goes with options about input, outputs, memory, weights, store and account alone.",
+        ),
+    ] = False,
     stages: Annotated[str, typer.Option(help="How many stages, or auto.")] = "auto",
     grids: Annotated[
         str,
@@ -53,7 +89,7 @@ def split(
     ] = "balanced",
     slo_ms: Annotated[float | None, typer.Option(help="Milliseconds that a warm query may take, as predicted.")] = None,
     max_cost_usd: Annotated[
-        float | None, typer.Option(help="Dollars that a warm query may cost, as predicted.")
+        float | None, typer.Option(help="Dollars that a query may cost, as predicted, cold ones in their share.")
     ] = None,
     precision: Annotated[
         str,
@@ -68,6 +104,13 @@ def split(
             "images; or auto: in zips where those hold them, else fetched."
         ),
     ] = DEFAULT_WEIGHTS,
+    cold_share: Annotated[
+        float,
+        typer.Option(
+            help="The share of queries that find nothing warm, 0 to 1: what --objective has least of are latency and "
+            "dollars of a warm query and of such a one, in their shares. The default is assumed."
+        ),
+    ] = COLD_SHARE,
     cold_plan: Annotated[
         str,
         typer.Option(
@@ -100,9 +143,17 @@ def split(
             "and always makes one of every run of stages that can be one. Not over S3."
         ),
     ] = "auto",
+    gang_width: Annotated[
+        int,
+        typer.Option(
+            help="Members of a gang at most, where the planner chooses its grid. Predictions were compared with "
+            "measurements for gangs of two; wider ones are marked as simulated."
+        ),
+    ] = MEASURED_MEMBERS,
     calibration: Annotated[Path | None, typer.Option(help="A folder with a folder of images for each class.")] = None,
     size: Annotated[
-        str | None, typer.Option(help="The input's HEIGHTxWIDTH; a zoo model or ONNX file may fix its own.")
+        str | None,
+        typer.Option(help="The input's HEIGHTxWIDTH; a model known by name or an ONNX file may fix its own."),
     ] = None,
     channels: Annotated[
         int | None, typer.Option(min=1, max=4096, help="The input's channels, with --size; 3 by default.")
@@ -112,7 +163,11 @@ def split(
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
     output: Annotated[
-        str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
+        str | None,
+        typer.Option(
+            help="What the network's output is: scores, by softmax, sigmoid or none; or boxes, of a detector "
+            "(docs/how-to/detect.md), as boxes:yolov8,score=0.25,iou=0.45,most=300 or any part of that."
+        ),
     ] = None,
     reduce: Annotated[
         str | None,
@@ -146,17 +201,39 @@ def split(
     example = example_of(size, channels)
     if example is None and ".py:" in model:
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
-    if preprocess is None and model not in ZOO and err.is_terminal:  # while there is time to stop it
-        complain(f"without --preprocess, {ARRAYS_ONLY}")
+    chosen = named_model(model, weights_file, random, download)
     settings = load_settings()
     quotas = quotas_for(settings, account)
     measured = settings.profiles(profiles, share("--safety", safety))
+    if whole:
+        _check_whole(context)
+        from splitter.whole import whole_plan  # noqa: PLC0415 - the command line starts fast
+
+        with status_line() as progress:
+            plan = whole_plan(
+                chosen,
+                example,
+                directory,
+                preprocess=preprocess,
+                labels=labels or (),
+                activation=output,
+                weights=weights,
+                store=store,
+                memory_mb=memory_in(memory),
+                limit_mb=limit_mb,
+                account=quotas,
+                facts=settings.facts(),
+                profiles=measured,
+                progress=progress,
+            )
+        _show(plan, settings, quotas, as_json=as_json)
+        return
     from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
     from splitter.split import split as split_model  # noqa: PLC0415 - same
 
     with status_line() as progress:
         plan = split_model(
-            model,
+            chosen,
             example,
             directory,
             grids=grids,
@@ -165,11 +242,13 @@ def split(
             objective=objective,
             precision=precision,
             weights=weights,
+            cold_share=share("--cold-share", cold_share, 1),
             cold_plan=cold_plan,
             cold_environments=cold_environments,
             max_loss=max_loss,
             gap=gap,
             gang=gang,
+            gang_width=gang_width,
             calibration=calibration,
             slo_ms=slo_ms,
             max_cost_usd=max_cost_usd,
@@ -183,19 +262,32 @@ def split(
             labels=read_labels(labels) if labels else (),
             activation=output,
             reduce=reduce,
-            resize_output=None if resize_output is None else _size_in("--resize-output", resize_output),
+            resize_output=None if resize_output is None else size_in("--resize-output", resize_output),
             facts=settings.facts(),
             profiles=measured,
             progress=progress,
         )
+    _show(plan, settings, quotas, as_json=as_json)
+
+
+def _show(plan: Plan, settings: Settings, quotas: AccountQuotas, *, as_json: bool) -> None:
+    """Print a plan that was written, and what keeps it from AWS."""
     show_plan(plan, as_json)
     from sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
 
-    if explained(plan.limit).package > settings.facts().functions.package_limit:
-        complain(f"with --limit-mb {limit_mb}, more than AWS allows, this plan runs on this machine only")
+    if (limit := explained(plan.limit).package) > settings.facts().functions.package_limit:
+        complain(f"with --limit-mb {limit // MIB}, more than AWS allows, this plan runs on this machine only")
         return
     for note in account_notes([plan], quotas):
         complain(f"in AWS: {note}")
+
+
+def _check_whole(context: typer.Context) -> None:
+    """Refuse options that do not go with --whole; raises UsageError that names them."""
+    names = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
+    given = [name for name in names if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"]
+    if wrong := [names[name] for name in given if name not in _OF_WHOLE]:
+        raise UsageError(f"--whole splits nothing, and chooses from nothing: leave out {', '.join(wrong)}")
 
 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
@@ -203,26 +295,6 @@ def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int
     from serfer.wiring import local  # noqa: PLC0415 - imports what local workers need
 
     return max(DEPENDENCY_ALLOWANCE, local.dependency_bytes(settings, progress))
-
-
-def example_of(size: str | None, channels: int | None) -> NDArray[np.float32] | None:
-    """Return an example of the input of --size and --channels, None without them; raises UsageError."""
-    if size is None:
-        if channels is not None:
-            raise UsageError("--channels says more about --size: give both")
-        return None
-    shape = (channels or _RGB, *_size_in("--size", size))
-    if prod(shape) > MAX_ELEMENTS:
-        raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")
-    return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)
-
-
-def _size_in(option: str, size: str) -> tuple[int, int]:
-    """Read HEIGHTxWIDTH."""
-    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
-    if match is None:
-        raise UsageError(f"{option} {size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
-    return int(match[1]), int(match[2])
 
 
 def memory_in(text: str) -> list[int] | None:

@@ -22,6 +22,14 @@ from serfer.api.auth.keys import KeyRing
 from serfer.api.observability.background_writer import BackgroundWriter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.registry.options import RegistryOption
+from serfer.cli.shared.network_options import (
+    ChannelsOption,
+    FileOptions,
+    LabelsOption,
+    OutputOption,
+    PreprocessOption,
+    SizeOption,
+)
 from serfer.cli.shared.options import (
     JsonOption,
     ObjectStoreOption,
@@ -41,6 +49,7 @@ from serfer.cli.shared.service_options import (
     KeepWarmOption,
     KeysOption,
     ModelsOption,
+    NetworksArgument,
     OpenRegistryOption,
     PlansOption,
     PolicyStateOption,
@@ -51,6 +60,7 @@ from serfer.cli.shared.service_options import (
     SelectorOption,
     VariantInstancesOption,
     applications_of,
+    as_plans,
     ceiling_of_route,
     check_logs,
     least_concurrency,
@@ -80,8 +90,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def up(
+    network: NetworksArgument = None,
     model: ModelsOption = None,
     plan: PlansOption = None,
+    size: SizeOption = None,
+    channels: ChannelsOption = None,
+    preprocess: PreprocessOption = None,
+    labels: LabelsOption = None,
+    output: OutputOption = None,
     drivers: Annotated[int, typer.Option(min=1, max=64, help="How many drivers stand behind the balancer.")] = 2,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The balancer's port; 0 is any free one.")] = 8000,
@@ -115,6 +131,7 @@ def up(
     if driver.startswith("stepfunctions"):
         raise UsageError(f"--driver {driver}: serfer up has push and poll drivers; for state machines, serfer serve")
     Choices(store, "local", driver, object_store).check()
+    file = FileOptions.of(size, channels, preprocess, labels, output)
     # Errors are reported now, not after minutes by each of the drivers.
     check_logs(log_level, "auto")
     settings = with_results(with_hosts(load_settings(), allow_host), results)
@@ -139,14 +156,18 @@ def up(
         app,
         variant_instances,
         max_usd_per_hour,
-        named=bool(model or plan),
+        named=bool(network or model or plan),
         selector=selector,
     )
     applications = _found(chosen, store)
-    models = served_models(model, plan) if model or plan or not applications else {}
+    models = {}
+    if network or model or plan or not applications:
+        models = served_models(model, plan, network, file)
+    else:
+        file.check(files=0)
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
     options += ["--open-registry"] if open_registry else []
-    options += [f"--model={each}" for each in model or ()] + [f"--plan={each}" for each in plan or ()]
+    options += as_plans(models)  # drivers make no plans
     options += [
         f"--allow-host={each}" for each in (host.partition("%")[0], *settings.allow_hosts)
     ]  # they listen at loopback alone

@@ -28,6 +28,7 @@ from serfer.pipeline.labelled.accuracy import measure_accuracy
 from serfer.pipeline.labelled.labels import read_labelled
 from serfer.pipeline.verify import Verification
 from serfer.pipeline.verify import verify as compare
+from serfer.plan_directory import load_plan
 from serfer.wiring.options import workers_of
 
 _MAX_ROWS = 40
@@ -68,6 +69,7 @@ def verify(
     count = random if random is not None else (0 if images else 2)
     if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
+    load_plan(directory)  # a network's file is refused: it is what a plan is compared with
     workers = workers_of(workers, stack)
     with opened(directory, store, workers, driver, object_store, stack=stack) as pipeline, status_line() as progress:
         labelled = read_labelled(validation, pipeline.plan) if validation else None

@@ -1,7 +1,8 @@
 """Frozen dataclasses to plain JSON or TOML values and back, with errors that say where a value is wrong.
 
 A field's metadata may give the key that it has in a file, `field(metadata={"key": "lambda"})`, and its type the bounds
-of a number, `Annotated[float, Bounds(0.0, 1e9)]`.
+of a number, `Annotated[float, Bounds(0.0, 1e9)]`. A field of `field(default=..., metadata=LATER)` is left out where it
+has its default, so that what was written before there was such a field reads and writes as ever.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from serfer.core.errors import PlanError, SerferError
 
 T = TypeVar("T")
+LATER = {"later": True}
 _MAX_INTEGER = 2**63  # whole numbers fit 64 bits: JSON's have thousands of digits, which no float holds
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -48,7 +50,9 @@ def unstructure(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     if type(value) in _KINDS:  # most values by far
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {key: unstructure(getattr(value, name)) for key, (name, _) in _fields(type(value)).items()}
+        items = [(key, name, getattr(value, name)) for key, (name, _) in _fields(type(value)).items()]
+        later = _later(type(value))
+        return {key: unstructure(item) for key, name, item in items if name not in later or item != later[name]}
     if isinstance(value, tuple | list):
         return [unstructure(item) for item in value]
     if isinstance(value, dict):
@@ -202,3 +206,9 @@ def _fields(kind: type) -> dict[str, tuple[str, Any]]:
     """Return the name and the type of each field, by its key."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.metadata.get("key", field.name): (field.name, hints[field.name]) for field in fields(kind)}
+
+
+@cache
+def _later(kind: type) -> dict[str, Any]:
+    """Return the defaults of the fields that are left out where they have them, by name."""
+    return {field.name: field.default for field in fields(kind) if field.metadata.get("later")}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from serfer.core.dataclass_codec import Bounds
-from serfer.core.report import QueryReport
+from serfer.core.report import CLASSES, PredictedImage, QueryReport
 
 ModelStatus = Literal["unloaded", "loading", "loaded"]
 
@@ -117,6 +117,20 @@ class ServedReport(QueryReport):
 
 
 @dataclass(frozen=True)
+class ServedPrediction(ServedReport):
+    """What any network finds in images, and what the query took: `kind` is "classes", "boxes", "vector" or "map"."""
+
+    images: tuple[PredictedImage, ...]
+    kind: str = CLASSES
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON: of each image what answers of its kind have."""
+        values = super().as_dict()
+        del values["kind"], values["images"]
+        return {"kind": self.kind, "images": [image.as_dict(self.kind) for image in self.images], **values}
+
+
+@dataclass(frozen=True)
 class StageProgress:
     """The progress of a stage: `tiles` holds 1 for each tile that is done, `done` counts them."""
 
@@ -215,13 +229,17 @@ class ModelOutput:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that a service answers for; `plan` is its plan's digest. Older services leave its outputs out."""
+    """A model that a service answers for; `plan` is its plan's digest.
+
+    `kind` is what it finds in images: "classes", "boxes", "vector" or "map". Older services leave it and `outputs` out.
+    """
 
     name: str
     plan: str
     input: ModelInput
     default: bool
     outputs: tuple[ModelOutput, ...] = field(default=(), kw_only=True)
+    kind: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -250,7 +268,7 @@ class ModelState:
 
     `bytes` is what it takes when loaded, `resident_bytes` what it takes now. `idle_s` is the time since it was last
     used, None where it never was; `load_s` how long its last load took. `failure` is why the last load failed, empty
-    where it did not.
+    where it did not. `caution` says why its recorded accuracy may be another on this processor, empty where it is not.
     """
 
     status: ModelStatus
@@ -262,6 +280,7 @@ class ModelState:
     load_s: float
     failure: str
     signals: EngineSignals
+    caution: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,67 @@ class ImageAnswer:
 
 
 @dataclass(frozen=True)
+class DetectedObject:
+    """An object in an image: its class, and its `box` in the upright image's pixels: left, top, right, bottom.
+
+    `label` is the class's index as text where the plan has no name for it.
+    """
+
+    label: str
+    index: int
+    score: float
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class PredictedOutput:
+    """An output of one image: its `values` where it is a vector, a PNG in base64 where it is a mask or one channel.
+
+    `type` is numpy's name, `shape` one image's. `href` is where a service keeps it, an array with the images of the
+    query on its first axis. What an output does not have is empty.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    values: tuple[float, ...] = ()
+    png: str = ""
+    href: str = ""
+
+
+CLASSES, BOXES, VECTOR, MAP = KINDS = ("classes", "boxes", "vector", "map")
+"""What a network's answer is: scores of classes, boxes, or its outputs: vectors alone, or maps, too."""
+
+
+@dataclass(frozen=True)
+class PredictedImage(ImageAnswer):
+    """What a network finds in an image of `height` x `width` pixels, upright: `predictions` are classes, best first.
+
+    By the kind of the answer, `predictions`, `boxes` (best first) or `outputs` are there; the others are empty.
+    """
+
+    predictions: tuple[Prediction, ...] = ()
+    height: int = 0
+    width: int = 0
+    boxes: tuple[DetectedObject, ...] = ()
+    outputs: tuple[PredictedOutput, ...] = ()
+
+    def as_dict(self, kind: str) -> dict[str, Any]:
+        """Return plain values for JSON, of what answers of a kind have."""
+        values = asdict(self)
+        for name, kinds in (("predictions", (CLASSES,)), ("boxes", (BOXES,)), ("outputs", (VECTOR, MAP))):
+            if kind not in kinds:
+                del values[name]
+        if kind in (VECTOR, MAP):
+            values["outputs"] = [_without_empty(output) for output in values["outputs"]]
+        return values
+
+
+def _without_empty(output: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in output.items() if value or name == "shape"}
+
+
+@dataclass(frozen=True)
 class StageReport:
     """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time.
 

@@ -18,14 +18,15 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from types import NoneType
 from typing import Any, NamedTuple
 
 import msgpack
 
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, PlanError
 from serfer.core.keys import ResultPlace, StoreCounts, check_query_id
+from serfer.core.plan.preprocess import MAX_CHANNELS, Levels
 
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_REPLIES = 1 << 31
@@ -40,11 +41,13 @@ Buffer = bytes | memoryview
 class Crop(NamedTuple):
     """A first-stage tile's input, contiguous: uint8 as (N, rows, cols, C), float32 as (N, C, rows, cols).
 
-    `data` is None where it is too large for a payload and lies in the store, under the query's input key.
+    `data` is None where it is too large for a payload and lies in the store, under the query's input key. Pixels become
+    numbers by `levels`, without them as the worker's plan says.
     """
 
     dtype: str
     data: Buffer | None
+    levels: Levels | None = None
 
 
 class Membership(NamedTuple):
@@ -151,11 +154,15 @@ def encode_tasks(tasks: Sequence[Task]) -> bytes:
 
 
 def _task_to_plain(task: Task) -> tuple[Any, ...]:
-    crop = (task.crop.dtype, task.crop.data) if task.crop else None
+    crop = _crop_to_plain(task.crop) if task.crop else None
     place = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl))
     gang = (task.gang.stop, float(task.gang.patience_s)) if task.gang else None
     result = ((task.result.owner, task.result.id, float(task.result.ttl)),) if task.result else ()
     return (*place, crop, task.inline, task.parts, task.reply, task.request, gang, *result)
+
+
+def _crop_to_plain(crop: Crop) -> tuple[Any, ...]:
+    return (crop.dtype, crop.data, *((astuple(crop.levels),) if crop.levels else ()))
 
 
 def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
@@ -246,8 +253,19 @@ def _decode_crop(value: Any) -> Crop | None:  # noqa: ANN401 - any plain value
     match value:
         case None:
             return None
-        case [str(dtype), (bytes() | None) as data] if dtype in DTYPES:
-            return Crop(dtype, data)
+        case [str(dtype), (bytes() | None) as data, *levels] if dtype in DTYPES and len(levels) <= 1:
+            return Crop(dtype, data, _decode_levels(levels[0]) if levels else None)
+    raise InputError("the task's crop is malformed")
+
+
+def _decode_levels(value: Any) -> Levels:  # noqa: ANN401 - any plain value
+    match value:
+        case [float(scale), [*mean], [*std]] if len(mean) == len(std) <= MAX_CHANNELS:
+            if all(type(number) is float for number in (*mean, *std)):
+                try:
+                    return Levels(scale, tuple(mean), tuple(std))
+                except PlanError as error:
+                    raise InputError(f"the task's crop is malformed: {error}") from error
     raise InputError("the task's crop is malformed")
 
 

@@ -26,6 +26,7 @@ class NetworkMeasurement:
 
     `size` are the bytes that it takes when loaded, `load_size` those that loading takes; `load_s` are seconds, `loss`
     is how far its answers are from fp32's on a processor, relative to their range. `stamps` tell its files' versions.
+    `caution` says why its recorded accuracy may be another here, empty where it is not.
     """
 
     plan: Plan
@@ -39,6 +40,7 @@ class NetworkMeasurement:
     load_size: int
     load_s: float
     stamps: tuple[tuple[int, int, int], ...]
+    caution: str = ""
 
 
 def measure(

@@ -16,7 +16,7 @@ from drivers.instance.open_inference import check_classifies
 from serfer.core.costs.sessions import run_within
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError
 from serfer.core.plan import Plan
-from serfer.core.variants import PRECISIONS
+from serfer.core.variants import CUDA, PRECISIONS, instruction_sets_in
 from serfer.plan_directory import check_artefacts, load_plan
 
 
@@ -42,6 +42,7 @@ def half_precision(path: Path) -> bytes:
 
 
 Array = NDArray[np.float32]
+_CPUINFO: Final = Path("/proc/cpuinfo")
 DEVICES: Final = ("auto", "cpu", "cuda")
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _INSTALL = "install onnxruntime-gpu in place of onnxruntime, and NVIDIA's driver (docs/how-to/instance.md)"
@@ -156,6 +157,16 @@ def _model(plan: Plan, directory: Path, precision: str) -> str | bytes:
 def processors() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def instruction_sets(device: str) -> tuple[str, ...]:
+    """Return the instruction sets that 8-bit answers on a device depend on; empty where the kernel does not tell."""
+    if device == "cuda":
+        return (CUDA,)
+    try:
+        return instruction_sets_in(_CPUINFO.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ()
 
 
 def prepared_device(chosen: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,11 +14,12 @@ from drivers.driver import NO_CONTEXT
 from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.units import MIB, MS_PER_S
+from serfer.core.variants import caution
 from serfer.core.wire import MAX_BATCH
 from serfer.instance.engine import Engine
 from serfer.instance.measuring import NetworkMeasurement, load_again, measure, weight_bytes
 from serfer.instance.memory import default_bound, give_back
-from serfer.instance.network import Hardware, Network, load_whole, open_network, prepared_device
+from serfer.instance.network import Hardware, Network, instruction_sets, load_whole, open_network, prepared_device
 from serfer.instance.residents import Resident, Residents
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Health, Probe
@@ -26,6 +28,7 @@ from serfer.settings import Settings
 from storage import open_store
 from storage.store import Store
 
+_LOG = logging.getLogger(__name__)
 _MAX_BATCH = {
     "cpu": 16,
     "cuda": 64,
@@ -41,7 +44,8 @@ class InstanceChoices:
 
     `max_batch` of None is what suits the device, `memory_mb` of None a share of what there is, or no bound for a single
     network. With `preload` all networks are in memory at the start, else the first. `own` are the precision and the
-    batch size of those models that have their own. Raises UsageError.
+    batch size of those models that have their own, `measured_on` the instruction sets of those whose accuracy is on
+    record. Raises UsageError.
     """
 
     hardware: Hardware
@@ -50,6 +54,7 @@ class InstanceChoices:
     memory_mb: int | None = None
     preload: bool = False
     own: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    measured_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def of(self, model: str) -> InstanceChoices:
         """Return the options of one model."""
@@ -93,10 +98,14 @@ class MeasuredNetworks:
 
 
 def measure_networks(
-    models: Mapping[str, Path], choices: InstanceChoices, progress: Callable[[str], None] = lambda _: None
+    models: Mapping[str, Path],
+    choices: InstanceChoices,
+    progress: Callable[[str], None] = lambda _: None,
+    here: Callable[[str], tuple[str, ...]] = instruction_sets,
 ) -> MeasuredNetworks:
     """Measure the whole networks of plan directories, each of which is loaded once to compare its answers.
 
+    One in 8 bits whose accuracy was measured with other instruction sets than a device has `here` is warned of.
     Raises PlanError for a directory that is not whole, UnavailableError where the device is not there or the memory
     does not suffice, WrongAnswerError where a network computes something else.
     """
@@ -110,11 +119,29 @@ def measure_networks(
         chosen = choices.of(name)
         load = partial(_loaded, plans[name], models[name], chosen)
         network, measured = measure(plans[name], models[name], load, chosen.hardware, progress)
+        measured = _cautioned(name, measured, choices.measured_on.get(name), here)
         opened[name] = (network if name in kept else None), measured
         del network
         give_back()
         _check_fits(name, measured, bound, [opened[each][1] for each in kept if each in opened and each != name])
     return MeasuredNetworks({name: opened[name] for name in plans}, bound, choices)
+
+
+def _cautioned(
+    name: str,
+    measured: NetworkMeasurement,
+    measured_on: tuple[str, ...] | None,
+    here: Callable[[str], tuple[str, ...]],
+) -> NetworkMeasurement:
+    """Warn of a network in 8 bits whose recorded accuracy is that of another processor, and note it."""
+    if measured.precision != "int8" or measured_on is None:
+        return measured
+    why = caution(measured_on, here(measured.device))
+    if why:
+        why += f" (answers to noise differ from fp32's by {measured.loss:.1e} of their range here)"
+        advice = "serve it where it was measured, register the network on such a processor, or serve fp32"
+        _LOG.warning("accuracy not measured here", extra={"serfer": {"variant": name, "message": f"{why}: {advice}"}})
+    return replace(measured, caution=why)
 
 
 def open_instance(measured: MeasuredNetworks, settings: Settings, loop: LoopThread) -> Instance:

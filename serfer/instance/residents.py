@@ -83,6 +83,7 @@ class Resident:
             load_s=round(self.load_s, 3),
             failure=self.failure,
             signals=self.engine.signals(now),
+            caution=self.measured.caution,
         )
 
 

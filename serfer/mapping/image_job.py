@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from serfer.core.errors import IncompleteMapError, InputError, PlanError, UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.engine import Engine, MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
@@ -98,7 +98,7 @@ class Mapper:
 
     def identity(self, source: RasterSource) -> dict[str, object]:
         """Return, of JSON's types, what the result of an image follows from."""
-        return {"plan": self.plan.digest, "image": dict(source.identity), "options": self.options.values()}
+        return {"plan": answer_digest(self.plan), "image": dict(source.identity), "options": self.options.values()}
 
     def map(
         self, image: str | Path, out: str | Path, finished: Callable[[MapReport], None] = lambda _: None

@@ -86,6 +86,6 @@ def _save_scene(scene: Scene, out: Path) -> None:
 def picture_pixels(plan: Plan, path: Path, limits: ImageLimits) -> NDArray[np.uint8]:
     """Return what the network sees of an image file, (H, W, 3) in red, green, blue; raises ImageError."""
     stretched = Preprocess(None, "bilinear", "RGB", 1.0, (0.0,) * 3, (1.0,) * 3)
-    resize, way = (plan.preprocess.resize, plan.preprocess.interpolation) if plan.preprocess else (None, "bilinear")
-    colours = replace(stretched, resize=resize, interpolation=way)
+    known = plan.preprocess or stretched
+    colours = replace(stretched, resize=known.resize, interpolation=known.interpolation, pad=known.pad)
     return decode_image(read_image(path, limits), str(path), colours, replace(plan.input, channels=3), limits)

@@ -52,6 +52,11 @@ def choices(plan: Plan) -> tuple[Choice, ...]:
     return tuple(Choice(number, each, _is_best(each, sorted_plans)) for number, each in enumerate(sorted_plans, 1))
 
 
+def query_of(plan: Plan) -> str:
+    """Say which query the alternatives' figures are of."""
+    return f"one query ({100 * plan.cold_share:.3g}% of them cold)" if plan.cold_share else "one warm query"
+
+
 def _is_best(one: Alternative, others: Iterable[Alternative]) -> bool:
     """Return whether no other that fits is as good in both and better in one."""
     mine = (one.ms, one.usd)

@@ -16,7 +16,7 @@ from serfer.core.plan import Plan
 from serfer.pictures.charts import is_wide
 from serfer.pictures.charts_figure import log_axis, plain_ticks
 from serfer.pictures.labels import Box, placed
-from serfer.pictures.pareto import Choice, choices
+from serfer.pictures.pareto import Choice, choices, query_of
 from serfer.pictures.render import drawable, fitting_size, picture_settings, text_width
 from serfer.pictures.scene import GREY, HALO, INK, WHITE, stage_colour
 
@@ -70,7 +70,7 @@ def _title(figure: Figure, plan: Plan) -> None:
     top, title = figure.get_figheight(), f"{plan.model}: latency against dollars"
     size = fitting_size(title, 13, _WIDTH - 2 * _RIGHT, bold=True)
     _write(figure, (_RIGHT, top - 0.3), title, size=size, weight="bold", color=INK)
-    about = f"one warm query over {plan.store}, as predicted: lower is cheaper, further left is faster"
+    about = f"{query_of(plan)} over {plan.store}, as predicted: lower is cheaper, further left is faster"
     _write(figure, (_RIGHT, top - 0.56), about, size=_SIZE, color=GREY)
 
 

@@ -28,15 +28,16 @@ from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan import ImageLimits, Plan
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.plan.window_plan import query_plan
-from serfer.core.report import ImageAnswer, QueryReport
+from serfer.core.report import ImageAnswer, PredictedImage, QueryReport
 from serfer.core.wire import MAX_TTL
-from serfer.images import Recipe, decode_image, read_image
+from serfer.images import DecodedImage, Recipe, decode_sized, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
 from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.kept_answers import Keeper
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
-from serfer.pipeline.query import Query, check_batch, check_images, cut_crops, preprocess_of
+from serfer.pipeline.prediction import NamedImage, Wanted, predicted
+from serfer.pipeline.query import Query, check_batch, check_count, check_images, cut_crops, preprocess_of
 from serfer.pipeline.result import Result, from_cache, from_functions, from_instance, with_counts
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm
@@ -199,19 +200,23 @@ class Pipeline:
         *,
         deadline_s: float = DEADLINE_S,
         context: RequestContext = NO_CONTEXT,
+        decoded_s: float = 0.0,
     ) -> Result:
         """Return the result of a query of what `submit` takes; the caller leaves the array as it is until then.
 
-        Raises what `submit` does; a cancelled caller cancels the query.
+        `decoded_s` is how long decoding took where it was made from images, for the report. Raises what `submit` does;
+        a cancelled caller cancels the query.
         """
         array = np.asarray(batch)
         size = inf if self.caches else array.nbytes  # a look into the store blocks
-        query = await self._loop.compute(size, self._query, array, deadline_s, context)
+        query = await self._loop.compute(size, self._query, array, deadline_s, context, decoded_s)
         return query if isinstance(query, Result) else await self._loop.run(self._answer(query))
 
-    def _query(self, array: NDArray[Any], deadline_s: float, context: RequestContext) -> Query | Result:
+    def _query(
+        self, array: NDArray[Any], deadline_s: float, context: RequestContext, decoded_s: float = 0.0
+    ) -> Query | Result:
         """Check a query of an array, and return it, or its result where the answer is kept."""
-        started, plan = _now(), query_plan(self.plan, context.window)
+        started, plan = _now() - decoded_s, query_plan(self.plan, context.window)
         check_batch(plan, array)
         self._check(deadline_s)
         self._check_result(context, len(array))
@@ -242,10 +247,13 @@ class Pipeline:
 
     def pixels(self, images: Sequence[Image], names: Sequence[str] | None = None) -> NDArray[np.uint8]:
         """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes."""
+        return np.stack([image.pixels for image in self._decoded(images, names or _names(images))])
+
+    def _decoded(self, images: Sequence[Image], names: Sequence[str]) -> list[DecodedImage]:
         recipe = self.recipe
         preprocess, shape, limits = recipe.preprocess, recipe.shape, recipe.limits
-        named = zip(self._encoded(images), names or _names(images), strict=True)
-        return np.stack([decode_image(data, name, preprocess, shape, limits) for data, name in named])
+        named = zip(self._encoded(images), names, strict=True)
+        return [decode_sized(data, name, preprocess, shape, limits) for data, name in named]
 
     def _encoded(self, images: Sequence[Image]) -> list[bytes]:
         """Return the bytes of images, those of paths read."""
@@ -268,6 +276,34 @@ class Pipeline:
         """
         future = self.submit_images(images, names=names, top_k=top_k, deadline_s=deadline_s)
         return list(self._waited(future).report.images)
+
+    def predict(
+        self,
+        images: Sequence[Image],
+        *,
+        names: Sequence[str] | None = None,
+        top_k: int = 5,
+        min_score: float | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> list[PredictedImage]:
+        """Return what the network finds in images (encoded bytes, or paths), of which it makes one query.
+
+        By its plan that is the `top_k` best classes of each image, the boxes of a detector (in the image's own pixels,
+        of at least `min_score` where that is given in place of the plan's), or its outputs: vectors as values, masks
+        and maps of one channel as PNG. `names` are as for `classify`.
+
+        Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers,
+        DeadlineError.
+        """
+        started = _now()
+        check_count(images, names, top_k)
+        self._check(deadline_s)
+        names = _names(images) if names is None else names
+        decoded = self._decoded(images, names)
+        left_s = _left_after_decoding(deadline_s, _now() - started)
+        result = self._waited(self.submit(np.stack([image.pixels for image in decoded]), deadline_s=left_s))
+        named = [NamedImage(name, image.size) for name, image in zip(names, decoded, strict=True)]
+        return list(predicted(self.plan, result.outputs, named, Wanted(top_k, min_score)))
 
     def submit_images(
         self,
@@ -293,12 +329,7 @@ class Pipeline:
             return _ready(cached)
         pixels = self.pixels(images, names)
         decoded_s = _now() - started
-        if decoded_s >= deadline_s:
-            ms = f"{deadline_s * _MS_PER_S:.0f} ms"
-            raise DeadlineError(
-                f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more"
-            )
-        left_s = deadline_s - decoded_s
+        left_s = _left_after_decoding(deadline_s, decoded_s)
         return self._loop.submit(
             self.answer_pixels(
                 pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, context=context, key=key
@@ -464,6 +495,14 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _left_after_decoding(deadline_s: float, decoded_s: float) -> float:
+    """Return the seconds that a query still has; raises DeadlineError where there are none."""
+    if decoded_s >= deadline_s:
+        ms = f"{deadline_s * _MS_PER_S:.0f} ms"
+        raise DeadlineError(f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more")
+    return deadline_s - decoded_s
 
 
 def _now() -> float:

@@ -73,8 +73,8 @@ def preprocess_of(plan: Plan) -> Preprocess:
     """Return how pixels become the plan's input; raises PlanError where it does not say."""
     if plan.preprocess is None:
         raise PlanError(
-            "this plan does not say how an image becomes its input: use run() with float32, or split again with a "
-            "preprocess description"
+            "this plan does not say how an image becomes its input: use run() with float32, or describe it: serfer "
+            "describe DIR --preprocess FILE"
         )
     return plan.preprocess
 
@@ -87,9 +87,14 @@ def check_images(plan: Plan, images: Sequence[object], names: Sequence[str] | No
     if not plan.classifies:
         outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in plan.output_tensors)
         raise PlanError(
-            f"this plan's network has no score for each class: an image's outputs are {outputs}. Use run() or serfer "
-            "run in place of classify"
+            f"this plan's network has no score for each class: an image's outputs are {outputs}. Use predict() or "
+            "run(), serfer predict or serfer run in place of classify"
         )
+    check_count(images, names, top_k)
+
+
+def check_count(images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:
+    """Raise UsageError for what no query has: no class, too many images, or names that do not match."""
     if top_k < 1:
         raise UsageError(f"top-k must be 1 or more, not {top_k}")
     if not 1 <= len(images) <= MAX_BATCH:
@@ -102,5 +107,6 @@ def cut_crops(plan: Plan, array: NDArray[Any]) -> list[Crop]:
     """Cut a batch that was checked into what each tile of the first stage reads."""
     tiles = [tile.inputs[0].slices for tile in plan.stages[0].tiles]
     if array.dtype == np.uint8:
-        return [Crop("uint8", array[:, *slices].tobytes()) for slices in tiles]
+        levels = plan.preprocess.levels if plan.preprocess and plan.as_split else None
+        return [Crop("uint8", array[:, *slices].tobytes(), levels) for slices in tiles]
     return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]

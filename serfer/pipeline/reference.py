@@ -51,5 +51,5 @@ def _runner(plan: Plan, path: Path) -> Run:
 def normalised(plan: Plan, pixels: NDArray[np.uint8]) -> Array:
     """Return pixels, (N, H, W, C) uint8, as the network's input, (N, C, H, W) float32: (x * scale - mean) / std."""
     if plan.preprocess is None:
-        raise PlanError("the plan does not say how pixels become numbers; split with a preprocess description")
+        raise PlanError("the plan does not say how pixels become numbers; describe it (serfer describe --preprocess)")
     return normalise(pixels, plan.preprocess)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
 from serfer.core.dataclass_codec import structure, unstructure
@@ -57,7 +58,7 @@ def decode_record(name: str, data: bytes, kind: type[_R], newest: int) -> _R:
 def decode_application(application: str, data: bytes) -> Application:
     """Read the document of an application and check that the record is sound; raises InputError that names it."""
     name = document_name(application)
-    record = decode_record(name, data, Application, FORMAT)
+    record = replace(decode_record(name, data, Application, FORMAT), format=FORMAT)  # which it is written in again
     if record.name != application:
         raise InputError(f"{name} of the registry is about the application {record.name!r:.100}")
     try:

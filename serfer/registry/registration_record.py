@@ -16,7 +16,7 @@ from serfer.core.variants import Variant, check_variant
 from serfer.registry.records import decode_record
 from serfer.registry.store import Document, RegistryStore
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 FOLDER: Final = "registrations/"
 SUBMISSIONS: Final = "submissions/"
 """The folder of what was sent over HTTP to be registered, and how far it is."""
@@ -122,7 +122,7 @@ def registrations(store: RegistryStore) -> Iterator[tuple[Document, Registration
 def decode_registration(registration: str, data: bytes) -> Registration:
     """Read the document of a registration; raises InputError that names it where it cannot be one."""
     name = document_name(registration)
-    record = decode_record(name, data, Registration, FORMAT)
+    record = replace(decode_record(name, data, Registration, FORMAT), format=FORMAT)
     if record.id != registration or record.request.id != registration:
         raise InputError(f"{name} of the registry is about another registration: delete it")
     if len(record.steps) > MAX_STEPS:

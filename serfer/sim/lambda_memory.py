@@ -21,10 +21,12 @@ def with_memory(plan: Plan, memory_mb: int) -> Plan:
 def priced_target(target: LambdaTarget, plan: Plan, facts: AwsFacts, memory_mb: int | None = None) -> LambdaTarget:
     """Return a scenario's Lambda with the plan's price and times, at a memory of all functions or at their own.
 
-    Its concurrency stays, and how long its environments are kept. Raises UsageError for a memory out of bounds.
+    Dollars are expected ones, with the share of cold queries that the plan was chosen for; times are warm, cold starts
+    are simulated. Its concurrency stays, and how long its environments are kept. Raises UsageError for a memory out of
+    bounds.
     """
-    prices = price(plan, facts, Circumstances(memory_mb=memory_mb))
-    latency_s = prices.query.latency.mean
+    prices, warm = (price(plan, facts, Circumstances(memory_mb=memory_mb, cold_share=share)) for share in (None, 0.0))
+    latency_s = warm.query.latency.mean
     return replace(
         target,
         usd_per_query=prices.query.usd,

@@ -22,7 +22,7 @@ from serfer.core.errors import InputError, SerferError
 from serfer.core.plan import Plan
 from serfer.core.units import MIB, MS_PER_S
 from serfer.core.variants import Accuracy
-from serfer.instance.network import Hardware, Network, load_whole, open_network
+from serfer.instance.network import Hardware, Network, instruction_sets, load_whole, open_network
 from serfer.pipeline.labelled.accuracy import BATCH, correct_answers
 from serfer.pipeline.reference import normalised
 from serfer.variants.candidates import BATCHES
@@ -66,7 +66,8 @@ class BatchFigures:
 class InstanceFigures:
     """What was measured: the device, the time to load, batches by size (as text), and the accuracy.
 
-    `busy` is how many processes were running or waiting for a processor in the minute before (the load average).
+    `measured_on` are the instruction sets that it was measured with (serfer/core/variants/instruction_sets.py); `busy`
+    is how many processes were running or waiting for a processor in the minute before (the load average).
     """
 
     device: str
@@ -74,6 +75,7 @@ class InstanceFigures:
     accuracy: Accuracy
     batches: Mapping[str, BatchFigures] = field(default_factory=dict)
     busy: Annotated[float, Bounds(0.0)] = 0.0
+    measured_on: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> dict[int, BatchFigures]:
@@ -102,7 +104,7 @@ def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) ->
         for size, peak in peaks.items()
     }
     accuracy = _accuracy(plan, network, Path(job.images))
-    return InstanceFigures(network.device, load_ms, accuracy, batches, busy)
+    return InstanceFigures(network.device, load_ms, accuracy, batches, busy, instruction_sets(network.device))
 
 
 def timed(

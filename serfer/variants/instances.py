@@ -99,5 +99,12 @@ def _variant(measured: InstanceMeasurement, size: int, kind: InstanceType, versi
         usd=Figure.predicted(usd) if kind.assumed else Figure.measured(usd),
         kind=kind.kind,
         batch=size,
-        made=f"the whole network on {figures.device}, {measured.precision}, batches of {size}",
+        made=f"the whole network on {figures.device}, {measured.precision}, batches of {size}{_measured(measured)}",
+        measured_on=figures.measured_on,
     )
+
+
+def _measured(measured: InstanceMeasurement) -> str:
+    """Return on what processor an accuracy was measured, where it depends on that."""
+    known = measured.figures.measured_on
+    return f", accuracy measured with {', '.join(known)}" if measured.precision == "int8" and known else ""

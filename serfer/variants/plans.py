@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,24 +14,32 @@ import numpy as np
 
 from serfer.core.costs.account import DEFAULT
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.pricing import cold_share_of
 from serfer.core.errors import PlanError, PlanWarning
-from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan import FileTensors, Plan, Preprocess, sealed
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.pipeline.labelled.accuracy import check_labelled
-from serfer.pipeline.query import preprocess_of
 from serfer.pipeline.reference import normalised
-from serfer.plan_directory import check_artefacts, load_plan
+from serfer.plan_directory import check_artefacts, is_network_file, load_plan, write_plan
 from serfer.variants.candidates import PlanRequest
 from serfer.variants.images import ImageFiles
+from serfer.wiring.network_file import assumed_preprocess, assumption
 
 Progress = Callable[[str], None]
+_UNDESCRIBED: Final = (
+    "nothing says how an image becomes the network's input: give --preprocess FILE.toml (in Python, preprocess=)"
+)
+_AS_IS: Final = "what cannot be split of the network runs as it is, in one task (serfer explain says why)"
 _HALF_VCPU: Final = 0.5
 _WITHIN: Final = 1 + 1e-9  # of dollars that were written as text
 
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """What says how a network's file is read, as `serfer split` has it; a plan directory and the zoo need none."""
+    """What says how a network's file is read, as `serfer split` has it.
+
+    What is known by a name and plan directories need none.
+    """
 
     example: Any = None
     preprocess: Preprocess | None = None
@@ -41,11 +49,21 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class BaseNetwork:
-    """A network as it was read: a plan of it in fp32, its whole graph as ONNX, and the digest of graph and weights."""
+    """A network as it was read: a plan of it in fp32, its whole graph as ONNX, and the digest of graph and weights.
+
+    `assumed` says how an image becomes its input, where nothing else does.
+    """
 
     plan: Plan
     onnx: Path
     digest: str
+    assumed: str = ""
+
+    @property
+    def kept(self) -> str:
+        """Say that a part of the network is not split, empty where there is none."""
+        parts = [operator for stage in self.plan.stages for operator in stage.operators if operator.kind == "AsIs"]
+        return _AS_IS if parts else ""
 
 
 def read_network(
@@ -58,26 +76,49 @@ def read_network(
 ) -> BaseNetwork:
     """Read a network (as `split` takes it, or a plan directory) and write a plan of it below `work`.
 
-    Raises ModelError and PlanError, also for a network that does not classify images.
+    Where nothing says how an image becomes the input of an ONNX file, that is assumed. Raises ModelError and PlanError,
+    also for a network that does not classify images.
     """
     directory = work / "base"
+    given: Plan | None = None
     if isinstance(network, Path | str) and (Path(network) / PLAN_FILE).exists():
         given = load_plan(Path(network))
         check_artefacts(given, Path(network))
         check_labelled(given)
         options = NetworkOptions(None, given.preprocess, given.labels, given.activation)
         network = str(Path(network) / (given.original[0] if given.original else given.unsplit).path)
-    if options.preprocess is None and (not isinstance(network, str) or network.endswith(".onnx") or ".py:" in network):
-        raise PlanError(  # before the network is read and split
-            "nothing says how an image becomes the network's input: give --preprocess FILE.toml (in Python, "
-            "preprocess=)"
-        )
+    is_file = isinstance(network, Path | str) and is_network_file(network)
+    says = is_file or _is_named(network) or (isinstance(network, str) and ".py:" not in network)
+    if options.preprocess is None and not says:
+        raise PlanError(_UNDESCRIBED)  # before the network is read and split
     plan = _split(network, directory, options, facts, precision="fp32", progress=progress)
+    if given is not None:
+        plan = _with_file(plan, given.file, directory)
     check_labelled(plan)
-    preprocess_of(plan)
+    plan, said = _described(plan)
     onnx = directory / f"{name}.onnx"  # beside the weights: its name is what plans call the network
     shutil.copyfile(directory / plan.unsplit.path, onnx)
-    return BaseNetwork(plan, onnx, network_digest(onnx))
+    return BaseNetwork(plan, onnx, network_digest(onnx), said)
+
+
+def _described(plan: Plan) -> tuple[Plan, str]:
+    """Return a plan that says how an image becomes its input, and a remark where that is assumed.
+
+    Raises PlanError where nothing can be assumed.
+    """
+    if plan.preprocess is not None:
+        return plan, ""
+    assumed = assumed_preprocess(plan.input)
+    if assumed is None:
+        raise PlanError(_UNDESCRIBED)
+    plan = replace(plan, preprocess=assumed)
+    return plan, assumption(plan)
+
+
+def _is_named(network: object) -> bool:
+    from splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
+
+    return is_named(network)
 
 
 def network_digest(path: Path) -> str:
@@ -106,7 +147,7 @@ def make_plan(
     """Split a network as a candidate asks for; raises ModelError where no such plan is possible."""
     plan = base.plan
     options = NetworkOptions(None, plan.preprocess, plan.labels, plan.activation)
-    chosen: dict[str, Any] = {"precision": request.precision}
+    chosen: dict[str, Any] = {"precision": request.precision, "cold_share": cold_share_of(plan)}
     if request.whole:
         chosen |= {"stages": 1, "grids": (1, 1), "objective": "cost"}
     if request.most_usd is not None:
@@ -117,7 +158,14 @@ def make_plan(
         if calibration is None:
             raise PlanError("a head is fitted to images that accuracy is not measured on: give 100 images or more")
         chosen |= {"gap": "always", "calibration": _calibration(plan, calibration)}
-    return _split(str(base.onnx), out, options, facts, progress=progress, **chosen)
+    return _with_file(_split(str(base.onnx), out, options, facts, progress=progress, **chosen), plan.file, out)
+
+
+def _with_file(plan: Plan, file: FileTensors | None, directory: Path) -> Plan:
+    """Return a plan of a graph that SerFer wrote with the tensors of the file from which that was read."""
+    plan = sealed(replace(plan, file=file))
+    write_plan(plan, directory)
+    return plan
 
 
 def short_name(plan: Plan, request: PlanRequest) -> str:

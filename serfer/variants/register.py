@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, RegistrationLostError, SerferError, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.variants import MAX_VARIANTS, NAME, Application, NetworkVersion
@@ -76,11 +77,10 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
 ) -> Registered:
     """Make variants of a network, measure them, and register them under an application, all at once or not at all.
 
-    `network` is an nn.Module, an ONNX file, "module.py:factory", a zoo name or a plan directory; `example`,
-    `preprocess`, `labels` and `activation` describe it as `split` has them. `validation` is a directory of labelled
-    images: a folder for each class, or a labels.csv (file,label) beside the images. `name` is the network's in the
-    application, by default what its file is called; `registry` a directory or URL, SERFER_REGISTRY unless given; `by`
-    says who does it, for the record.
+    `network` is what `split` takes, or a plan directory; `example`, `preprocess`, `labels` and `activation` describe it
+    as `split` has them. `validation` is a directory of labelled images: a folder for each class, or a labels.csv
+    (file,label) beside the images. `name` is the network's in the application, by default what its file is called;
+    `registry` a directory or URL, SERFER_REGISTRY unless given; `by` says who does it, for the record.
 
     At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
     dollars (and the cheapest within `latency_ms`), and of the whole network on `device` by precision and batch size.
@@ -105,12 +105,14 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         kept, directory = open_registry(url), Path(validation)
         listing = listed(directory)  # what is wrong with it is said before the network is read, which may take minutes
         base = read_network(network, network_name, described, options.facts, work, say)
+        if base.assumed:
+            say(base.assumed)
         images = resolved(directory, listing, base.plan)
         labels_digest = _labels_digest(base.plan)
         _check_application(kept.application(app), base.plan, labels_digest, network_name)
         say("reading validation images")
         recorded = images.validation()
-        request = RegistrationRequest(app, network_name, base.digest, recorded.digest, options.text)
+        request = RegistrationRequest(app, network_name, base.digest, recorded.digest, _settings(options, base.plan))
         registrations = Registrations(kept, owner_name(folder))
         if begun is not None:
             begun(request.id)
@@ -128,7 +130,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
                     classes=base.plan.output.width,
                     labels=labels_digest,
                     validation=recorded,
-                    remarks=(*remarks, *_absent(images, base.plan)),
+                    remarks=(*filter(None, [base.assumed, base.kept]), *remarks, *_absent(images, base.plan)),
                 )
         return _registered(kept, app, found.id, network_name, made=True)
 
@@ -173,7 +175,9 @@ def _work_folder(settings: Settings) -> Iterator[tuple[Path, Path]]:
 
 def _network_name(network: Any, name: str | None) -> str:  # noqa: ANN401 - as register takes it
     """Return the network's name: the one given, or what its file, factory, directory or class is called."""
-    text = str(network) if isinstance(network, Path | str) else type(network).__name__.lower()
+    from splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
+
+    text = str(network) if isinstance(network, Path | str) or is_named(network) else type(network).__name__.lower()
     given = name or Path(text.rpartition(":")[2].removesuffix(".onnx")).resolve().name or _UNNAMED
     if not NAME.fullmatch(given) or len(given) > _LONGEST_NETWORK:
         raise UsageError(
@@ -193,6 +197,12 @@ def check_options(app: str, options: MakingOptions) -> None:
     if options.latency_ms is not None and not options.latency_ms > 0:
         raise UsageError(f"--latency-ms must be more than 0, not {options.latency_ms:g}")
     options.priced("cpu")  # refuses a type without a price
+
+
+def _settings(options: MakingOptions, plan: Plan) -> str:
+    """Return what decides the result, as text: the options, and how images and scores are made."""
+    described = {"preprocess": unstructure(plan.preprocess), "activation": plan.activation}
+    return json.dumps({**json.loads(options.text), **described}, sort_keys=True)
 
 
 def _labels_digest(plan: Plan) -> str:

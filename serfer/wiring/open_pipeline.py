@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import warnings
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from drivers.batching import plan_batching
 from drivers.dispatching.observed_invoker import ObservedInvoker
@@ -25,10 +29,10 @@ from drivers.query_store import retry_store
 from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.errors import StoreUnavailableError, UsageError
+from serfer.core.errors import PlanWarning, StoreUnavailableError, UsageError
 from serfer.core.inline_outputs import CROP_BYTES, PAYLOAD_SHARE
 from serfer.core.keys import NO_RESULT
-from serfer.core.plan import CACHE, INLINE, Plan
+from serfer.core.plan import CACHE, INLINE, Plan, Preprocess
 from serfer.core.run_machine import Retry
 from serfer.fleet.keep_warm import KeepWarm, WarmOptions, open_keep_warm
 from serfer.fleet.open_pool import Routing, RunningPool, open_pool
@@ -40,7 +44,7 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import Warmer, keep_warm
-from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan
+from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, is_network_file, load_cold_plan, load_plan
 from serfer.results import Results
 from serfer.settings import Settings, load_settings
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
@@ -75,10 +79,14 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     results: str | None = None,
     routing: Routing | None = None,
     keep_warm: str | None = None,
+    example: Any | None = None,  # noqa: ANN401 - an array or tensor
+    preprocess: Preprocess | Path | str | None = None,
+    labels: Sequence[str] | Path | str = (),
+    activation: str | None = None,
     faults: Faults | None = None,
     settings: Settings | None = None,
 ) -> Pipeline:
-    """Open a plan directory for queries.
+    """Open a plan directory for queries, or an .onnx file, which is run as it is, in one task.
 
     `workers` is "inprocess" (threads of this process), "local" (the local Lambda service, one process for each
     execution environment) or "aws" (the plan's functions as deployed, in boto3's region and with its credentials). By
@@ -104,11 +112,15 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     queries to a pool of instances too (docs/how-to/routing.md). `keep_warm` is "lsth", "hybrid" or seconds: windows
     by which functions are pinged for as long as the pipeline is open (docs/how-to/keep-warm.md), by default what
     SERFER_KEEP_WARM says.
+    `example`, `preprocess`, `labels` and `activation` say what an .onnx file does not, as `split` has them; a plan has
+    its own. The file's plan is kept in the cache. Without `preprocess`, images are stretched to the input's size, as
+    RGB times 1/255 (PlanWarning).
     `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
-    PlanError for a directory that is not whole or a plan that is not deployed, UsageError for a pair that cannot work,
-    UnavailableError where something does not start; then nothing is left running.
+    PlanError for a directory that is not whole or a plan that is not deployed, ModelError for a file that cannot be
+    run, UsageError for a pair that cannot work, UnavailableError where something does not start; then nothing is left
+    running.
     """
     named = stack.stack if isinstance(stack, Deployment) else stack
     choices = Choices(
@@ -128,13 +140,42 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
         keep_warm=keep_warm,
     )
     deployment = stack if isinstance(stack, Deployment) else None
-    opening = _read(directory, choices, settings or load_settings(), deployment, routing, faults)
+    settings = settings or load_settings()
+    choices.check()
+    if is_network_file(directory):
+        directory = _of_file(Path(directory), choices, settings, example, preprocess, labels, activation)
+    elif not (example is None and preprocess is None and not labels and activation is None):
+        raise UsageError(f"example, preprocess, labels and activation describe an .onnx file; {directory} is a plan")
+    opening = _read(directory, choices, settings, deployment, routing, faults)
     loop, parts = LoopThread(), AsyncExitStack()
     try:
         return loop.wait(_assemble(opening, parts, loop))
     except BaseException:
         loop.close(parts.aclose)  # an interrupt may come when the pipeline is complete but not yet returned
         raise
+
+
+def _of_file(
+    file: Path,
+    choices: Choices,
+    settings: Settings,
+    example: Any | None,  # noqa: ANN401 - same
+    preprocess: Preprocess | Path | str | None,
+    labels: Sequence[str] | Path | str,
+    activation: str | None,
+) -> Path:
+    """Return the directory of the plan of a file, and warn of what was assumed."""
+    if choices.workers == "aws":
+        raise UsageError(f"{file} has no functions in AWS: split it, deploy the plan (serfer package), and open that")
+    from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - drivers in AWS have no splitter
+    from splitter.network.description import Description  # noqa: PLC0415 - same
+
+    array = None if example is None else np.asarray(example)
+    description = Description.of(preprocess, labels, activation)
+    directory = plan_of_file(file, settings, lambda _step: None, array, description)
+    if preprocess is None and (said := assumption(load_plan(directory))):
+        warnings.warn(said, PlanWarning, stacklevel=3)
+    return directory
 
 
 async def open_on(

@@ -14,13 +14,16 @@ from typing import Any, Self
 
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, PlanError, UsageError
-from serfer.core.plan import ACTIVATIONS, CHANNELS, Preprocess
+from serfer.core.plan import ACTIVATIONS, CHANNELS, OPENCV_BILINEAR, Pad, Preprocess
+from splitter.network.detection_heads import BoxOptions, is_boxes
 
+NO_SCORES = ACTIVATIONS[-1]
 CROPS = ("centre", "none")
 _MAX_PREPROCESS_BYTES = 64 * 1024
 _MAX_LABELS_BYTES = 1024 * 1024
 _MOST_ROWS = 65_536
-_KEYS = ("resize", "crop", "interpolation", "channels", "scale", "mean", "std")
+_KEYS = ("resize", "crop", "pad", "pad_value", "interpolation", "channels", "scale", "mean", "std")
+_GREY = 114  # what YOLO networks are padded with
 
 
 REDUCTIONS = ("argmax", "softmax", "sigmoid")
@@ -61,13 +64,14 @@ class Reduction:
 class Description:
     """How an image becomes the input, the names of the outputs, and what turns these into scores, where given.
 
-    `reduction` is what makes an output small.
+    `reduction` is what makes an output small, `boxes` says that the outputs are a detector's.
     """
 
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     activation: str | None = None
     reduction: Reduction | None = None
+    boxes: BoxOptions | None = None
 
     @classmethod
     def of(
@@ -89,10 +93,14 @@ class Description:
             raise UsageError(
                 f"preprocess must be a serfer.Preprocess or the path of a TOML file, not {type(preprocess).__name__}"
             )
+        boxes = BoxOptions.of(activation) if activation is not None and is_boxes(activation) else None
+        activation = NO_SCORES if boxes else activation
         if activation is not None and activation not in ACTIVATIONS:
-            raise UsageError(f"the output is softmax, sigmoid or none, not {activation!r}")
+            raise UsageError(f"the output is softmax, sigmoid, none or boxes, not {activation!r}")
+        if boxes and reduction:
+            raise UsageError(f"{reduction} is for a map: with --output boxes there is none")
         names = read_labels(Path(labels)) if isinstance(labels, Path | str) else labels
-        return cls(preprocess, tuple(names), activation, reduction)
+        return cls(preprocess, tuple(names), activation, reduction, boxes)
 
 
 def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:
@@ -108,7 +116,7 @@ def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:
     if unknown:
         raise InputError(f"{path} has an unknown key {unknown[0][:40]!r}: the keys are {', '.join(_KEYS)}")
     try:
-        return _preprocess(table if resized or "resize" in table else {"crop": "none", **table})
+        return _preprocess(table if resized or {"resize", "pad"} & set(table) else {"crop": "none", **table})
     except PlanError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -117,13 +125,31 @@ def _preprocess(table: dict[str, Any]) -> Preprocess:
     """Fill in defaults; raises PlanError that names the key."""
     channels = structure(str, table.get("channels", "RGB"), "channels")
     known = channels if channels in CHANNELS else "RGB"  # an unknown order is refused as such, not for its length
+    pad = _pad(table)
     return Preprocess(
-        resize=_resize(table),
-        interpolation=structure(str, table.get("interpolation", "bilinear"), "interpolation"),
+        resize=None if pad else _resize(table),
+        interpolation=structure(
+            str, table.get("interpolation", OPENCV_BILINEAR if pad else "bilinear"), "interpolation"
+        ),
         channels=channels,
         scale=structure(float, table.get("scale", 1 / 255), "scale"),
         mean=structure(tuple[float, ...], table.get("mean", [0.0] * len(known)), "mean"),
         std=structure(tuple[float, ...], table.get("std", [1.0] * len(known)), "std"),
+        pad=pad,
+    )
+
+
+def _pad(table: dict[str, Any]) -> Pad | None:
+    if "pad" not in table:
+        if "pad_value" in table:
+            raise PlanError("pad_value is of images that are padded: give pad, too, or leave pad_value out")
+        return None
+    for other in ("resize", "crop"):
+        if other in table:
+            raise PlanError(f"an image is either padded or cropped: leave {other} or pad out")
+    return Pad(
+        structure(str, table["pad"], "pad"),
+        structure(int, table.get("pad_value", _GREY), "pad_value"),
     )
 
 
@@ -134,7 +160,10 @@ def _resize(table: dict[str, Any]) -> int | None:
         raise PlanError('crop should be "centre" or "none": its size is always that of the network\'s input')
     if crop == "centre":
         if "resize" not in table:
-            raise PlanError('resize is missing: give the shorter side in pixels, or crop = "none" to stretch the image')
+            raise PlanError(
+                'resize is missing: give the shorter side in pixels, crop = "none" to stretch the image, '
+                'or pad = "centre" to pad it'
+            )
         return structure(int, table["resize"], "resize")
     if "resize" in table:
         raise PlanError('crop = "none" stretches the whole image to the network\'s input: leave resize out')

@@ -1,25 +1,34 @@
-"""GroupNormalization of opset 21, whose shape ONNX does not infer, as exporters write it up to opset 20."""
+"""GroupNormalization, whose shape ONNX does not infer, as exporters write it: InstanceNormalization of groups.
+
+From opset 21 on it has a scale and a bias for each channel, before for each group.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-_FIRST_OPSET = 21
-"""Before, an operator of this name had a scale for each group: no exporter writes it."""
+_SCALES_CHANNELS = 21
+"""The opset from which on there is a scale for each channel."""
 
 
 def with_plain_group_norms(model: onnx.ModelProto) -> None:
-    """Write GroupNormalization of maps as Reshape, InstanceNormalization, Reshape, and scale and bias of channels."""
+    """Write GroupNormalization as Reshape, InstanceNormalization, Reshape, and scale and bias of channels."""
     graph = model.graph
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-    if opset < _FIRST_OPSET or all(node.op_type != "GroupNormalization" for node in graph.node):
+    if all(node.op_type != "GroupNormalization" for node in graph.node):
         return
+    write = _with_channels_scaled if opset >= _SCALES_CHANNELS else _with_groups_scaled
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type == "GroupNormalization":
-            written, constants = _written(node)
+            written, constants = write(node)
             nodes.extend(written)
             graph.initializer.extend(constants)
         else:
@@ -28,34 +37,59 @@ def with_plain_group_norms(model: onnx.ModelProto) -> None:
     graph.node.extend(nodes)
 
 
-def _written(node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+_Written = tuple[list[onnx.NodeProto], list[onnx.TensorProto]]
+_Step = tuple[str, list[str], str, dict[str, Any]]
+"""Kind, inputs, output and attributes of an operator."""
+
+
+def _with_channels_scaled(node: onnx.NodeProto) -> _Written:
     source, scale, bias = node.input
-    output = node.output[0]
-    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    groups = attributes["num_groups"]
+    groups, epsilon = _attributes(node)
     values = {
         "groups": np.array([0, groups, -1]),
         "channels": np.array([-1, 1, 1]),
         "ones": np.ones(groups, np.float32),
         "zeros": np.zeros(groups, np.float32),
     }
-    names = {
-        tensor: f"{output}.{tensor}"
-        for tensor in (*values, "grouped", "normal", "size", "map", "scale", "bias", "scaled")
-    }
-    epsilon = attributes.get("epsilon", 1e-5)
-    steps = [
-        ("Reshape", [source, names["groups"]], "grouped", {}),
-        ("InstanceNormalization", [names["grouped"], names["ones"], names["zeros"]], "normal", {"epsilon": epsilon}),
-        ("Shape", [source], "size", {}),
-        ("Reshape", [names["normal"], names["size"]], "map", {}),
-        ("Reshape", [scale, names["channels"]], "scale", {}),
-        ("Mul", [names["map"], names["scale"]], "scaled", {}),
-        ("Reshape", [bias, names["channels"]], "bias", {}),
+    name = partial("{}.{}".format, node.output[0])
+    steps: list[_Step] = [
+        ("Reshape", [source, name("groups")], name("grouped"), {}),
+        ("InstanceNormalization", [name("grouped"), name("ones"), name("zeros")], name("normal"), {"epsilon": epsilon}),
+        ("Shape", [source], name("size"), {}),
+        ("Reshape", [name("normal"), name("size")], name("map"), {}),
+        ("Reshape", [scale, name("channels")], name("scale"), {}),
+        ("Mul", [name("map"), name("scale")], name("scaled"), {}),
+        ("Reshape", [bias, name("channels")], name("bias"), {}),
+        ("Add", [name("scaled"), name("bias")], node.output[0], {}),
     ]
+    return _written(node, steps, values)
+
+
+def _with_groups_scaled(node: onnx.NodeProto) -> _Written:
+    source, scale, bias = node.input
+    groups, epsilon = _attributes(node)
+    name = partial("{}.{}".format, node.output[0])
+    steps: list[_Step] = [
+        ("Reshape", [source, name("groups")], name("grouped"), {}),
+        ("InstanceNormalization", [name("grouped"), scale, bias], name("normal"), {"epsilon": epsilon}),
+        ("Shape", [source], name("size"), {}),
+        ("Reshape", [name("normal"), name("size")], node.output[0], {}),
+    ]
+    return _written(node, steps, {"groups": np.array([0, groups, -1])})
+
+
+def _attributes(node: onnx.NodeProto) -> tuple[int, float]:
+    """Return the number of groups, and epsilon."""
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    return attributes["num_groups"], attributes.get("epsilon", 1e-5)
+
+
+def _written(node: onnx.NodeProto, steps: Sequence[_Step], values: dict[str, NDArray[Any]]) -> _Written:
+    output, whole = node.output[0], node.name or node.output[0]
     nodes = [
-        helper.make_node(kind, inputs, [names[tensor]], name=f"{node.name or output}.{tensor}", **given)
-        for kind, inputs, tensor, given in steps
+        helper.make_node(
+            kind, inputs, [made], name=whole if made == output else f"{whole}.{made.removeprefix(output)[1:]}", **given
+        )
+        for kind, inputs, made, given in steps
     ]
-    nodes.append(helper.make_node("Add", [names["scaled"], names["bias"]], [output], name=node.name or output))
-    return nodes, [numpy_helper.from_array(value, names[tensor]) for tensor, value in values.items()]
+    return nodes, [numpy_helper.from_array(value, f"{output}.{tensor}") for tensor, value in values.items()]

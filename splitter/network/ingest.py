@@ -22,6 +22,7 @@ from onnxscript import ir
 from onnxscript.ir.passes.common import RemoveUnusedNodesPass
 
 from serfer.core.errors import ModelError
+from serfer.core.plan import OutputTensor
 from splitter.network import half_floats, whole_numbers
 from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
 from splitter.network.description import Reduction
@@ -29,13 +30,23 @@ from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import Graph, Node, Weights, needed_for
 from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.half_floats import widened
+from splitter.network.max_unpool import with_local_unpooling
 from splitter.network.onnx_models import run_once
 from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from splitter.network.reductions import reduced
 from splitter.network.resize_sizes import with_moved_scales, with_own_scales
 from splitter.network.sliding_window import floor_pads, pool_scale
 from splitter.network.transpose_sinking import with_batch_first
-from splitter.network.unsupported import SIZES, check_batch, check_kinds, check_windows, may_fold, refuse
+from splitter.network.unsupported import (
+    SIZES,
+    CannotSplitError,
+    check_batch,
+    check_kinds,
+    check_windows,
+    may_fold,
+    never,
+    refuse,
+)
 from splitter.network.whole_numbers import in_whole_numbers
 
 _MOST_FOLDED_BYTES = 2 * 1024**3
@@ -48,11 +59,15 @@ _MOST_OPTIMIZED = 512 * 512
 
 @dataclass(frozen=True)
 class PlainNetwork:
-    """A network whose operators are plain, and the names and numpy types of its outputs."""
+    """A network whose operators are plain, and the names and numpy types of its outputs.
+
+    Of a network of which a part runs as it is, `given` describes the outputs as the model has them, before a reduction.
+    """
 
     graph: Graph
     outputs: tuple[str, ...]
     types: tuple[str, ...]
+    given: tuple[OutputTensor, ...] = ()
 
 
 def plain_network(
@@ -67,8 +82,9 @@ def plain_network(
     """Read an ONNX model at an input of height x width (see `splitter.tiling.from_onnx`)."""
     light = model if isinstance(model, ExternalWeightsModel) else ExternalWeightsModel.of(ir.from_proto(model))
     whole = light
-    light = _with_static_input(light, height, width)
+    light = with_static_input(light, height, width)
     with_plain_group_norms(light.proto)
+    with_local_unpooling(light.proto)
     try:
         moved = with_moved_scales(light.proto, exported=bool(names))
         wide = widened(_simplified(_without_late_windows(light)))
@@ -84,7 +100,9 @@ def plain_network(
     except Exception as error:  # the checkers raise many kinds, all meaning that the model is not sound
         check_kinds(light.proto)  # names the operator, if that is the reason
         check_windows(shape_inference.infer_shapes(light.proto))  # same
-        raise ModelError(f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}") from error
+        raise CannotSplitError(
+            f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}"
+        ) from error
     graph = with_batch_first(without_identities(with_own_scales(_read(light), moved)))
     rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
@@ -96,6 +114,13 @@ def plain_network(
     own = (numpy_type(kind, name) for kind, name in zip(kinds, given, strict=True))
     types = tuple(changed.get(number, kind) for number, kind in enumerate(own))
     return PlainNetwork(graph, default_names(given, tuple(graph.shapes[name] for name in graph.outputs)), types)
+
+
+def prepared(model: ExternalWeightsModel, height: int, width: int) -> ExternalWeightsModel:
+    """Return a model at an input of height x width with functions written out and constants folded."""
+    light = with_static_input(model, height, width)
+    with_plain_group_norms(light.proto)
+    return _folded(_simplified(_without_late_windows(light)))
 
 
 def _check_size(given: ExternalWeightsModel, read: ExternalWeightsModel, height: int, width: int) -> None:
@@ -118,7 +143,7 @@ def _multiple(size: int, up: bool) -> int:  # noqa: FBT001 - which of two neighb
 def _unfitting(model: ExternalWeightsModel, height: int, width: int) -> str | None:
     """Return why shapes cannot be inferred of an image's size, None where they can."""
     try:
-        shape_inference.infer_shapes(_with_static_input(model, height, width).proto, strict_mode=True, data_prop=True)
+        shape_inference.infer_shapes(with_static_input(model, height, width).proto, strict_mode=True, data_prop=True)
     except Exception as error:  # noqa: BLE001 - ONNX raises several kinds
         return re.sub(r"\[?ShapeInferenceError\]? ?:?|Inference error\(s\): ", "", _first_line(error)).strip()
     return None
@@ -128,7 +153,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _with_static_input(model: ExternalWeightsModel, height: int, width: int) -> ExternalWeightsModel:
+def with_static_input(model: ExternalWeightsModel, height: int, width: int) -> ExternalWeightsModel:
     """Fix the input to (1, C, height, width), so that every shape becomes a number."""
     inputs, outputs = model.inputs, model.proto.graph.output
     if len(inputs) != 1 or not 1 <= len(outputs) <= MOST_OUTPUTS:
@@ -218,7 +243,7 @@ def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> N
                     f"the constants that the model computes, such as places in an image of this size, take {size_is} "
                     "bytes; give a smaller size, or export the model with their values"
                 )
-                raise refuse(node.name or name, node.op_type, why)
+                raise never(node.name or name, node.op_type, why)
 
 
 def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
@@ -252,7 +277,8 @@ def _without_late_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
     rounded_up = [node for node in model.graph.node if _attributes(node).get("ceil_mode")]
     for node in rounded_up:  # in order: each may change the size of the maps after it
         inferred = shape_inference.infer_shapes(model, data_prop=True)
-        shapes = {value.name: _static_shape(value) for value in (*inferred.graph.value_info, *inferred.graph.input)}
+        values = (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)
+        shapes = {value.name: _static_shape(value) for value in values}
         sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
         pads = floor_pads(_attributes(node), *sizes) if all(sizes) else None
         if pads is None:

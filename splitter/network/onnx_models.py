@@ -27,10 +27,12 @@ def model_of(
     *,
     opset: int = OPSET,
     name: str = "graph",
+    domains: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
-    """Return a model of ONNX's own operators."""
+    """Return a model of ONNX's own operators, and of those of `domains` at their versions."""
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(*item) for item in (domains or {}).items())]
     graph = helper.make_graph(nodes, name, inputs, outputs, list(constants))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
 def session_of(model: onnx.ModelProto | Path, options: ort.SessionOptions | None = None) -> ort.InferenceSession:

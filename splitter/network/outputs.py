@@ -12,13 +12,19 @@ from math import prod
 import numpy as np
 from onnx import TensorProto
 
-from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_RANK, OUTPUT_TYPES, SCORES, OutputTensor
 from splitter.network.canonicalize import Rewriter
 from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Graph, Node
+from splitter.network.unsupported import CannotSplitError
 
 MOST_OUTPUTS = 16
 _FLOAT = OUTPUT_TYPES[0]
+_NEAREST: dict[int, str] = {
+    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.BFLOAT16), _FLOAT),
+    **dict.fromkeys((TensorProto.INT8, TensorProto.INT16, TensorProto.UINT16), "int32"),
+    **dict.fromkeys((TensorProto.UINT32, TensorProto.UINT64), "int64"),
+}
+"""The types that outputs of other types are brought to."""
 
 
 def with_described_outputs(graph: Graph, names: tuple[str, ...], types: tuple[str, ...]) -> Graph:
@@ -45,8 +51,11 @@ def default_names(given: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -
     return (SCORES,) if len(shapes) == 1 and len(shapes[0]) == VECTOR_RANK else given
 
 
-def numpy_type(kind: int, name: str) -> str:
-    """Return the numpy type of an output by its ONNX type; raises ModelError where no plan can hold it."""
+def numpy_type(kind: int, name: str, *, cast: bool = False) -> str:
+    """Return the numpy type of an output by its ONNX type; with `cast`, the nearest one that a plan can hold.
+
+    Raises ModelError where no plan can hold it.
+    """
     types: dict[int, str] = {
         TensorProto.FLOAT: _FLOAT,
         TensorProto.FLOAT16: _FLOAT,
@@ -55,9 +64,11 @@ def numpy_type(kind: int, name: str) -> str:
         TensorProto.UINT8: "uint8",
         TensorProto.BOOL: "bool",
     }
+    if cast:
+        types = _NEAREST | types
     if kind not in types:
         known = ", ".join(OUTPUT_TYPES)
-        raise ModelError(
+        raise CannotSplitError(
             f"the model's output {name!r} is {TensorProto.DataType.Name(kind)}; outputs may be {known}: cast it"
         )
     return types[kind]
@@ -66,7 +77,7 @@ def numpy_type(kind: int, name: str) -> str:
 def _dims(graph: Graph, tensor: str, name: str) -> tuple[int, ...]:
     images, *dims = graph.shapes[tensor] or (0,)
     if images != 1 or len(dims) > MAX_RANK:
-        raise ModelError(
+        raise CannotSplitError(
             f"the model's output {name!r} has shape {graph.shapes[tensor]} for one image: outputs have images on their "
             f"first axis, (N, ...), and at most {MAX_RANK} axes besides"
         )

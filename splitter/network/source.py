@@ -1,4 +1,4 @@
-"""Sources of models (a zoo name, an ONNX file, `module.py:factory`, an nn.Module) in one form."""
+"""Sources of models (a zoo's or library's name, an ONNX file, `module.py:factory`, an nn.Module) in one form."""
 
 from __future__ import annotations
 
@@ -28,13 +28,18 @@ from onnxscript import ir
 
 from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
-from serfer.core.plan import MAX_ELEMENTS, Preprocess
+from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
+from splitter.network.by_name.named_model import NamedModel, build, is_named
 from splitter.network.external_weights import ExternalWeightsModel
+from splitter.network.given_input import GivenInput, with_usual_input
+from splitter.network.group_norms import with_plain_group_norms
+from splitter.network.metadata import read_metadata
 from splitter.network.onnx_models import OPSET, session_of
 from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
+from splitter.network.size_hints import in_words, size_in_metadata
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +49,17 @@ Run = Callable[[Array], Answer]
 Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
+_MIN_SCAN_OPSET = 11
+"""The oldest opset in which a part that runs as it is can be written: Scan and Pad."""
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
-_WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".h5", ".keras", ".pb", ".tflite", ".npz")
+_TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
+_WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
 _MOST_ON_ONE_THREAD = 2 * 3 * 512 * 512
 """Values of a batch up to which one thread is fast enough: more of them wait for one another."""
 _FLOAT = int(onnx.TensorProto.FLOAT)
+_MENDED = ("topologically sorted", "GroupNormalization is deprecated")
+"""What the checker says of files that ONNX Runtime runs."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
 _SILENT = 4
@@ -64,8 +74,12 @@ class ImageNotTakenError(ModelError):
 class Source:
     """A given model: its ONNX form at one input size, and `run`, the unsplit model itself.
 
-    `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `exported`: `onnx` was exported
-    from a module here; `outputs` are then the names of its outputs. `sized`: its programs for images of any size.
+    `run` takes (N, C, H, W) float32 and returns the outputs as `Pipeline.run` does. `origin` says whose metadata
+    `preprocess` and `labels` are, where they are a file's; there may be more or fewer of these labels than classes.
+    `exported`: `onnx` was exported from a module here; `outputs` are then the names of its outputs. `sized`: its
+    programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
+    boxes, if that was asked for. `notes` say what of its description a plan does not do. `unread` says why its
+    operators cannot be read, so that it can only run as it is; empty where they can.
     """
 
     name: str
@@ -75,13 +89,27 @@ class Source:
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     activation: str = "none"
+    origin: str = ""
     exported: bool = True
     outputs: tuple[str, ...] = ()
     sized: SizedExports | None = None
+    given: GivenInput | None = None
+    detection: DetectionHead | None = None
+    notes: tuple[str, ...] = ()
+    unread: str = ""
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
         return self.sized.of(size).onnx if self.sized else self.onnx
+
+    def like_images(self, images: Array) -> Array:
+        """Return images whose values the model takes: those given, or whole numbers in place of a noise's fractions."""
+        return self.given.like_images(images) if self.given else images
+
+    def check_numbers(self, preprocess: Preprocess) -> None:
+        """Raise ModelError where a description gives fractions to an input of whole numbers."""
+        if self.given:
+            self.given.check_numbers(preprocess)
 
     def alike(self, one: Size, other: Size) -> bool:
         """Return whether images of two sizes are computed by one ONNX model."""
@@ -93,28 +121,32 @@ def load(
     example: Array | None,
     *,
     any_size: Size | None = None,
+    as_is: bool = False,
 ) -> tuple[Source, Array]:
     """Return the source of a model and an example of its input.
 
-    `example` is (N, C, H, W) float32; a zoo model brings its own. With `any_size`, a module is exported for images of
-    any height and width that it treats as it does images of that size, which may be larger than the example.
+    `example` is (N, C, H, W) float32; models of the zoo and of libraries bring their own. With `any_size`, a module is
+    exported for images of any height and width that it treats as it does images of that size, which may be larger than
+    the example. With `as_is`, a file keeps its operators of older opsets.
     Raises ModelError for what is not a model.
     """
+    if is_named(model):
+        return _from_library(NamedModel.of(model), example, any_size=any_size)
     if isinstance(model, Path | str):
-        return _load_named(str(model), example, any_size=any_size)
+        return _load_named(str(model), example, any_size=any_size, as_is=as_is)
     if getattr(model, "training", False):
         raise ModelError("the module is in training mode: call its eval() first")
     name = type(model).__name__.lower()
     return _from_module(model, _given(example), name, "given by the caller", any_size=any_size)
 
 
-def _load_named(text: str, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
+def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:
     if text in zoo.ZOO:
         if any_size:
             raise ModelError(f"{text} classifies whole images: it makes no map")
         return _from_zoo(zoo.ZOO[text], example)
     if text.endswith(".onnx"):
-        return _from_file(Path(text), example, any_size=any_size)
+        return _from_file(Path(text), example, any_size=any_size, as_is=as_is)
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):
         given = _given(example)  # said before the file's imports, which may take long
@@ -125,17 +157,23 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None) -> t
 
 def _unknown(text: str) -> str:
     """Say what a name that is no model's may have meant."""
-    if Path(text).suffix.lower() in _WEIGHT_FILES:
+    suffix = Path(text).suffix.lower()
+    if suffix in _WEIGHT_FILES:
+        named = f"give timm:NAME or torchvision:NAME with --weights-file {text}, or " * (suffix in _TORCH_WEIGHTS)
         return (
-            f"{text} holds weights, or another framework's network, and not a module's code: write a function that "
-            "builds the module and loads them, and give its file and name, such as net.py:make; or export an .onnx file"
+            f"{text} holds weights, or another framework's network, and not a module's code: {named}"
+            "write a function that builds the module and loads them, and give its file and name, such as net.py:make; "
+            "or export an .onnx file"
         )
     if text.endswith(".py"):
         return f"{text} is a Python file: name the function in it that returns the module, such as {text}:make"
     near = difflib.get_close_matches(text, zoo.ZOO, 1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     known = ", ".join(sorted(zoo.ZOO))
-    return f"unknown model {text!r}{meant}: give a name ({known}), an .onnx file, or module.py:factory"
+    return (
+        f"unknown model {text!r}{meant}: give a name ({known}), timm:NAME or torchvision:NAME, an .onnx file, or "
+        "module.py:factory"
+    )
 
 
 def _given(example: Array | None) -> Array:
@@ -155,6 +193,22 @@ def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array
     source, example = _from_module(entry.build(), _given(example), entry.name, entry.weights)
     labels = zoo.imagenet_labels()
     return replace(source, preprocess=entry.preprocess, labels=labels, activation=entry.activation), example
+
+
+def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
+    shape = None if example is None else _given(example).shape
+    network = build(model, None if shape is None else (shape[1], shape[2], shape[3]))
+    if example is None:
+        example = np.random.default_rng(0).standard_normal((1, *network.shape), dtype=np.float32)
+    source, example = _from_module(network.module, example, network.name, network.weights, any_size=any_size)
+    described = replace(
+        source,
+        preprocess=network.preprocess,
+        labels=network.labels,
+        activation=network.activation,
+        notes=tuple(filter(None, [network.note])),
+    )
+    return described, example
 
 
 def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
@@ -445,7 +499,7 @@ def mean_matrix(size: int, outputs: int) -> Array:
     return matrix
 
 
-def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
+def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:
     _check_size(path)
     try:
         model = _checked(path)
@@ -454,33 +508,45 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None) -> t
         if "does not have an ir_version" in why:  # a field that every model has
             why = "it is a file of another kind"
         raise ModelError(f"{path} is not an ONNX model: {why}") from error
+    properties = {entry.key: entry.value for entry in model.proto.metadata_props}
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset > onnx.defs.onnx_opset_version():
         raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
-    if opset < MIN_OPSET:
-        model = _upgraded(path, model, opset)
-    _check_batch(path, model)
-    example = _given(_example_of(path, model) if example is None else example)
-    light, run = _with_channels(model, example), _runner(path)
+    unread = ""
+    keeps_opset = as_is and with_usual_input(model)[0] is model
+    if opset < _MIN_SCAN_OPSET or (opset < MIN_OPSET and not keeps_opset):
+        model, unread = _upgraded(path, model, opset)
+    model, given = with_usual_input(model)
+    example = _given(_example_of(path, model) if example is None else given.as_images(example))
+    example = given.like_images(example)
+    light, run = _with_channels(model, example), _runner(path, given)
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
-    return Source(path.stem, f"from {path.name}", light, run, exported=False), example
+            example = given.like_images(example)
+    known = read_metadata(properties, example.shape)
+    labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
+    source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
+    return replace(source, origin=known.origin, given=given, unread=unread), example
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
-    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them."""
+    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them.
+
+    GroupNormalization may be that of opset 18 to 20, which ONNX Runtime runs and ONNX's checker refuses.
+    """
     try:
         onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
     except onnx.checker.ValidationError as error:
-        if "topologically sorted" not in str(error):
+        if not any(fault in str(error) for fault in _MENDED):
             raise
         try:
             whole = ir.load(path)
             whole.graph.sort()
             model = ExternalWeightsModel.of(whole)
+            with_plain_group_norms(model.proto)
             onnx.checker.check_model(model.proto)
-        except Exception:  # noqa: BLE001 - any failure means that the order was not the only fault
+        except Exception:  # noqa: BLE001 - any failure means that this was not the only fault
             raise error from None
         return model
     return ExternalWeightsModel.of(ir.load(path))
@@ -488,12 +554,6 @@ def _checked(path: Path) -> ExternalWeightsModel:
 
 def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
     return model.inputs[0].type.tensor_type.shape.dim if model.inputs else ()
-
-
-def _check_batch(path: Path, model: ExternalWeightsModel) -> None:
-    batch = next((dim.dim_value for dim in _dims(model)), 0)
-    if batch > 1:
-        raise ModelError(f"{path} takes batches of {batch} images: export it for a batch of 1, or of any size")
 
 
 def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeightsModel:
@@ -517,24 +577,28 @@ def _check_size(path: Path) -> None:
         raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
 
 
-def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> ExternalWeightsModel:
+def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> tuple[ExternalWeightsModel, str]:
+    """Return a model at the opset that is read here; or itself, which can run as it is, and why it cannot be."""
     try:
-        return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET))
+        return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET)), ""
     except Exception as error:  # the converter raises RuntimeError and others for operators it does not know
-        raise ModelError(
-            f"{path} has opset {opset} and cannot be converted to {OPSET}: "
-            f"{str(error).splitlines()[0]}; export it again"
-        ) from error
+        why = f"it has opset {opset} and cannot be converted to {OPSET}: {(str(error).splitlines() or [''])[0]}"
+        if opset < _MIN_SCAN_OPSET:
+            raise ModelError(f"{path}: {why}; export it again") from error
+        return model, why
 
 
 def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     dims = [dim.dim_value for dim in _dims(model)]
-    if dims and len(dims) != 4:  # noqa: PLR2004 - (N, C, H, W)
-        raise ModelError(f"{path} takes tensors of {len(dims)} axes, not images (N, C, H, W)")
-    if not all(dims[1:]) or not dims:
+    size = size_in_metadata(model.proto)
+    if size and all(side in (0, own) for side, own in zip(dims[2:], size, strict=True)):
+        dims[2:] = size
+    if not all(dims[2:]):
+        raise ModelError(f"{path} does not fix its input's size: {in_words(model, dims[2:])}")
+    if not dims[1]:
         raise ModelError(
-            f"{path} does not fix its input's size: give --size HEIGHTxWIDTH (in Python an example), often a multiple "
-            "of 32"
+            f"{path} does not fix its input's channels: give --size {dims[2]}x{dims[3]} and --channels (in Python an "
+            "example)"
         )
     if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
         given = " x ".join(map(str, dims[1:]))
@@ -542,8 +606,8 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 
-def _runner(path: Path) -> Run:
-    """Run an ONNX file as it is, one image at a time (its batch may be fixed)."""
+def _runner(path: Path, given: GivenInput) -> Run:
+    """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free."""
     session: ort.InferenceSession | None = None
     options = ort.SessionOptions()
     set_threads(options, threads=0)
@@ -554,10 +618,14 @@ def _runner(path: Path) -> Run:
         nonlocal session
         try:
             session = session or session_of(path, options)
-            given = session.get_inputs()[0]
-            kind = np.float16 if given.type == "tensor(float16)" else np.float32
             names = [output.name for output in session.get_outputs()]
-            answers = [session.run(names, {given.name: image[None].astype(kind)}) for image in batch]
+            answers = [
+                [
+                    given.answers(*output, count)
+                    for output in zip(names, session.run(names, {given.name: images}), strict=True)
+                ]
+                for images, count in given.feeds(batch)
+            ]
             outputs = zip(names, zip(*answers, strict=True), strict=True)
             return as_answer({name: _joined(values) for name, values in outputs})
         except Exception as error:  # ONNX Runtime has a class for each status

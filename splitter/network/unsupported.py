@@ -1,4 +1,4 @@
-"""Operators that cannot be split, each with the reason and the remedy."""
+"""Operators that cannot be split, each with the reason and the remedy: they run as they are, in one task (as_is.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from serfer.core.errors import ModelError
+from splitter.network.as_is import Reason
 from splitter.network.graph import Graph, Node, integers
 
 IN_8_BITS = (
@@ -15,12 +16,15 @@ IN_8_BITS = (
     "QuantizeLinear, or export the float32 model"
 )
 SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
+_RANDOM = "its values are random; export the model in evaluation mode"
+_TRAINING = "it is in training mode; call the module's eval() before you export it"
+_DROPPING = "it is in training mode, so its values are random; call the module's eval() before you export it"
+_NEVER = frozenset({_RANDOM, _TRAINING, _DROPPING})
+"""Reasons for which a network is not served at all: tasks that run twice must have the same values."""
 _REASONS = {
     ("If", "Loop", "Scan", "SequenceMap"): "which operators run depends on the data; export the model without branches "
     "and loops over tensors",
-    (
-        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
-    ): "its values are random; export the model in evaluation mode",
+    (*("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),): _RANDOM,
     ("NonZero", "Unique", "NonMaxSuppression", "Compress"): "the size of its result depends on the data; export the "
     "network without it",
     SIZES: "it computes with sizes at run time; export the model with static shapes",
@@ -37,14 +41,17 @@ _REASONS = {
         "GroupNormalization",
     ): "of opset 18 to 20 it has a scale for each group, and ONNX does not infer its shape; export it with opset 21, "
     "or with opset 20 as exporters do, as Reshape, InstanceNormalization and Reshape",
-    ("LSTM", "GRU", "RNN"): "it goes through its input step by step; only feed-forward networks can be split",
+    ("LSTM", "GRU", "RNN"): "it goes through its input step by step",
 }
 _WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}
 
 
-def refused_kinds() -> dict[str, tuple[str, ...]]:
-    """Return the kinds of operators that are refused wherever they depend on the image, by the reason."""
-    return {why: tuple(sorted(kinds)) for kinds, why in _REASONS.items()}
+def unsplit_kinds() -> dict[str, tuple[str, ...]]:
+    """Return the kinds of operators that are not split wherever they depend on the image, by what becomes of them."""
+    return {
+        f"{'refused' if why in _NEVER else 'in one task, as given'}: {why}": tuple(sorted(kinds))
+        for kinds, why in _REASONS.items()
+    }
 
 
 _AXIS = {
@@ -67,9 +74,24 @@ _BATCH = {
 _WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
 
 
-def refuse(name: str, kind: str, why: str) -> ModelError:
+class CannotSplitError(ModelError):
+    """A network, or what begins with one of its operators, cannot be split, though it may run as it is."""
+
+    def __init__(self, message: str, reason: Reason | None = None, outputs: Iterable[str] = ()) -> None:
+        """Say why; `outputs` are the tensors of all operators that mix images, where that is the reason."""
+        super().__init__(message)
+        self.reason = reason or Reason("", "", message)
+        self.outputs = tuple(outputs)
+
+
+def refuse(name: str, kind: str, why: str) -> CannotSplitError:
     """Return the error that names an operator and explains why the network cannot be split."""
-    return ModelError(f"operator {name!r} ({kind}) cannot be split: {why}")
+    return CannotSplitError(f"operator {name!r} ({kind}) cannot be split: {why}", Reason(name, kind, why))
+
+
+def never(name: str, kind: str, why: str) -> ModelError:
+    """Return the error that names an operator and explains why the network cannot be served at all."""
+    return ModelError(f"operator {name!r} ({kind}) cannot be served: {why}")
 
 
 def check_kinds(model: onnx.ModelProto) -> None:
@@ -78,7 +100,8 @@ def check_kinds(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         why = _why_not(model, node, known)
         if why:
-            raise refuse(node.name or node.output[0], node.op_type, why)
+            named = node.name or node.output[0], node.op_type, why
+            raise never(*named) if why in _NEVER else refuse(*named)
 
 
 def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tuple[str, str]]) -> str | None:
@@ -88,10 +111,15 @@ def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tup
     if node.op_type.startswith(("Sequence", "String")):
         return "sequences and strings cannot be handed on between functions; export the model with plain tensors"
     if node.op_type == "BatchNormalization" and _flag(node, "training_mode"):
-        return "it is in training mode; call the module's eval() before you export it"
+        return _TRAINING
     if node.op_type == "Dropout" and len(node.input) > 2 and _is_true(model, node.input[2]):  # noqa: PLR2004 - the third
-        return "it is in training mode, so its values are random; call the module's eval() before you export it"
+        return _DROPPING
     return _WHY.get(node.op_type)
+
+
+def reason_of(model: onnx.ModelProto, node: onnx.NodeProto) -> str:
+    """Return why an operator of this kind cannot be split; empty where it can."""
+    return _why_not(model, node, ()) or ""
 
 
 def may_fold(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
@@ -121,21 +149,23 @@ def check_windows(model: onnx.ModelProto) -> None:
         ):
             size = " x ".join(str(dim.dim_value) for dim in shapes.get(node.input[0], ())[2:])
             why = f"its window does not fit into a map of {size}; give an example of larger images"
-            raise refuse(node.name or node.output[0], node.op_type, why)
+            raise never(node.name or node.output[0], node.op_type, why)
         if node.op_type == "SpaceToDepth":
             block = next(item.i for item in node.attribute if item.name == "blocksize")
             sides = [dim.dim_value for dim in shapes.get(node.input[0], ())[2:]]
             if any(side % block for side in sides):
                 why = f"it takes maps whose sides are multiples of {block}, not {' x '.join(map(str, sides))}"
-                raise refuse(node.name or node.output[0], node.op_type, why)
+                raise never(node.name or node.output[0], node.op_type, why)
 
 
 def check_batch(graph: Graph) -> None:
-    """Refuse operators that mix the images of a batch, or lose track of which is which; raises ModelError."""
-    for node in graph.nodes:
-        images = graph.shapes[node.output][:1]
-        if images != (1,) or 0 in _acted(graph, node):
-            raise refuse(node.name, node.kind, _BATCH.get(node.kind, _MIXES))
+    """Refuse operators that mix the images of a batch, or lose track of which is which; raises CannotSplitError."""
+    mixing = [node for node in graph.nodes if graph.shapes[node.output][:1] != (1,) or 0 in _acted(graph, node)]
+    if mixing:
+        first = mixing[0]
+        error = refuse(first.name, first.kind, _BATCH.get(first.kind, _MIXES))
+        error.outputs = tuple(node.output for node in mixing)
+        raise error
 
 
 def _acted(graph: Graph, node: Node) -> Iterable[int]:

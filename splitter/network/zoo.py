@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _SEED = 0
+RANDOM_WEIGHTS = f"random (seed {_SEED}): answers mean nothing"
+"""Where such weights are from, in words; `Plan.untrained` knows it by its first one."""
 _IMAGENET = Preprocess(
     resize=256,
     interpolation="bicubic",
@@ -69,12 +71,25 @@ def _random(constructor: str, size: int, options: dict[str, bool]) -> torch.nn.M
     return with_random_weights(model.to_empty(device="cpu").eval(), size)
 
 
-def with_random_weights(model: torch.nn.Module, size: int) -> torch.nn.Module:
-    """Give a network in evaluation mode random weights under which every layer counts, for images of `size` pixels."""
+@contextlib.contextmanager
+def drawn_by_seed() -> Iterator[None]:
+    """Have torch draw the same numbers each time, and leave the caller's state as it is."""
     import torch  # noqa: PLC0415 - slow to import
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
+        yield
+
+
+def with_random_weights(model: torch.nn.Module, shape: tuple[int, int, int] | int) -> torch.nn.Module:
+    """Give a network in evaluation mode random weights under which every layer counts.
+
+    `shape` is an image's, (C, H, W), or the side of a square one of three channels.
+    """
+    import torch  # noqa: PLC0415 - slow to import
+
+    shape = (3, shape, shape) if isinstance(shape, int) else shape
+    with drawn_by_seed(), torch.no_grad():
         for layer in model.modules():
             if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
                 torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -85,11 +100,11 @@ def with_random_weights(model: torch.nn.Module, size: int) -> torch.nn.Module:
                 "gamma" in name or "layer_scale" in name
             ):  # these start at 1e-6, with which their layers count for nothing
                 parameter.fill_(0.5)
-        _normalise(model, size)
+        _normalise(model, shape)
     return model
 
 
-def _normalise(model: torch.nn.Module, size: int) -> None:
+def _normalise(model: torch.nn.Module, shape: tuple[int, int, int]) -> None:
     """Give a network's batch normalisation the statistics of white and of smooth noise that passes through it.
 
     Its bias leaves ReLU mostly positive numbers; around zero, rounding would grow to 1e-4 of ResNet-152's range.
@@ -105,8 +120,9 @@ def _normalise(model: torch.nn.Module, size: int) -> None:
         norm.bias.fill_(0.5)
         norm.momentum = 1.0
         norm.train()
-    smooth = torch.nn.functional.interpolate(torch.randn(1, 3, size // 32, size // 32), (size, size), mode="bilinear")
-    model(torch.cat([torch.randn(1, 3, size, size), smooth]))
+    few = (shape[0], *(max(1, side // 32) for side in shape[1:]))
+    smooth = torch.nn.functional.interpolate(torch.randn(1, *few), shape[1:], mode="bilinear")
+    model(torch.cat([torch.randn(1, *shape), smooth]))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
@@ -126,8 +142,7 @@ def _pretrained(number: int, size: int, grids: tuple[str, ...]) -> ZooModel:
 
 def _untrained(name: str, constructor: str, grids: tuple[str, ...], size: int = 224, **options: bool) -> ZooModel:
     preprocess = replace(_IMAGENET, resize=round(size * 8 / 7))
-    weights = f"random (seed {_SEED}): answers mean nothing"
-    return ZooModel(name, weights, partial(_random, constructor, size, options), size, grids, preprocess)
+    return ZooModel(name, RANDOM_WEIGHTS, partial(_random, constructor, size, options), size, grids, preprocess)
 
 
 _NO_EXTRAS = {"aux_logits": False, "init_weights": False}

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from serfer.core.costs.cost_model import GangPrice, Platform, gang_load, plan_load, price_gang, stage_price
+from serfer.core.costs.cost_model import (
+    MEASURED_MEMBERS,
+    GangPrice,
+    Platform,
+    gang_load,
+    plan_load,
+    price_gang,
+    stage_price,
+)
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
@@ -186,7 +194,9 @@ def assemble(
                 input=graph.shape(graph.input),
                 output=graph.shape(graph.output),
                 outputs=graph.answers,
+                file=source.given.tensors if source.given else None,
                 activation=source.activation,
+                detection=source.detection,
                 preprocess=source.preprocess,
                 labels=source.labels,
                 limit=limit,
@@ -199,6 +209,7 @@ def assemble(
                 store=budget.store,
                 why=decision.why,
                 alternatives=decision.alternatives,
+                cold_share=budget.cold_share,
                 digest="",
             ),
             decision.gangs,
@@ -229,10 +240,12 @@ def with_gangs(plan: Plan, gangs: Sequence[range], platform: Platform) -> Plan:
 
 
 def _in_words(gang: Gang, grid: Grid, price: GangPrice) -> str:
+    measured = f"predictions were compared with measurements for gangs of {MEASURED_MEMBERS} members"
+    simulated = f" Its times are simulated: {measured}." if grid.tiles > MEASURED_MEMBERS else ""
     return (
         f"Stages {gang.start} to {gang.stop - 1} are a gang on {grid}: {price.exchanges} exchanges, "
         f"{price.bytes_exchanged / MIB:.2f} MB of borders, {price.waiting_gb_s:.3f} of {price.billed_gb_s:.3f} "
-        "GB-seconds waiting."
+        f"GB-seconds waiting.{simulated}"
     )
 
 

@@ -18,6 +18,7 @@ from serfer.core.plan.answers import Answer, as_answer, joined, shaped
 from splitter.network.graph import Graph
 from splitter.network.onnx_models import session_of
 from splitter.network.source import Array, Run, Source
+from splitter.network.unsupported import CannotSplitError
 from splitter.plan_dir.emit import in_one_piece, input_name, output_name
 
 _Tensors = dict[tuple[int, int], Array]
@@ -93,7 +94,9 @@ def _run_model(source: Source, batch: Array) -> Answer:
     except ModelError:
         raise  # names the reason itself
     except Exception as failure:  # the user's own code may raise anything; on one image it ran
-        raise ModelError(f"the model does not run on a batch of {len(batch)} images: {_plainly(failure)}") from failure
+        raise CannotSplitError(
+            f"the model does not run on a batch of {len(batch)} images: {_plainly(failure)}"
+        ) from failure
 
 
 def _run_parts(plan: Plan, directory: Path, batch: Array) -> Answer:
@@ -103,8 +106,10 @@ def _run_parts(plan: Plan, directory: Path, batch: Array) -> Answer:
         try:
             run_tiles(plan, directory, batch[:1])
         except Exception as other:
-            raise ModelError(f"a part of the split network does not run in ONNX Runtime: {_plainly(other)}") from other
-        raise ModelError(
+            raise CannotSplitError(
+                f"a part of the split network does not run in ONNX Runtime: {_plainly(other)}"
+            ) from other
+        raise CannotSplitError(
             f"the network does not run on a batch of {len(batch)} images, though on one: {_plainly(failure)}"
         ) from failure
 
@@ -122,7 +127,7 @@ def _check_reading(run: Run, source: Source, expected: Answer, batch: Array, rou
         raise ModelError("the model answers the same images differently each time: an operator is random")
     how = f"by {deviation.error:.2g} of its range, or in its first class, before anything is split"
     if _agrees(difference(_one_by_one(run, batch), _one_by_one(source.run, batch)), rounding):
-        raise ModelError(
+        raise CannotSplitError(
             f"the model answers a batch of {len(batch)} images differently from single images, {how}: an operator "
             "mixes the images of a batch or depends on their number"
         )
@@ -131,7 +136,7 @@ def _check_reading(run: Run, source: Source, expected: Answer, batch: Array, rou
             f"as exported to ONNX, the network differs from the model itself {how}: torch's exporter writes an "
             "operator wrongly"
         )
-    raise ModelError(
+    raise CannotSplitError(
         f"the network as read from the ONNX file differs from what ONNX Runtime computes of the file {how}: it has an "
         "operator that is read wrongly here or that ONNX Runtime does not compute as ONNX defines it"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
@@ -15,9 +15,9 @@ from splitter.network.graph import Graph, Node, Weights
 from splitter.network.onnx_models import model_of
 from splitter.plan_dir.weights import WeightsFile
 from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of
+from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of, whole_rule
 from splitter.tiling.regions import Regions, input_region, whole_regions
-from splitter.tiling.tiling_rule import Rule, TileOperator
+from splitter.tiling.tiling_rule import TileOperator
 
 
 def input_name(number: int) -> str:
@@ -34,7 +34,8 @@ def output_name(number: int) -> str:
 class TileGraph:
     """One tile's operators, with what they read: the network's `weights`, whole or sliced, and `constants` of its own.
 
-    Weights in `half` are stored in fp16.
+    Weights in `half` are stored in fp16. `inside` has those that lie in the body of an operator, by its name, `domains`
+    the versions of operator sets besides ONNX's own.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -44,16 +45,32 @@ class TileGraph:
     inputs: tuple[onnx.ValueInfoProto, ...]
     outputs: tuple[onnx.ValueInfoProto, ...]
     opset: int
+    inside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    domains: Mapping[str, int] = field(default_factory=dict)
 
     def model(self, files: Mapping[str, WeightsFile]) -> onnx.ModelProto:
         """Write the ONNX model, with a free batch axis; large weights point into `files`, by relative path."""
         nodes: list[onnx.NodeProto] = []
         initializers = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
+        inside = {name for names in self.inside.values() for name in names}
         for name, value in self.weights.items():
+            if name in inside:
+                continue
             tensors, readers = _stored(name, value, files)
             initializers += tensors
             nodes += readers
-        return model_of([*nodes, *self.nodes], self.inputs, self.outputs, initializers, opset=self.opset, name="tile")
+        nodes += [self._with_inside(node, files) if node.name in self.inside else node for node in self.nodes]
+        return model_of(
+            nodes, self.inputs, self.outputs, initializers, opset=self.opset, name="tile", domains=self.domains
+        )
+
+    def _with_inside(self, node: onnx.NodeProto, files: Mapping[str, WeightsFile]) -> onnx.NodeProto:
+        """Return an operator with the weights in its body."""
+        tensors = [tensor for name in self.inside[node.name] for tensor in _stored(name, self.weights[name], files)[0]]
+        whole = onnx.NodeProto()
+        whole.CopyFrom(node)
+        next(item for item in whole.attribute if item.name == "body").g.initializer.extend(tensors)
+        return whole
 
 
 _Stored = tuple[list[TensorProto], list[onnx.NodeProto]]
@@ -97,6 +114,7 @@ def tile_graph(
         _write(views, node)
     targets = [views.of(name, rect) for name, rect in outputs.items()]
     used = {name for node in builder.nodes for name in node.input}
+    used.update(name for names in builder.inside.values() for name in names)
     names = {name: input_name(number) for number, name in enumerate(inputs)}
     names |= {name: output_name(number) for number, name in enumerate(targets)}
     taken = {new: f"{new}.inner" for new in names.values()}  # other tensors with one of these names are renamed
@@ -110,6 +128,8 @@ def tile_graph(
             _value(graph, name, rect, output_name(number)) for number, (name, rect) in enumerate(outputs.items())
         ),
         opset=graph.opset,
+        inside=builder.inside,
+        domains=builder.domains,
     )
 
 
@@ -140,7 +160,7 @@ def _write(views: _Views, node: Node) -> None:
     inputs = [names[name] for name in node.inputs]
     whole = is_replicated(graph, node) and node.kind != TILE_SUM
     rule = None if whole else rule_of(graph, node)
-    (rule or Rule()).write(views.builder, TileOperator(graph, node, region, reads, inputs))
+    (rule or whole_rule(node)).write(views.builder, TileOperator(graph, node, region, reads, inputs))
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:

@@ -59,7 +59,7 @@ def place_for(
         if inside is not None:
             raise InputError(f"{out} holds {inside}, which is to be read; choose another --out")
         if around == place.parent:
-            with _alone_in(around):
+            with alone_in(around):
                 check_replaceable(place)
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a loop, ValueError: a NUL in the name
         raise InputError(f"{str(out)!r} cannot be written: {getattr(error, 'strerror', None) or error}") from error
@@ -78,7 +78,7 @@ def appearing_whole(place: Path, check_replaceable: Callable[[Path], None] = che
         try:
             yield directory
             directory.chmod(0o777 & ~_umask())
-            with _alone_in(place.parent):
+            with alone_in(place.parent):
                 check_replaceable(place)  # again: filling it takes its time
                 _replace(place, directory)
         finally:
@@ -100,7 +100,7 @@ def _is_plan(directory: Path) -> bool:
 
 
 @contextmanager
-def _alone_in(parent: Path) -> Iterator[None]:
+def alone_in(parent: Path) -> Iterator[None]:
     """Let one process at a time replace a plan in this directory."""
     handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from serfer.core.costs.cold_starts import cold_seconds
+from serfer.core.costs.cold_starts import COLD_SHARE, cold_seconds
+from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
 from serfer.core.plan import CONTAINER, FETCHED, OBJECTS, ZIP, Alternative, PackageLimit
 from serfer.core.units import MIB, MS_PER_S
+from splitter.network.as_is import IN_8_BITS
 from splitter.network.graph import Graph, Node
+from splitter.planning.cold.share import expected_seconds, first_answer
 from splitter.planning.limits import FunctionLimits, WeightStorage, memory_needed, room_in
 from splitter.planning.planner import MAX_GANG_STAGES, Choice, choices_of, prepare, steps_of
 from splitter.planning.search import COST, LATENCY, Chain, Goal, Search
 from splitter.planning.split_options import Budget
 from splitter.tiling import operators
+from splitter.tiling.as_is import part_of
 from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import ONE, GridChoice
 
@@ -29,6 +33,7 @@ _MEANINGS = {
 }
 IN_PLACE = {ZIP: "in zips", FETCHED: "fetched", CONTAINER: "in an image"}
 """Places of weights in words, after "weights"."""
+_MOST_REASONS = 4
 _LEAST_SHOWN = 0.01  # times as much: below it two decimals show nothing
 _ENDLESS = PackageLimit(1 << 62, 0)
 _ENDLESS_MB = 1 << 30
@@ -107,11 +112,16 @@ def why_nothing_fits(
     )
 
 
-def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) -> tuple[Alternative, ...]:
-    """Return a plan's alternatives, the fastest first: the frontier's hull, itself, and the network unsplit."""
+def alternatives(
+    search: Search, chosen: Chain, unsplit: Sequence[Alternative], platform: Platform
+) -> tuple[Alternative, ...]:
+    """Return a plan's alternatives, the fastest first: the frontier's hull, itself, and the network unsplit.
+
+    The hull is that of warm seconds and expected dollars.
+    """
     chains = {(chain.seconds, chain.usd): chain for chain in (*search.convex_hull, chosen)}
     mine = (chosen.seconds, chosen.usd)
-    listed = [alternative(chain, chosen=key == mine) for key, chain in chains.items()]
+    listed = [alternative(chain, platform, chosen=key == mine) for key, chain in chains.items()]
     known = {other.stages for other in listed}
     return tuple(
         sorted([*listed, *(other for other in unsplit if other.stages not in known)], key=lambda other: other.ms)
@@ -132,7 +142,7 @@ def unsplit(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Altern
         for limits in (within, replace(within, limit=_ENDLESS)):
             chain = prepare(graph, whole, GridChoice((ONE,)), None, limits, storage).fastest
             if chain:
-                priced.append(replace(alternative(chain, chosen=False), fits=limits is within))
+                priced.append(replace(alternative(chain, budget.platform, chosen=False), fits=limits is within))
                 break
     return priced
 
@@ -140,23 +150,27 @@ def unsplit(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Altern
 def why(
     objective: str,
     goal: Goal,
-    chosen: Chain,
+    chosen: Alternative,
     others: Sequence[Alternative],
     profiles: Profiles,
     constraints: Constraints,
+    cold_share: float = 0.0,
 ) -> str:
-    """Return a paragraph: the plan's objective and constraints, its alternatives, and the source of predictions."""
+    """Return a paragraph: the plan's objective and constraints, its alternatives, and the source of predictions.
+
+    `chosen` is the plan as one of the alternatives, whose figures are expected with a share of cold queries.
+    """
     bounds = []
     if goal.most_seconds < float("inf"):
         bounds.append(f"within {_ms(goal.most_seconds)} ms")
     if goal.most_usd < float("inf"):
         bounds.append(f"for at most ${goal.most_usd * _MILLION:.2f} a million queries")
     wanted = " ".join([_MEANINGS[objective], *bounds])
-    mine = _price(chosen.seconds, chosen.usd)
+    mine = _price(chosen.ms / MS_PER_S, chosen.usd)
     among = "of all plans that fit"
     if constraints.fixed:
         among = f"of the plans that fit with what was given ({'; '.join(constraints.fixed)})"
-    first = f"{describe(chosen)} has {wanted} {among}: {mine}, predicted, warm."
+    first = f"{chosen.stages} has {wanted} {among}: {mine}, predicted, {_weighed(chosen, cold_share)}."
     left = [f"The planner chose {_listed(constraints.chosen)}."] if constraints.fixed else []
     whole = [other for other in others if other.tasks == 1 and not other.chosen]
     beaten = [_compared(chosen, other) for other in whole]
@@ -164,33 +178,42 @@ def why(
         beaten.append("This plan loses to that in both, because of what was given.")
     safety = f", plus {profiles.safety:.0%} for safety" if profiles.safety else ""
     source = f"Compute is predicted by profiles of {profiles.date} from {profiles.machine}{safety}."
-    return " ".join([first[:1].upper() + first[1:], *left, *_apart(choices_of(chosen)), *beaten, source])
+    return " ".join([first[:1].upper() + first[1:], *left, *beaten, source])
 
 
-def _apart(choices: Sequence[Choice]) -> list[str]:
+def _weighed(chosen: Alternative, cold_share: float) -> str:
+    """Say what warm and cold queries take, which the objective weighed, and whether their share is assumed."""
+    if not cold_share or chosen.warm_ms is None or chosen.cold_ms is None:
+        return "warm"
+    assumed = ", as assumed" if cold_share == COLD_SHARE else ""
+    share = f"where {100 * cold_share:.3g}% of the queries find nothing warm{assumed} (--cold-share)"
+    return f"{share}: {chosen.warm_ms:.4g} ms warm, {chosen.cold_ms:,.0f} ms where nothing is warm"
+
+
+def sent_apart(choices: Sequence[Choice]) -> str:
     """Name the stages whose tensors a plan sends to the object store; empty where it has no choice."""
     numbers = [str(number) for number, choice in enumerate(choices) if choice.path == OBJECTS]
     if not numbers:
-        return []
-    return [f"What stage {' and '.join(numbers)} hand{'s' if len(numbers) == 1 else ''} on goes to the object store."]
+        return ""
+    return f" What stage {' and '.join(numbers)} hand{'s' if len(numbers) == 1 else ''} on goes to the object store."
 
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def _beats(other: Alternative, chosen: Chain) -> bool:
+def _beats(other: Alternative, chosen: Alternative) -> bool:
     """Describe another plan that fits and is predicted to be faster and cheaper, if there is one."""
     return other.fits and _is_better(other, chosen)
 
 
-def _is_better(other: Alternative, chosen: Chain) -> bool:
-    return other.ms < chosen.seconds * MS_PER_S and other.usd < chosen.usd
+def _is_better(other: Alternative, chosen: Alternative) -> bool:
+    return other.ms < chosen.ms and other.usd < chosen.usd
 
 
-def _compared(chosen: Chain, other: Alternative) -> str:
+def _compared(chosen: Alternative, other: Alternative) -> str:
     seconds, usd = other.ms / MS_PER_S, other.usd
-    times, dollars = _times(seconds / chosen.seconds), _times(usd / chosen.usd)
+    times, dollars = _times(other.ms / chosen.ms), _times(usd / chosen.usd)
     verdict = f"takes {times} times as long and costs {dollars} times as much ({_price(seconds, usd)})"
     if other.fits:
         return f"Unsplit, {other.stages} {verdict}."
@@ -202,15 +225,18 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= _LEAST_SHOWN else f"{ratio:.1g}"
 
 
-def alternative(chain: Chain, *, chosen: bool) -> Alternative:
-    """Return a chain as a plan lists it among others."""
+def alternative(chain: Chain, platform: Platform, *, chosen: bool) -> Alternative:
+    """Return a chain as a plan lists it among others, on a platform with a share of cold queries."""
+    cold_s = first_answer(chain, platform)
     return Alternative(
         describe(chain),
         tasks=sum(step[0].grid.tiles for step in steps_of(chain)),
-        ms=round(chain.seconds * MS_PER_S, 3),
+        ms=round(expected_seconds(chain.seconds, cold_s, platform) * MS_PER_S, 3),
         usd=chain.usd,
         fits=True,
         chosen=chosen,
+        warm_ms=round(chain.seconds * MS_PER_S, 3),
+        cold_ms=round(cold_s * MS_PER_S, 3),
     )
 
 
@@ -222,13 +248,14 @@ def describe(chain: Chain) -> str:
     parts = []
     for (grid, memory, stages, half, place), group in groupby(
         steps,
-        key=lambda step: (str(step[0].grid), step[0].memory_mb, len(step), step[0].half, step[0].weights_in),
+        key=lambda step: (step[0].grid, step[0].memory_mb, len(step), step[0].half, step[0].weights_in),
     ):
         count = len(list(group))
         what = f"{grid}{f' ({count} stages)' if count > 1 else ''}"
         if stages > 1:
             what = f"{'a gang' if count == 1 else f'{count} gangs'} of {stages} stages on {grid}"
-        parts.append(f"{what} at {memory} MB{_weights(half, place)}")
+        simulated = ", simulated" if stages > 1 and grid.tiles > MEASURED_MEMBERS else ""
+        parts.append(f"{what} at {memory} MB{_weights(half, place)}{simulated}")
     return ", then ".join(parts)
 
 
@@ -263,6 +290,24 @@ def colder_than_in_half(graph: Graph, chain: Chain, storage: WeightStorage, budg
         f" Weights stay in fp32 by default: with fp16 allowed ({option}) cold starts of what is not in zips would take "
         f"{then:.1f} s, not {now:.1f}."
     )
+
+
+def as_is_sentence(graph: Graph) -> str:
+    """Say what runs as it is and why, and what it was measured to take; empty where everything can be split."""
+    part = next(filter(None, map(part_of, graph.nodes)), None)
+    if part is None:
+        return ""
+    count = len(part.operators)
+    what = f"{count} operator{'' if count == 1 else 's'} run{'s' if count == 1 else ''} as given, in one task"
+    because = f", because of {'; '.join(map(str, part.reasons[:_MOST_REASONS]))}" if part.reasons else ""
+    more = len(part.reasons) - _MOST_REASONS
+    parts = [f" {what}{because}{f', and {more} more' if more > 0 else ''}."]
+    if part.measured:
+        ms, mb = part.measured.seconds * MS_PER_S, part.measured.peak_bytes / MIB
+        parts.append(f"One image takes {ms:.4g} ms and {mb:.0f} MB of memory there, measured here on one thread.")
+    if any(kind in IN_8_BITS for _, kind in part.operators):
+        parts.append("It computes in 8 bits: answers differ between processors by a few steps of rounding.")
+    return " ".join(parts)
 
 
 def _predicted(chain: Chain) -> str:

@@ -33,10 +33,10 @@ MOST_WINDOWS = 8
 _NOWHERE = -1
 
 
-def gang_grids(wanted: Grid | None) -> tuple[Grid, ...]:
-    """Return the grids that gangs may have where one is wanted for all stages, or none is."""
+def gang_grids(wanted: Grid | None, width: int | None = None) -> tuple[Grid, ...]:
+    """Return the grids that gangs may have where one is wanted for all stages; else those of `width` tiles at most."""
     if wanted is None:
-        return GRIDS
+        return tuple(grid for grid in GRIDS if width is None or grid.tiles <= width)
     return () if wanted == ONE or wanted.columns else (wanted,)
 
 

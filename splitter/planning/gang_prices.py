@@ -73,6 +73,11 @@ class CandidateGang:
     fit: Fit
     rank: Rank
 
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """How many members it has, for each of an edge's rows."""
+        return tuple(choices.chains.stages.grid.tiles for choices, _ in self.sizes)
+
     def works(self, memory: int, grid: int) -> list[StageWork]:
         """Return the stages of one of them after a grid, as numbers."""
         choices, number = self.sizes[memory]
@@ -156,13 +161,15 @@ class GangPrices:
             # axes: seconds, the driver's, dollars; ends, memories, different grids before, labels
             read = different[:, first].transpose(0, 2, 1)[:, None, None]
             own = [inside[0][:, :, None] + read[0], read[1], inside[1][:, :, None] + read[2]]
-            least = self._priced(grid, every_end, *(each.min(axis=-1, keepdims=True) for each in own))
+            colds = self._cold_usd(grid, every_end, start)
+            least = self._priced(grid, every_end, colds, *(each.min(axis=-1, keepdims=True) for each in own))
             rivals = [singles.get(((0, start), (0, end.position), before, end.after)) for end in every_end]
             of_use = self._unbeaten_ends(every_end, [each[..., 0][..., known] for each in least], rivals)
             if not len(of_use):
                 continue
             ends, rivals = [every_end[row] for row in of_use], [rivals[row] for row in of_use]
-            priced = self._priced(grid, ends, own[0][of_use], own[1], own[2][of_use])
+            colds = colds[of_use]
+            priced = self._priced(grid, ends, colds, own[0][of_use], own[1], own[2][of_use])
             kept, seconds, usd = frontier(*priced)
             kept, seconds, usd = kept[:, :, known], seconds[:, :, known], usd[:, :, known]
             unbeaten_at = [
@@ -190,22 +197,32 @@ class GangPrices:
                         end.fit,
                         (end.fit.lost, 0, 0),
                     ),
+                    colds[row, least_memory:] if self._platform.cold_share else None,
                 )
 
     def _priced(
-        self, grid: Grid, ends: Sequence[_GangEnd], seconds: Floats, carried: Floats, usd: Floats
+        self, grid: Grid, ends: Sequence[_GangEnd], colds: Floats, seconds: Floats, carried: Floats, usd: Floats
     ) -> tuple[Floats, Floats]:
-        """Price gangs by their ends (first axis) and memories: seconds, the driver's and dollars lack the writing."""
+        """Price gangs by their ends (first axis) and memories: seconds, the driver's and dollars lack the writing.
+
+        `colds` are the dollars of cold starts (`_cold_usd`).
+        """
         write = _stacked([end.writing for end in ends])[:, :, None, None, None]
-        return gang_price(
+        seconds, usd = gang_price(
             grid.tiles,
             seconds + write[0],
             carried + write[1],
             usd + write[2],
             np.array(self._memory_mb, dtype=float)[:, None, None],
-            np.array([end.fit.cold_seconds(self._platform) for end in ends])[:, None, None, None],
             self._platform,
         )
+        return seconds, usd + colds[:, :, None, None]
+
+    def _cold_usd(self, grid: Grid, ends: Sequence[_GangEnd], start: int) -> Floats:
+        """Return the dollars of gangs' cold starts, in the share of the queries that are cold: (ends, memories)."""
+        memory = np.array(self._memory_mb, dtype=float)
+        priced = [end.fit.starts_usd(grid.tiles, memory, self._platform, start) for end in ends]
+        return np.array([np.zeros(len(memory)) if usd is None else usd for usd in priced])
 
     def _unbeaten_ends(
         self,
@@ -316,7 +333,9 @@ def _merged(edges: Sequence[Edge]) -> Edge:
         sizes=tuple(size for gang in gangs for size in gang.sizes),
         memory_mb=tuple(memory for gang in gangs for memory in gang.memory_mb),
     )
-    return replace(edges[0], seconds=seconds, usd=usd, stage=candidate)
+    colds = [edge.cold_usd for edge in edges if edge.cold_usd is not None]
+    cold_usd = np.concatenate(colds) if colds else None
+    return replace(edges[0], seconds=seconds, usd=usd, stage=candidate, cold_usd=cold_usd)
 
 
 def unbeaten(gangs: Sequence[Edge], rivals: Sequence[Edge]) -> Iterator[tuple[int, Edge]]:
@@ -341,7 +360,9 @@ def unbeaten(gangs: Sequence[Edge], rivals: Sequence[Edge]) -> Iterator[tuple[in
                 sizes=tuple(gang.sizes[row] for row in rows),
                 memory_mb=tuple(gang.memory_mb[row] for row in rows),
             )
-            yield id(gang), replace(edge, seconds=edge.seconds[rows], usd=edge.usd[rows], stage=fewer)
+            cold_usd = None if edge.cold_usd is None else edge.cold_usd[rows]
+            seconds, usd = edge.seconds[rows], edge.usd[rows]
+            yield id(gang), replace(edge, seconds=seconds, usd=usd, stage=fewer, cold_usd=cold_usd)
 
 
 def with_one_gang(edges: Iterable[Edge]) -> Iterator[Edge]:

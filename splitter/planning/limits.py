@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+import numpy as np
+
 from serfer.core.costs.cold_starts import cold_seconds
-from serfer.core.costs.cost_model import Platform
+from serfer.core.costs.cost_model import Floats, Platform, starting_usd
 from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP
@@ -17,6 +19,7 @@ from serfer.core.units import FLOAT_BYTES, MIB
 from splitter.network.graph import Graph, Node
 from splitter.planning.split_options import Budget
 from splitter.planning.stage_costs import StageWork
+from splitter.tiling.as_is import part_of
 from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.grids import tile_rects
 from splitter.tiling.regions import infer_regions
@@ -61,6 +64,16 @@ class Fit:
     def cold_seconds(self, platform: Platform) -> float:
         """Predict how many seconds a cold start adds to an invocation."""
         return cold_seconds(self.weight_bytes, self.weights_in, platform.functions)
+
+    def starts_usd(self, tasks: int, memory_mb: Floats, platform: Platform, start: int) -> Floats | None:
+        """Price the cold starts of so many tasks of a step from node `start` on, in the share of the queries.
+
+        That is the platform's. A price for each memory; None where no query is cold.
+        """
+        if not platform.cold_share:
+            return None
+        usd = starting_usd(tasks, memory_mb, self.cold_seconds(platform), platform.functions, first=not start)
+        return np.asarray(platform.cold_share * usd)
 
 
 @dataclass(frozen=True)
@@ -173,7 +186,14 @@ def memory_needed(graph: Graph, start: int, stop: int, weights: int, weights_in:
     """Estimate the MB that running nodes [start, stop) in one piece takes, with so many bytes of fp32 weights."""
     largest = graph.once(_largest_maps, start)[stop - start - 1]
     copies = _FETCHED_COPIES if weights_in == FETCHED else _COPIES
-    return WORKER_MB + (copies * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // MIB
+    estimated = copies * weights + _LIVE_MAPS * FLOAT_BYTES * largest
+    return WORKER_MB + max(estimated, _measured_peak(graph, start, stop) + (copies - _COPIES) * weights) // MIB
+
+
+def _measured_peak(graph: Graph, start: int, stop: int) -> int:
+    """Return the bytes that what runs as it is in nodes [start, stop) was measured to take; 0 for nothing."""
+    parts = filter(None, map(part_of, graph.nodes[start:stop]))
+    return max((part.measured.peak_bytes for part in parts if part.measured), default=0)
 
 
 def _largest_maps(graph: Graph, start: int) -> list[int]:

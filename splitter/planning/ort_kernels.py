@@ -20,9 +20,11 @@ from math import prod
 
 from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
+from splitter.network.as_is import AS_IS, AS_IS_OUTPUT, STEP_BY_STEP
 from splitter.network.graph import MAP_RANK, NCHW, Graph, Node
 from splitter.network.operator_kinds import POOLS
 from splitter.tiling import operators
+from splitter.tiling.as_is import part_of
 from splitter.tiling.regions import Regions, input_region
 
 _OPERANDS = 2  # of a sum that runs inside a convolution
@@ -36,7 +38,7 @@ _BOUNDED = frozenset({"Clip", "LeakyRelu"})
 _KEEPS_LAYOUT = FUSABLE_ACTIVATIONS | {"BatchNormalization", "Dropout", "Identity"}
 _ANCHORS = frozenset({"Conv", "Gemm"})
 _SUMS = ("Add", "Sum")
-_FREE = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_FREE = frozenset({AS_IS_OUTPUT, "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _COPIES = frozenset({"Concat", "DepthToSpace", "Expand", "Gather", "Pad", "Slice", "SpaceToDepth", "Transpose"})
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -63,10 +65,25 @@ def operator_work(graph: Graph, node: Node, region: Rect) -> Work | None:
 
     Converting its result for readers is not included (see `conversion_work`).
     """
+    if node.kind == AS_IS:
+        return _measured(node)
     layout = graph.once(_layout)
     if node.output in layout.fused or node.kind in _FREE:
         return None
     return _with_reorder(graph, layout, node, region)
+
+
+def _measured(node: Node) -> Work | None:
+    """Return the work of a part that runs as it is: what it took here, None where it was not measured.
+
+    More threads shorten it as they do convolutions, where it has any and no operators that go step by step.
+    """
+    part = part_of(node)
+    if part is None or part.measured is None:
+        return None
+    kinds = {kind for _, kind in part.operators}
+    shared = "Conv" in kinds and not kinds & STEP_BY_STEP
+    return Work(Kind.OTHER_CONVOLUTION if shared else Kind.PRODUCT, measured_s=part.measured.seconds)
 
 
 def cost_signature(graph: Graph, node: Node) -> Hashable:

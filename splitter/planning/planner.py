@@ -15,7 +15,7 @@ from serfer.core.plan import CACHE, INLINE, PATHS, ZIP, Alternative, DeploymentO
 from splitter.network.graph import Graph
 from splitter.planning.gang_prices import CandidateGang
 from splitter.planning.limits import WeightStorage, memory_needed, room_in
-from splitter.planning.search import Chain, Goal, Search
+from splitter.planning.search import Chain, Edge, Goal, Search
 from splitter.planning.split_options import Budget
 from splitter.planning.stage_graph import StageGraph
 from splitter.planning.stage_prices import CandidateStage
@@ -167,7 +167,7 @@ def steps_of(chain: Chain) -> Iterator[list[Choice]]:
                 work.grid,
                 candidate.memory_mb[memory],
                 seconds=0.0 if number else float(edge.seconds[memory, grid]),
-                usd=0.0 if number else float(edge.usd[memory, grid]),
+                usd=0.0 if number else _warm_usd(edge, memory, grid),
                 half=candidate.fit.half,
                 path=PATHS[edge.after] if work is works[-1] else CACHE,
                 weights_in=candidate.fit.weights_in,
@@ -176,6 +176,11 @@ def steps_of(chain: Chain) -> Iterator[list[Choice]]:
             for number, work in enumerate(works)
         ]
         grid = edge.grid
+
+
+def _warm_usd(edge: Edge, memory: int, grid: int) -> float:
+    usd = float(edge.usd[memory, grid])
+    return usd if edge.cold_usd is None else usd - float(edge.cold_usd[memory])
 
 
 def _stage_count(grids: GridChoice, stages: int | None, most: int) -> int | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from splitter.network.as_is import AS_IS
 from splitter.network.graph import INLINE_BYTES, Graph, Node
 
 _BLOCK = 1 << 16
@@ -20,8 +21,12 @@ _WORST_ROUNDING = 1e-3  # relative L2; values inside fp16's normal range lose ab
 
 
 def storable(graph: Graph, nodes: Iterable[Node]) -> frozenset[str]:
-    """Return the weights of these nodes that fp16 holds well: large, float32, and within its range."""
-    weights = {name: graph.weights[name] for node in nodes for name in graph.constants(node)}
+    """Return the weights of these nodes that fp16 holds well: large, float32, and within its range.
+
+    Those of a part that runs as it is are not: it is not rewritten.
+    """
+    split = (node for node in nodes if node.kind != AS_IS)
+    weights = {name: graph.weights[name] for node in split for name in graph.constants(node)}
     return frozenset(
         name
         for name, value in weights.items()

@@ -38,6 +38,7 @@ class Edge:
 
     `before` and `after` say how tensors come and go (an index into the paths), `grid` on which grid they are written;
     `stage` is the caller's. What is not possible with some memory after some grid takes infinitely long.
+    `cold_usd` are, for each memory, those of the dollars that pay the cold starts of a share of the queries.
     """
 
     start: Vertex
@@ -48,6 +49,7 @@ class Edge:
     seconds: Floats
     usd: Floats
     stage: object
+    cold_usd: Floats | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
-from serfer.core.costs.cost_model import Platform
+from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import UsageError
 from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP, PackageLimit
@@ -82,7 +82,7 @@ class SplitOptions:
     @property
     def places(self) -> tuple[str, ...]:
         """Where functions may have their weights, the preferred place first."""
-        return (ZIP, FETCHED) if self.weights == "auto" else (self.weights,)
+        return places_of(self.weights)
 
     @property
     def asks_for_columns(self) -> bool:
@@ -95,7 +95,8 @@ class SplitOptions:
 class Budget:
     """The limits of a plan's functions, and its platform: `store` is a kind of store, or two as in "valkey+s3".
 
-    An `account` bounds how many tasks of a stage there may be where the planner chooses the grid.
+    An `account` bounds how many tasks of a stage there may be where the planner chooses the grid. `cold_share` is the
+    share of the queries that find nothing warm, `gang_width` the most members of a gang whose grid the planner chooses.
     """
 
     limit: PackageLimit
@@ -106,6 +107,7 @@ class Budget:
     cold_share: float = 0.0
     profiles: Profiles = field(default_factory=shipped_profiles)
     account: AccountQuotas | None = None
+    gang_width: int | None = None
 
     def most_tiles(self, *, chosen: bool) -> int:
         """Return how many tasks a stage may have at most, of a grid that the planner chooses or the user did."""
@@ -116,6 +118,12 @@ class Budget:
     def platform(self) -> Platform:
         """Return where the plan's functions and its stores are."""
         return Platform.over(self.facts, self.store, self.cold_share)
+
+
+def places_of(weights: str) -> tuple[str, ...]:
+    """Return where functions may have their weights, the preferred place first; raises UsageError."""
+    _check_name("weights", weights, WEIGHT_MODES)
+    return (ZIP, FETCHED) if weights == "auto" else (weights,)
 
 
 def check_gang(gang: str, store: str) -> None:
@@ -174,6 +182,20 @@ def package_limit(limit_mb: int | None, dependency_bytes: int, functions: Lambda
             f"least {least} MB, not {limit // MIB}"
         )
     return PackageLimit(limit, dependency_bytes)
+
+
+def check_cold_share(share: float) -> float:
+    """Return the share of queries that find nothing warm; raises UsageError for what is not one."""
+    if not 0 <= share <= 1:
+        raise UsageError(f"--cold-share is a share from 0 to 1, not {share:g}")
+    return share
+
+
+def check_gang_width(width: int) -> int:
+    """Return the most members of a gang; raises UsageError for fewer than two."""
+    if width < MEASURED_MEMBERS:
+        raise UsageError(f"--gang-width is {MEASURED_MEMBERS} or more, not {width}: --gang never has no gangs")
+    return width
 
 
 def check_max_tiles(tiles: int | None) -> int | None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 
 from serfer.core.geometry import Grid
-from serfer.core.plan import PATHS
+from serfer.core.plan import PATHS, ZIP
 from splitter.network.graph import Graph
 from splitter.planning.bounds import OneFunction, StepBounds
 from splitter.planning.gang_candidates import GangCandidates, exchange_points, gang_grids
@@ -117,7 +117,11 @@ class StageGraph:
 
     @cached_property
     def _one_function(self) -> OneFunction | None:
-        """The whole network on one tile, None where it may not be that, or where stages have ranks to compare."""
+        """The whole network on one tile, None where it may not be that, or where stages have ranks to compare.
+
+        Its seconds include those that the platform's share of cold queries waits longer for its weights than for none:
+        bounds are of warm seconds.
+        """
         fixed = self.gang == "always" or self.stages or self.grids.per_stage or self.grids.requested
         if self.goal is None or fixed or self.least_work or ONE not in self._stage_grids:
             return None
@@ -125,7 +129,11 @@ class StageGraph:
         if candidate is None or any(candidate.rank):
             return None
         (edge,) = self._prices.edges(candidate, ())
-        return OneFunction(edge.seconds[:, 0], edge.usd[:, 0], convex=self.goal.has_no_limits)
+        platform = self.budget.platform
+        empty = replace(candidate.fit, weight_bytes=0, weights_in=ZIP)
+        later = candidate.fit.cold_seconds(platform) - empty.cold_seconds(platform)
+        seconds = edge.seconds[:, 0] + platform.cold_share * later
+        return OneFunction(seconds, edge.usd[:, 0], convex=self.goal.has_no_limits)
 
     @cached_property
     def _limits(self) -> FunctionLimits:
@@ -143,7 +151,7 @@ class StageGraph:
     def _gang_grids(self) -> tuple[Grid, ...]:
         if self.gang == "never" or self.least_work or self.stages:
             return ()
-        return self._allowed(gang_grids(self.grids.requested))
+        return self._allowed(gang_grids(self.grids.requested, self.budget.gang_width))
 
     def _allowed(self, grids: Iterable[Grid]) -> tuple[Grid, ...]:
         """Return the grids, each once, that have no more tiles than a stage may have."""

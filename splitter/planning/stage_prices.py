@@ -53,6 +53,11 @@ class CandidateStage:
         """The memory sizes of an edge's rows."""
         return self.fit.memory_mb
 
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """How many tasks it has, for each of an edge's rows."""
+        return (self.work.grid.tiles,) * len(self.fit.memory_mb)
+
     def works(self, _memory: int, _grid: int) -> list[StageWork]:
         """Return its work, whatever its memory and the grid before it."""
         return [self.work]
@@ -88,6 +93,9 @@ class StagePrices:
         ranges, number = self._different_ranges(candidate.work)
         seconds, usd = stage_price(self._load(candidate, pairs, ranges), memory, self.platform)
         shape = (len(pairs), len(candidate.memory_mb), len(ranges))
+        cold_usd = candidate.fit.starts_usd(candidate.work.grid.tiles, memory[:, 0, 0], self.platform, candidate.start)
+        if cold_usd is not None:
+            usd = usd + cold_usd[:, None]
         priced = (np.broadcast_to(each, shape)[..., number] for each in (seconds, usd))
         for (before, after), each_s, each_usd in zip(pairs, *priced, strict=True):
             yield Edge(
@@ -99,6 +107,7 @@ class StagePrices:
                 each_s,
                 each_usd,
                 candidate,
+                cold_usd,
             )
 
     def object_cuts(self, candidates: Sequence[CandidateStage], inner: Sequence[int]) -> frozenset[int]:

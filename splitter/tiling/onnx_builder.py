@@ -45,7 +45,11 @@ class Slice:
 
 
 class OnnxBuilder:
-    """Collects ONNX nodes, the network's weights that they read, whole or sliced, and constants of the tile's own."""
+    """Collects ONNX nodes, the network's weights that they read, whole or sliced, and constants of the tile's own.
+
+    `inside` has the weights that lie in the body of a node, by its name, `domains` the versions of operator sets
+    besides ONNX's own.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -53,6 +57,8 @@ class OnnxBuilder:
         self.weights: Weights = {}
         self.constants: Weights = {}
         self.half: set[str] = set()
+        self.inside: dict[str, tuple[str, ...]] = {}
+        self.domains: dict[str, int] = {}
 
     def crop(self, name: str, part: Rect, axes: Axes | None, output: str) -> str:
         """Append a Slice of a map's rows and columns, or of a vector's columns."""

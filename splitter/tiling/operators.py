@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from splitter.network.as_is import AS_IS, AS_IS_OUTPUT
 from splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
 from splitter.network.operator_kinds import BROADCAST, PER_VALUE, POOLS
+from splitter.tiling.as_is import AsIs, AsIsOutput, runs_as_it_is
 from splitter.tiling.elementwise import (
     Channelwise,
     Elementwise,
@@ -60,6 +62,8 @@ __all__ = [
 _ELEMENTWISE = Elementwise()
 _FULLY_CONNECTED = FullyConnected()
 _RULES: dict[str, Rule] = {
+    AS_IS: AsIs(),
+    AS_IS_OUTPUT: AsIsOutput(),
     **dict.fromkeys(PER_VALUE | BROADCAST, _ELEMENTWISE),
     **dict.fromkeys(("BatchNormalization", "LRN"), Channelwise(parameters(lambda _graph, _node: [1]))),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"), Channelwise(attribute_axis(-1))),
@@ -100,13 +104,19 @@ def tiled_kinds() -> dict[str, tuple[str, ...]]:
         "spread by output columns behind a vector": ("Gemm",),
     }
     named = {kind for kinds in about.values() for kind in kinds}
-    about["tiled where rows and columns come through"] = _RULES.keys() - named - {TILE_POOL, TILE_SUM}
+    own = {TILE_POOL, TILE_SUM, AS_IS, AS_IS_OUTPUT}
+    about["tiled where rows and columns come through"] = _RULES.keys() - named - own
     return {how: tuple(sorted(kinds)) for how, kinds in about.items()}
 
 
 def rule_of(graph: Graph, node: Node) -> Rule | None:
     """Return the rule by which rectangles (or columns) of the operator's output are computed, None for no such rule."""
     return graph.once(_find_rule, node)
+
+
+def whole_rule(node: Node) -> Rule:
+    """Return the rule that writes an operator which is computed in one piece."""
+    return _RULES[node.kind] if runs_as_it_is(node) else Rule()
 
 
 def has_rule(kind: str) -> bool:
@@ -137,6 +147,8 @@ def tileable(graph: Graph, node: Node) -> bool:
 
     What follows global pooling is as good as that: so small that every tile can compute it whole.
     """
+    if runs_as_it_is(node):
+        return False
     if node.kind == TILE_SUM or _is_small(graph, node):
         return True
     return rule_of(graph, node) is not None and graph.axes(node.output) is not None
@@ -147,6 +159,8 @@ def column_splittable(graph: Graph, node: Node) -> bool:
 
     Maps before the vector may: every group computes them whole, which may cost less than handing them on.
     """
+    if runs_as_it_is(node):
+        return False
     if len(graph.shapes[node.output]) != VECTOR_RANK:
         return True
     return is_fully_connected(graph, node) or _is_column_by_column(graph, node) or is_replicated(graph, node)

@@ -92,6 +92,7 @@ def build_map_plan(
     if source.preprocess:
         reference = network.of_one_map(small)
         check_channels(source.preprocess, reference.shape(reference.input))
+        source.check_numbers(source.preprocess)
     cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
@@ -125,7 +126,9 @@ class _Making:
         self.notes.extend(_check(network, self.example))
         for small in dict.fromkeys(_small(size) for size in self.sizes):
             if small != self.small:
-                self.notes.extend(_check_other(network, _example(self.example.shape[1], small)))
+                self.notes.extend(
+                    _check_other(network, network.source.like_images(_example(self.example.shape[1], small)))
+                )
         return cut, choice
 
     def overlapping(self, wanted: WindowRequest, overlap: int) -> tuple[WindowTiles, WindowChoice]:

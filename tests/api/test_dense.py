@@ -140,6 +140,7 @@ def test_classify_refuses_it_and_says_what_to_use(http, headers):
 def test_models_are_listed_with_their_outputs(http, client):
     dense, small = http.get("/v1/models/dense").json(), http.get("/v1/models/small").json()
     assert (dense["classes"], small["classes"]) == (0, CLASSES)
+    assert (dense["kind"], small["kind"]) == ("map", "classes")
     assert dense["outputs"] == [
         {"name": name, "type": kind, "shape": [*dims]} for name, (kind, dims) in OUTPUTS.items()
     ]

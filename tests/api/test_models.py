@@ -96,7 +96,7 @@ def test_later_stages_input_regions_are_traced_back_to_pixels(small):
 
 
 def test_the_page_gets_the_fit_and_the_number_of_classes(small):
-    assert small["fit"] == {"resize": 36, "interpolation": "bilinear"}
+    assert small["fit"] == {"resize": 36, "interpolation": "bilinear", "pad": None}
     assert small["classes"] == len(LABELS)
 
 

@@ -43,6 +43,7 @@ def operations(schema):
 def test_every_route_is_described(operations):
     assert {operation.label for operation in operations} >= {
         "POST /v1/classify",
+        "POST /v1/predict",
         "GET /v1/results/{result_id}",
         "DELETE /v1/results/{result_id}",
         "GET /v1/models",

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from drivers.driver import RequestContext
 from drivers.instance.client import Fault, FaultKind
+from serfer.api.routes.applications import detail_of
 from serfer.applications.applications import ApplicationQuery, served_name
 from serfer.applications.instances import OneInstance, VariantInstances
 from serfer.core.errors import TaskFailedError, UnavailableError
@@ -29,7 +30,7 @@ class Clock:
         return self.now
 
 
-def listing(status="loaded", utilisation=0.1, waiting=0, interference=1.0):
+def listing(status="loaded", utilisation=0.1, waiting=0, interference=1.0, **more):
     signals = {
         "batches": 9,
         "images": 9,
@@ -51,6 +52,7 @@ def listing(status="loaded", utilisation=0.1, waiting=0, interference=1.0):
         "load_s": 0.1,
         "failure": "",
         "signals": signals,
+        **more,
     }
     shared = {"device": "cuda", "memory_bytes": None, "resident_bytes": 1000, "utilisation": utilisation}
     return {"models": [{"name": MODEL, "plan": "x", "state": state}, {"name": "other"}], "instance": shared}
@@ -177,6 +179,22 @@ def test_a_loaded_variant_on_an_instance_is_selected_and_one_that_is_overloaded_
     assert (first.variant.name, second.variant.name) == ("gpu", "cheap")
     assert first.model.startswith(f"{MODEL}@http://")
     assert state is VariantState.OVERLOADED
+
+
+def test_a_variants_description_says_which_instance_has_another_processor_than_its_accuracy_was_measured_on(
+    registry, store
+):
+    async def described():
+        async with instance(lambda: listing(caution="this processor lacks avx512_vnni")) as url:
+            driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
+            await driver.applications.open()
+            made = {row.name: row.made for row in detail_of(driver.applications, "faces").table}
+            await driver.applications.close()
+            return made["gpu"], url, made["cheap"]
+
+    gpu, url, cheap = asyncio.run(described())
+    assert gpu.endswith(f"; at {url}, this processor lacks avx512_vnni")
+    assert "avx512_vnni" not in cheap
 
 
 def test_a_query_whose_instance_is_gone_is_answered_elsewhere(registry, store):

@@ -1,59 +1,64 @@
 """docs/reference/networks.md says what the code does with public networks and with operators."""
 
-from pathlib import Path
-
 import pytest
 
-from bench.planner.networks import (
-    NETWORKS,
-    Network,
-    chosen,
-    is_exact,
-    measure,
-    networks_table,
-    operators_table,
-    section,
-)
+from bench.planner.networks import NETWORKS, Network, Row, in_runs, known_rows, operators_table, section, write_tables
+from tests.bench.networks import DOCUMENT, QUICK, ROWS, check, named, of_shard, quick
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "networks.md").read_text()
-ROWS = section(DOCUMENT, "networks").splitlines()[2:]
-AT_LEAST = 25
-# All of them take a worker twenty minutes: every second one, and others that are quick, of other families.
-# Three quarters of these wait for `make weekly`.
-MEASURED = NETWORKS[::2] + chosen(
-    [
-        *("googlenet", "mobilenet_v2", "regnet_x_400mf", "resnet18", "squeezenet1_1", "resnet10t", "seresnet18"),
-        *("gernet_s", "mobileone_s0", "tinynet_e", "convnext_atto", "starnet_s1"),
-    ]
-)
+AT_LEAST = 45
 
 
 def test_the_operators_are_those_of_the_rules():
     assert section(DOCUMENT, "operators") == operators_table().markdown()
 
 
-def test_a_row_is_of_a_network_that_is_tried():
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in ROWS]
-    rows = [Network(library, name, int(size)) for name, library, size, *_ in cells]
-    assert [network for network in NETWORKS if network in rows] == rows, "in order, and each once"
+def test_the_rows_are_of_networks_that_are_tried_and_most_are_tiled_up_to_their_global_pooling():
+    assert [network for network in NETWORKS if network in ROWS] == [*ROWS], "in order, and each once"
+    assert sum(cells[3] == "tiled" for cells in ROWS.values()) >= AT_LEAST
 
 
-@pytest.mark.slow
-def test_the_table_has_every_network_and_most_are_tiled_up_to_their_global_pooling():
-    counts = [row.strip("|").split("|")[3].split(" of ") for row in ROWS]
-    assert len(ROWS) == len(NETWORKS) >= len({*MEASURED}) == 40
-    assert sum(len(count) == 2 and len({number.strip() for number in count}) == 1 for count in counts) >= AT_LEAST
+def test_thirty_networks_are_split_in_ci_and_three_hundred_every_week():
+    assert len(quick()) == len(QUICK) == 30
+    weekly = [network for number in range(3) for network in of_shard(number)]
+    assert len({*weekly, *quick()}) == len(NETWORKS) >= 300
+    assert {network.library for network in NETWORKS} == {"timm", "torchvision", "smp"}
+
+
+def test_a_row_that_is_measured_again_takes_its_place_and_the_others_stay(tmp_path):
+    document = tmp_path / "networks.md"
+    document.write_text(DOCUMENT)
+    network = next(network for network in NETWORKS if network not in ROWS)
+    write_tables(document, [Row(network, ("2x2", "2x2", "1"), 3, 4, seconds=5.4)])
+    rows = known_rows(document.read_text())
+    assert rows == {**ROWS, network: rows[network]}
+    assert rows[network][3:] == ("in part", "5", "3 of 4", "2 x 2x2, 1")
+    assert [*rows] == [network for network in NETWORKS if network in rows]
 
 
 @pytest.mark.parametrize(
-    "network",
+    ("row", "how"),
     [
-        pytest.param(network, marks=pytest.mark.weekly if number % 4 else pytest.mark.slow)
-        for number, network in enumerate(MEASURED)
+        (Row(NETWORKS[0], ("2x2", "1"), 4, 4), "tiled"),
+        (Row(NETWORKS[0], ("1",), 0, 4), "whole"),
+        (Row(NETWORKS[0], ("1",)), "whole"),
+        (Row(NETWORKS[0], reason="why"), "refused"),
     ],
-    ids=[f"{network.library}-{network.name}" for network in MEASURED],
 )
+def test_how_a_network_is_split_is_said_in_a_word(row, how):
+    assert row.how == how
+
+
+def test_grids_are_written_in_runs():
+    assert in_runs(["2x2", "2x2", "1", "2x2", "1", "1"]) == "2 x 2x2, 1, 2x2, 2 x 1"
+    assert in_runs([]) == ""
+
+
+@pytest.mark.slow
+def test_a_network_is_built_at_the_size_that_it_is_split_at():
+    assert Network("timm", "test_vit", 96).build().pos_embed.shape[1] == 37
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", quick(), ids=named)
 def test_each_network_behaves_as_its_row_states(network):
-    row = measure(network)
-    assert networks_table([row]).markdown().splitlines()[2] in ROWS
-    assert row.reason or is_exact(row), row.error
+    check(network)

@@ -24,12 +24,14 @@ from serfer.core.costs.cost_model import (
     plan_load,
     price_burst,
     price_plan,
+    ready_seconds,
     stage_price,
     standing_usd,
+    starting_usd,
     task_seconds,
 )
 from serfer.core.costs.vcpus import compute_seconds, vcpus
-from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Range
+from serfer.core.plan import CACHE, INLINE, OBJECTS, WEIGHT_PLACES, ZIP, Gang, Piece, Range
 from tests.core.plans import small_plan
 
 FACTS, STORE, S3 = shipped_aws().functions, shipped_aws().redis, shipped_aws().s3
@@ -108,12 +110,13 @@ def test_a_stage_waits_for_its_slowest_task_and_its_slowest_invocation():
     assert usd == pytest.approx(sum(each))
 
 
-def test_cold_environments_take_time_and_money_in_their_share():
-    two = load(2, parallel_s=0.1)
-    warm, cold = (stage_price(two, 1769, Platform(FACTS, STORE, cold_share=share)) for share in (0.0, 0.1))
+def test_environments_of_later_steps_are_ready_after_a_warm_up_request_and_pay_for_it():
     start = cold_seconds(0, ZIP, FACTS)
-    assert cold[0] - warm[0] == pytest.approx((1 - 0.9**2) * start)
-    assert cold[1] - warm[1] == pytest.approx(2 * 1769 / 1024 * 0.1 * start * FACTS.price_gb_second, rel=0.02)
+    own, warmed = (ready_seconds(2, start, FACTS, first=first) for first in (True, False))
+    assert (own, warmed) == (start, start + invoke_seconds(2, FACTS))
+    usd = [float(starting_usd(2, 1769, start, FACTS, first=first)) for first in (True, False)]
+    assert usd[0] == pytest.approx(2 * 1769 / 1024 * start * FACTS.price_gb_second)
+    assert usd[1] - usd[0] == pytest.approx(2 * FACTS.price_request)
 
 
 def test_s3_charges_for_every_range_and_every_write():
@@ -261,13 +264,31 @@ def test_cold_starts_come_late_in_the_distribution():
     assert prices[0.02].latency.quantile(0.9) == pytest.approx(prices[0.0].latency.quantile(0.9), abs=0.02)
     assert prices[0.02].latency.quantile(0.99) > prices[0.0].latency.quantile(0.99) + 0.9 * FACTS.init
     late = prices[1.0].latency.quantile(0.5) - prices[0.0].latency.quantile(0.5)
-    assert late == pytest.approx(2 * FACTS.init, rel=1e-3)
+    assert late == pytest.approx(prices[1.0].times[-1].ended - prices[0.0].latency.mean, rel=1e-3)
     assert prices[1.0].usd > prices[0.0].usd
+
+
+@given(share=st.floats(0.0, 1.0), gang=st.booleans(), place=st.sampled_from(WEIGHT_PLACES))
+def test_the_price_of_a_query_is_warm_and_cold_in_their_shares(share, gang, place):
+    plan = one_gang(small_plan()) if gang else small_plan()
+    plan = replace(plan, stages=tuple(replace(stage, weights_in=place) for stage in plan.stages))
+    warm, mixed, cold = (price_plan(plan, Platform(FACTS, STORE, cold_share=part)) for part in (0.0, share, 1.0))
+    between = [
+        ((1 - share) * before + share * after, found)
+        for before, found, after in zip(*map(figures, (warm, mixed, cold)), strict=True)
+    ]
+    assert all(found == pytest.approx(expected, rel=1e-9) for expected, found in between)
+    assert mixed.latency.mean == pytest.approx((1 - share) * warm.latency.mean + share * cold.latency.mean, abs=1e-4)
+    assert warm.times == mixed.times == cold.times
+
+
+def figures(price):
+    return (price.usd, *(stage.seconds for stage in price.stages), *(stage.billed_s for stage in price.stages))
 
 
 def test_a_distribution_with_almost_no_tail_needs_no_more_memory():
     still = replace(FACTS, invoke_tail=1e-9)
-    distribution = latency([(1.0, 4), (2.0, 1)], still, [(0.5, 0.6), (0.0, 0.6)])
+    distribution = latency([(1.0, 4), (2.0, 1)], still, 0.5, 0.6)
     assert len(distribution.probability) < 10_000_000
     assert distribution.mean == pytest.approx(3.3, rel=1e-3)
     assert distribution.quantile(0.4) == pytest.approx(3.0, rel=1e-3)
@@ -332,11 +353,11 @@ def test_a_gang_is_one_step_of_its_slowest_members_and_exchanges():
     assert price_plan(plan, where).latency.mean == pytest.approx(price.seconds, rel=1e-2)
 
 
-def test_a_gang_waits_for_a_cold_member_and_all_of_its_members_pay():
+def test_all_members_of_a_cold_gang_wait_and_pay():
     plan, warm = one_gang(small_plan()), Platform(FACTS, STORE)
     one, other = (price_plan(plan, replace(warm, cold_share=share)).stages[0] for share in (0.0, 0.5))
     members = plan.stages[0].grid.tiles
-    cold = (1 - 0.5**members) * gang_load(plan, plan.gangs[0]).outer.cold_start(warm).seconds
+    cold = 0.5 * gang_load(plan, plan.gangs[0]).outer.cold_start(warm).seconds
     assert other.seconds - one.seconds == pytest.approx(cold)
     assert other.billed_s - one.billed_s == pytest.approx(members * cold)
 

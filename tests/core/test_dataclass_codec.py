@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from serfer.core.dataclass_codec import Bounds, structure, unstructure
+from serfer.core.dataclass_codec import LATER, Bounds, structure, unstructure
 from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
 from tests.core.plans import small_plan
@@ -179,3 +179,15 @@ def test_a_literal_is_one_of_its_texts():
     for wrong in ("dim", 1, None, ["on"]):
         with pytest.raises(PlanError, match=r"switch\.state should be on, off"):
             structure(Switch, {"state": wrong}, "switch")
+
+
+@dataclass(frozen=True)
+class Grown:
+    old: int
+    new: Bounded | None = field(default=None, metadata=LATER)
+
+
+def test_a_later_field_is_left_out_where_it_has_its_default():
+    assert unstructure(Grown(1)) == {"old": 1}
+    assert structure(Grown, {"old": 1}, "file") == Grown(1)
+    assert unstructure(Grown(1, Bounded(1.0, 3))) == {"old": 1, "new": {"share": 1.0, "lambda": 3}}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from serfer.core import wire
 from serfer.core.errors import InputError
 from serfer.core.keys import MOST_RESULT_TTL_S, ResultPlace, StoreCounts
+from serfer.core.plan import Levels
 from serfer.core.wire import (
     Crop,
     Membership,
@@ -49,6 +50,16 @@ ANYTHING = st.recursive(
 )
 
 
+LEVELS = st.integers(0, 3).flatmap(
+    lambda channels: st.builds(
+        Levels,
+        st.floats(1e-9, 1e9),
+        st.tuples(*[st.floats(-1e9, 1e9)] * channels),
+        st.tuples(*[st.floats(1e-9, 1e9)] * channels),
+    )
+)
+
+
 def _are_errors(value):
     """Return whether a value is what a worker answers whose tasks have all failed: pairs of error type and message."""
     pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
@@ -77,7 +88,10 @@ def plain_report(**changes):
         tile=st.integers(0, 1000),
         batch=st.integers(1, wire.MAX_BATCH),
         ttl=st.floats(0, 24 * 3600.0, exclude_min=True),
-        crop=st.none() | st.builds(Crop, st.sampled_from(["uint8", "float32"]), st.none() | st.binary(max_size=100)),
+        crop=st.none()
+        | st.builds(
+            Crop, st.sampled_from(["uint8", "float32"]), st.none() | st.binary(max_size=100), st.none() | LEVELS
+        ),
         inline=st.booleans(),
         parts=st.lists(st.none() | st.binary(max_size=100), max_size=20).map(tuple),
         result=st.none()
@@ -125,6 +139,25 @@ def test_whole_numbers_of_seconds_and_milliseconds_are_accepted_as_floats():
 
 def test_a_crop_travels_from_a_view_without_a_copy_of_its_own():
     assert decode_task(sent(replace(TASK, crop=Crop("uint8", memoryview(b"abc"))))).crop == Crop("uint8", b"abc")
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [1.0, [0.0], [1.0, 1.0]],
+        [1.0, [0.0] * 4, [1.0] * 4],
+        [0.0, [0.0], [1.0]],
+        [1.0, [0.0], [0.0]],
+        [1.0, [float("nan")], [1.0]],
+        [1.0, ["0"], [1.0]],
+        [1, [0.0], [1.0]],
+        None,
+    ],
+)
+def test_malformed_levels_are_refused(levels):
+    plain = [*PLAIN[:6], ["uint8", b"", levels], *PLAIN[7:]]
+    with pytest.raises(InputError, match="crop is malformed"):
+        decode_task(packed("task", plain))
 
 
 def test_parts_travel_from_views_and_so_does_an_output():

@@ -6,7 +6,9 @@ import socket
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from math import prod
 
+import numpy as np
 import pytest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
@@ -28,6 +30,7 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.keys import StoreCounts, input_key, output_key
+from serfer.core.plan import Levels
 from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, Retry
 from serfer.core.wire import Crop, Report, decode_clean_up, decode_task, encode_report
@@ -104,6 +107,7 @@ class Service:
         self.machine = Machine(definition, self.work)
         self.store, self.script, self.plan = store, {place: [*names] for place, names in (script or {}).items()}, plan
         self.executions, self.stopped, self.queries = {}, [], []
+        self.crops = CROPS
         self.polls_before_end = 1
         self.hang = threading.Event()  # set: an execution ends
         self.hang.set()
@@ -123,7 +127,7 @@ class Service:
             raise StateError(name, json.dumps({"errorMessage": "on purpose\nsecond line", "errorType": name}))
         if task.stage == 0:
             key = input_key(task.query, task.tile)
-            assert verified(self.store.get(key), key) == CROPS[task.tile].data
+            assert Crop(task.crop.dtype, verified(self.store.get(key), key)) == self.crops[task.tile]
         key = output_key(task.query, task.stage, task.tile)
         self.store.put(key, protect(WRITTEN[task.tile], key), task.ttl)
         return encode_report(Report("e", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts(puts=1), None))
@@ -180,20 +184,29 @@ def driver(service, store, kind="standard", **settings):
     return StepFunctionsDriver(service.plan, store, service, ARN, kind=kind, retry=RETRY, **settings)
 
 
-def ask(service, store, kind="standard", deadline_s=PATIENCE, clock=None):
+def ask(service, store, kind="standard", deadline_s=PATIENCE, clock=None, crops=CROPS):
     """Run one query, close, and return the answer."""
     clock = clock or FakeClock()
 
     async def main():
         engine = driver(service, store, kind, clock=clock)
         try:
-            return await engine.run(CROPS, 2, deadline_s)
+            return await engine.run(crops, 2, deadline_s)
         finally:
             await engine.close()
             assert service.closed
 
     run = asyncio.run if clock is LOOP_CLOCK else clock.run
     return run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_a_state_machines_tasks_find_numbers_where_pixels_come_with_levels(store):
+    service, levels, stage = Service(store), Levels(0.5, (3.0,) * 3, (2.0,) * 3), PLAN.stages[0]
+    sizes = [prod(stage.inputs[0].shape.of(tile.inputs[0], 2)) for tile in stage.tiles]
+    pixels = [bytes([10 * tile]) * size for tile, size in enumerate(sizes)]
+    floats = [np.full(size, (10 * tile * 0.5 - 3) / 2, np.float32).tobytes() for tile, size in enumerate(sizes)]
+    service.crops = [Crop("float32", data) for data in floats]
+    ask(service, store, crops=[Crop("uint8", data, levels) for data in pixels], clock=LOOP_CLOCK)
 
 
 @KINDS

@@ -195,10 +195,10 @@ def test_a_state_machines_functions_do_too(lean, settings, redis):
 
 
 def test_an_image_is_decoded_once_a_query_and_never_where_its_answer_is_kept(many, settings, stores, monkeypatch):
-    decoded, decode = [], serfer.pipeline.pipeline.decode_image
+    decoded, decode = [], serfer.pipeline.pipeline.decode_sized
     monkeypatch.setattr(
         serfer.pipeline.pipeline,
-        "decode_image",
+        "decode_sized",
         lambda data, name, *how: decoded.append(name) or decode(data, name, *how),
     )
     names = ["one", "two"]

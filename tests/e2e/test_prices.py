@@ -14,7 +14,7 @@ from splitter.split import split
 from tests.e2e.small import slow_starts
 from tests.sim.cluster.worlds import TOML as CLUSTER
 
-FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan"}
+FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan", "starts"}
 STAGE = {
     *("name", "grid", "path", "tasks", "memory_mb", "ms", "cost_usd", "billed_ms"),
     *("bytes_read", "ranges", "bytes_written", "bytes_carried", "weights_in", "cold_start"),
@@ -30,7 +30,7 @@ def costs(serfer_here, *arguments, **variables):
 def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_path):
     own = tmp_path / "own"
     serfer.split(str(plan.parent / "small.onnx"), out=own, grids=[(2, 2), (2, 2), (1, 1)])
-    prices = costs(serfer_here, own)
+    prices = costs(serfer_here, own, "--cold-share", "0")
     assert set(prices) == FIELDS
     stages = prices["query"]["stages"]
     assert [(stage["name"], stage["grid"], stage["tasks"]) for stage in stages] == [
@@ -49,6 +49,10 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_pa
         assert (stage["weights_in"], stage["cold_start"]["fetching_ms"]) == ("zip", 0.0)
     waited = cold["stages"][0]["ms"] - stages[0]["ms"]
     assert waited == pytest.approx(sum(stages[0]["cold_start"].values()))
+    mixed = costs(serfer_here, own)
+    shares = (1 - mixed["cold_share"], prices), (mixed["cold_share"], costs(serfer_here, own, "--cold-share", "1"))
+    assert mixed["cold_share"] == 0.02
+    assert mixed["query"]["cost_usd"] == pytest.approx(sum(part * of["query"]["cost_usd"] for part, of in shares))
 
 
 def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):
@@ -111,14 +115,14 @@ def test_the_text_output_lists_stages_and_dollars(serfer_here, plan):
     shown = serfer_here("cost", plan, "--burst", "20", "--store", "s3", "--cold-share", "0.05", "--memory", "3538")
     assert (shown.code, shown.err) == (0, "")
     assert sum(line.startswith("stage-") and "3538 MB" in line for line in shown.lines) == 3
-    for words in ("over s3, 5.0% of the invocations cold", "a query: p50 ", "a burst of 20: $", "$0.00 for s3"):
+    for words in ("over s3, 5.0% of the queries cold", "a query: p50 ", "a burst of 20: $", "$0.00 for s3"):
         assert words in shown.out
     assert "were chosen for redis" in shown.out
 
 
 def test_prices_from_the_users_file_are_used(serfer_here, plan, tmp_path):
     (tmp_path / "aws.toml").write_text("[lambda]\nprice_request = 1\n[redis]\nprice_hour = 2\n")
-    prices = costs(serfer_here, plan, "--burst", "3", SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
+    prices = costs(serfer_here, plan, "--burst", "3", "--cold-share", "0", SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
     assert prices["query"]["cost_usd"] == pytest.approx(9, rel=1e-3)
     assert prices["burst"]["cost_usd"] == pytest.approx(27, rel=1e-3)
     assert prices["idle_month"]["store_usd"] == 1460

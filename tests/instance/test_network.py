@@ -1,5 +1,7 @@
 """The whole network on a device: which one, in which precision, and what it loses by that."""
 
+import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +11,9 @@ from onnx import TensorProto, helper
 
 from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.exactness import difference
+from serfer.core.plan import Artefact, sealed
+from serfer.core.plan.layout import QUANTISED
+from serfer.core.variants import INSTRUCTION_SETS
 from serfer.instance import network as module
 from serfer.instance.checking import compare, expected
 from serfer.instance.network import (
@@ -20,8 +25,9 @@ from serfer.instance.network import (
     open_network,
     padded_sizes,
 )
-from serfer.instance.opening import InstanceChoices
+from serfer.instance.opening import InstanceChoices, measure_networks
 from serfer.instance.profiling import profile
+from serfer.plan_directory import write_plan
 from tests.e2e.small import batch
 
 CPU = Hardware("cpu", threads=1)
@@ -91,6 +97,55 @@ def test_half_precision_is_measured_against_fp32_and_not_assumed(plan, directory
     assert network.run(images).dtype == np.float32
     assert 0 < own.error < 0.01
     assert compare(plan, open_network(plan, directory, CPU, max_batch=8), expected(plan, directory)).error < 1e-6
+
+
+@pytest.fixture(scope="module")
+def in_8_bits(plan, directory, tmp_path_factory):
+    """A plan directory whose network in 8 bits is, for the sake of time, the one in fp32."""
+    out = tmp_path_factory.mktemp("quantised") / "plan"
+    shutil.copytree(directory, out)
+    shutil.copyfile(out / plan.unsplit.path, out / QUANTISED)
+    artefact = Artefact(QUANTISED, plan.unsplit.bytes, plan.unsplit.sha256)
+    write_plan(sealed(replace(plan, quantised=(artefact,))), out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "words"),
+    [
+        (("avx2", "avx512_vnni"), ""),
+        (("avx2",), "this processor adds avx512_vnni"),
+        (("avx2", "avx512_vnni", "amx_int8"), "this processor lacks amx_int8"),
+        ((), "is not known"),
+    ],
+)
+def test_a_variant_in_8_bits_on_another_processor_than_it_was_measured_on_is_warned_of_once(
+    in_8_bits, caplog, measured_on, words
+):
+    def here(device):
+        assert device == "cpu"
+        return "avx2", "avx512_vnni"
+
+    choices = InstanceChoices(CPU, 2, own={"faces:int8": ("int8", 2)}, measured_on={"faces:int8": measured_on})
+    measured = measure_networks({"faces:int8": in_8_bits}, choices, here=here)
+    _, network = measured.networks["faces:int8"]
+    assert words in network.caution
+    assert bool(words) == bool(network.caution)
+    told = [record.serfer for record in caplog.records if record.message == "accuracy not measured here"]
+    assert [fields["variant"] for fields in told] == ["faces:int8"] * bool(words)
+
+
+def test_a_variant_in_fp32_and_a_plan_without_a_record_are_not_warned_of(directory, in_8_bits, caplog):
+    for place, precision, known in ((directory, "fp32", {"small": ("amx_int8",)}), (in_8_bits, "int8", {})):
+        choices = InstanceChoices(Hardware("cpu", precision, threads=1), 2, measured_on=known)
+        _, network = measure_networks({"small": place}, choices, here=lambda _device: ("avx2",)).networks["small"]
+        assert network.caution == ""
+    assert not [record for record in caplog.records if record.message == "accuracy not measured here"]
+
+
+def test_this_machines_instruction_sets_are_read():
+    assert set(module.instruction_sets("cpu")) <= set(INSTRUCTION_SETS)
+    assert module.instruction_sets("cuda") == ("cuda",)
 
 
 def test_a_network_that_computes_something_else_must_not_serve(plan, directory, whole):

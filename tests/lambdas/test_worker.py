@@ -21,7 +21,8 @@ from serfer.core.checksum import protect, verified
 from serfer.core.costs.sessions import session_bytes
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, StoreUnavailableError
 from serfer.core.keys import ResultPlace, StoreCounts, input_key, output_key, reply_key
-from serfer.core.plan import sealed
+from serfer.core.plan import Levels, sealed
+from serfer.core.plan.pixels import normalise
 from serfer.core.wire import (
     Crop,
     Task,
@@ -162,6 +163,24 @@ def test_pixels_are_normalised_by_the_worker(worker, plan, store):
     got = store.get(output_key(QUERY, 0, 4))
     actual, wanted = (floats(plan, 0, 4, 2, value) for value in (got, expected))
     assert np.abs(actual - wanted).max() < 1e-5
+
+
+def test_pixels_with_levels_of_their_own_are_normalised_by_these(plan, directory, store):
+    pixels = np.random.default_rng(3).integers(0, 256, (2, 34, 34, 3), dtype=np.uint8)
+    other = Levels(1.0, (90.0, 100.0, 110.0), (60.0, 50.0, 40.0))
+    rect, values = plan.stages[0].tiles[4].inputs[0], task(plan, 0, 4, normalise(pixels, other))
+    crop = Crop("uint8", np.ascontiguousarray(pixels[:, *rect.slices]).tobytes())
+    described = plan.redescribed(replace(plan.description, preprocess=None))
+    worker = Worker(described, directory, store, "here", threads=1, init_ms=0.0)
+    written = []
+    for given in (values.crop, crop._replace(levels=other), crop):
+        worker.run(replace(values, crop=given))
+        written.append(store.get(output_key(QUERY, 0, 4)))
+    assert written[0] == written[1] != written[2]
+    Worker(plan, directory, store, "here", threads=1, init_ms=0.0).run(replace(values, crop=crop))
+    assert store.get(output_key(QUERY, 0, 4)) == written[2]  # workers know the plan as it was split
+    with pytest.raises(InputError, match="levels are of 1 channels, the tile has 3"):
+        worker.run(replace(values, crop=crop._replace(levels=Levels(1.0, (0.0,), (1.0,)))))
 
 
 def test_a_task_that_runs_twice_writes_the_same_bytes(plan, directory):

@@ -8,7 +8,7 @@ from serfer.core.plan import OutputTensor
 from serfer.pipeline.result_cache import ResultCache
 from storage.memory import MemoryStore
 
-PLAN = SimpleNamespace(digest="d" * 64, output_tensors=(OutputTensor("logits", (3,), "float32"),))
+PLAN = SimpleNamespace(digest="d" * 64, as_split=None, output_tensors=(OutputTensor("logits", (3,), "float32"),))
 LOGITS = {"logits": np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)}
 
 
@@ -31,7 +31,7 @@ def test_an_answer_is_found_again(cache):
 
 def test_several_outputs_are_found_again_in_their_own_forms_and_types(store):
     tensors = (OutputTensor("map", (2, 3, 4), "float32"), OutputTensor("mask", (3, 4), "uint8"))
-    cache = ResultCache(store, SimpleNamespace(digest="d" * 64, output_tensors=tensors), 60.0)
+    cache = ResultCache(store, SimpleNamespace(digest="d" * 64, as_split=None, output_tensors=tensors), 60.0)
     outputs = {
         "map": np.random.default_rng(0).random((2, 2, 3, 4), np.float32),
         "mask": np.full((2, 3, 4), 7, np.uint8),
@@ -45,7 +45,7 @@ def test_several_outputs_are_found_again_in_their_own_forms_and_types(store):
 
 
 def test_other_questions_have_other_keys(cache, store):
-    other_plan = SimpleNamespace(digest="e" * 64, output_tensors=PLAN.output_tensors)
+    other_plan = SimpleNamespace(digest="e" * 64, as_split=None, output_tensors=PLAN.output_tensors)
     keys = [cache.key(parts) for parts in ([b"ab", b"c"], [b"a", b"bc"], [b"abc"], [b"c", b"ab"], [])]
     keys.append(ResultCache(store, other_plan, 60.0).key([b"abc"]))
     assert len(set(keys)) == len(keys)

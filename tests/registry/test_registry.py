@@ -126,6 +126,18 @@ def damaged(change):
     return json.dumps(fields).encode()
 
 
+def test_a_record_that_does_not_say_on_what_processor_it_was_measured_is_read_and_written_in_todays_format(registry):
+    def without(fields):
+        fields.update(format=1)
+        del fields["networks"][0]["variants"][0]["measured_on"]
+
+    registry.store.compare_and_set(NAME, None, damaged(without))
+    (found,) = registry.application("faces").networks[0].variants
+    assert found.measured_on == ()
+    registry.update("faces", lambda known: known.with_version(network(version=2)))
+    assert json.loads(registry.store.read(NAME).data)["format"] == 2
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -136,7 +148,7 @@ def damaged(change):
         (b"[]", "not written by SerFer"),
         (b"{}", "not written by SerFer"),
         (damaged(lambda fields: fields.update(format=True)), "not written by SerFer"),
-        (damaged(lambda fields: fields.update(format=2)), "newer format 2"),
+        (damaged(lambda fields: fields.update(format=3)), "newer format 3"),
         (damaged(lambda fields: fields.update(name="other")), "about the application 'other'"),
         (damaged(lambda fields: fields.update(colour="red")), "unknown 'colour'"),
         (damaged(lambda fields: fields.pop("networks") and fields.update(networks=[{}])), r"networks\[0\] lacks"),
@@ -148,6 +160,7 @@ def damaged(change):
         (damaged(lambda fields: fields["networks"][0]["variants"][0].update(precision="fp8")), "precision 'fp8'"),
         (damaged(lambda fields: fields["networks"][0]["variants"][0]["accuracy"].update(correct=101)), "more correct"),
         (damaged(lambda fields: fields["networks"][0]["variants"][0].update(name="a/b")), "cannot be the name"),
+        (damaged(lambda fields: fields["networks"][0]["variants"][0].update(measured_on=["a b"])), "measured on 'a b'"),
     ],
 )
 def test_a_foreign_or_torn_record_is_refused_by_name_and_not_replaced(registry, data, words):

@@ -12,7 +12,7 @@ from sam.options import Pings
 from sam.template.template import make_template
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.costs.cost_model import gang_load, plan_load, price_gang
+from serfer.core.costs.cost_model import plan_load, price_plan
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import Gang, sealed
@@ -107,7 +107,7 @@ def test_a_gang_pays_its_members_once_until_the_last_of_them_ends(cold):
     usage, items = gang_usage(cold, store="valkey")
     plan = replace(small_plan(), gangs=(Gang(0, 2, 30.0, 1e-6),))
     deployed = Deployed(plan, options(store="valkey"), FACTS, 1769)
-    price = price_gang(gang_load(plan, plan.gangs[0]), 1769, deployed.platform(cold))
+    price = price_plan(plan, deployed.platform(cold), 1769).stages[0]
     assert items["workers' invocations"].quantity == 2
     assert items["workers' compute"].quantity == pytest.approx(1769 / 1024 * price.billed_s)
     assert usage.seconds == pytest.approx(price.seconds)

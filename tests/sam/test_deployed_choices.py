@@ -116,9 +116,9 @@ def test_a_stack_that_keeps_results_leaves_nothing(keeping):
 
 @pytest.fixture(scope="module")
 def recommended(account, tmp_path_factory):
-    """A stack with the plan that `split` chooses for AlexNet: one function that fetches 233 MB of weights."""
+    """A stack with the plan that `split` chooses for AlexNet where no query is cold: one function, 233 MB fetched."""
     directory = tmp_path_factory.mktemp("recommended") / "plan"
-    split("alexnet", out=directory, progress=lambda _: None)
+    split("alexnet", out=directory, cold_share=0, progress=lambda _: None)
     stack = Deployed(account, directory.parent / "build", "alexnet")
     stack.package(directory)
     stack.make("deploy")

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 
 import serfer
@@ -25,7 +26,7 @@ from serfer.variants.plans import network_digest
 from serfer.variants.quantising import with_quantised
 from splitter.network.description import read_labels, read_preprocess
 from splitter.network.zoo import with_random_weights
-from tests.variants.digits import CLASSES, LABELS, SIZES, as_input, digits, trained, write_onnx
+from tests.variants.digits import CLASSES, LABELS, SIZES, as_input, digits, recurrent, trained, write_onnx
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def _first_classes(layer, count):
     return less
 
 
-def test_a_second_version_of_a_network_waits_to_be_promoted(register, kept, tmp_path):
+def test_another_version_of_a_network_or_of_its_images_waits_to_be_promoted(register, kept, tmp_path):
     other = copy.deepcopy(trained("small"))
     other[-1].bias.data += 0.01
     write_onnx(other, tmp_path / "other.onnx")
@@ -125,6 +126,10 @@ def test_a_second_version_of_a_network_waits_to_be_promoted(register, kept, tmp_
     second = register(tmp_path / "other.onnx", name="small", most=2)
     assert (second.version.version, second.live) == (2, False)
     assert kept().known("digits").live_release.networks == {"small": 1}
+    assumed = register(name="small", most=1, preprocess=None)
+    assert (assumed.version.version, assumed.made) == (3, True)
+    assert assumed.version.remarks[0].startswith("assumed: images of small are stretched to 32 x 32 pixels, grey")
+    assert not any("assumed" in remark for remark in second.version.remarks)
 
 
 def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, plan):
@@ -133,6 +138,15 @@ def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, 
     assert given.version.source == again.version.source
     assert given.version.version == again.version.version
     assert not again.made
+
+
+@pytest.mark.slow
+def test_a_network_that_cannot_be_split_is_registered_and_the_version_says_so(register, tmp_path):
+    onnx.save(recurrent(), tmp_path / "rows.onnx")
+    made = register(tmp_path / "rows.onnx", most=2, max_loss=1.0).version
+    assert "what cannot be split of the network runs as it is, in one task" in made.remarks[0]
+    assert {variant.place for variant in made.variants} >= {Place.FUNCTIONS}
+    assert all(variant.accuracy.share < 0.5 for variant in made.variants)
 
 
 def test_a_wrong_directory_is_refused_before_the_network_is_read(register, tmp_path):
@@ -217,6 +231,15 @@ def test_dollars_are_measured_where_the_type_is_given_and_predicted_where_it_is_
     with pytest.raises(UsageError, match="price of 'x' is not known"):
         instance_type("x", None, "cpu", {"c7i.large": 0.36})
     assert instance_type("x", 2.0, "cpu", {}).usd_per_hour == 2.0
+
+
+def test_variants_in_8_bits_say_with_which_instruction_sets_their_accuracy_was_measured():
+    kind = InstanceType("c7i.large", 0.36, assumed=False)
+    measured = replace(figures({1: 10.0}), measured_on=("avx2", "avx512_vnni"))
+    for precision, words in (("int8", ", accuracy measured with avx2, avx512_vnni"), ("fp32", "")):
+        (made,) = instance_variants(InstanceMeasurement(precision, "a", "p", measured), kind, 1, "net")
+        assert made.measured_on == ("avx2", "avx512_vnni")
+        assert made.made == f"the whole network on cpu, {precision}, batches of 1{words}"
 
 
 def test_calibration_images_are_few_and_of_all_classes_and_none_of_a_small_set():

@@ -37,6 +37,7 @@ from bench.core.server_process import serving
 from bench.core.workload import Sent, run
 from bench.mapping.images import strip, write_image
 from bench.mapping.runs import command as map_command
+from bench.mapping.runs import kept_parts
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import UnavailableError
@@ -158,7 +159,7 @@ class Testbed:
 
     def windows(self, name: str) -> int:
         """Return how many windows are done."""
-        return len([*self.parts(name).glob("*.values")])
+        return kept_parts(self.parts(name))
 
     def _wait(self, process: subprocess.Popen[bytes], name: str) -> None:
         end = time.monotonic() + _STARTS_S

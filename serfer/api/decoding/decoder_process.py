@@ -22,14 +22,14 @@ from typing import Final
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import ImageError, ImageTooLargeError
-from serfer.images import Recipe, decode_image
+from serfer.images import Recipe, decode_sized
 from serfer.local.die_with_parent import die_with
 
 START: Final = b"start"
 CONTROL: Final = struct.Struct("<q")  # to the fork server: a process to end; from it: a process id or exit status
 UNKNOWN: Final = 1 << 32  # the exit status of a process that the fork server did not start
 JOB_HEAD: Final = struct.Struct("<IQ")  # bytes of JSON, bytes of the file
-REPLY_HEAD: Final = struct.Struct("<BQdI")  # kind, pixels of the file, seconds of processor time, bytes that follow
+REPLY_HEAD: Final = struct.Struct("<BIIdI")  # kind, rows and columns, seconds of processor time, bytes that follow
 PIXELS, ERROR, TOO_LARGE = range(3)
 _LONGEST_MESSAGE = 64
 
@@ -116,11 +116,9 @@ def _set_memory(limit: int) -> None:
 
 def _reply(job: Job, data: bytes) -> bytes:
     """Decode a file; where that takes more processor time than the job allows, SIGPROF ends this process."""
-    counted, started = 0, time.process_time()
+    size, started = (0, 0), time.process_time()
 
     def count(pixels: int) -> None:
-        nonlocal counted
-        counted = pixels
         if pixels > job.pixels_left:
             raise ImageTooLargeError(
                 f"the request's images have more than the {job.request_pixels:,} pixels that are accepted together: "
@@ -130,12 +128,12 @@ def _reply(job: Job, data: bytes) -> bytes:
     recipe = job.recipe
     signal.setitimer(signal.ITIMER_PROF, job.processor_s)
     try:
-        pixels = decode_image(data, job.name, recipe.preprocess, recipe.shape, recipe.limits, on_size=count)
-        kind, body = PIXELS, pixels.tobytes()
+        image = decode_sized(data, job.name, recipe.preprocess, recipe.shape, recipe.limits, on_size=count)
+        kind, size, body = PIXELS, image.size, image.pixels.tobytes()
     except ImageTooLargeError as error:
         kind, body = TOO_LARGE, str(error).encode(errors="backslashreplace")
     except ImageError as error:
         kind, body = ERROR, str(error).encode(errors="backslashreplace")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return REPLY_HEAD.pack(kind, counted, time.process_time() - started, len(body)) + body
+    return REPLY_HEAD.pack(kind, *size, time.process_time() - started, len(body)) + body

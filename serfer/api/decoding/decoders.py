@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,11 +45,15 @@ class DecodeLimits:
 
 @dataclass(frozen=True)
 class DecodedImages:
-    """A request's images, (N, H, W, C) uint8; how long they waited for decoders, and kept them, in seconds."""
+    """A request's images, (N, H, W, C) uint8; how long they waited for decoders, and kept them, in seconds.
+
+    `sizes` are those of the whole images, upright: rows and columns.
+    """
 
     pixels: NDArray[np.uint8]
     waited_s: float
     busy_s: float
+    sizes: tuple[tuple[int, int], ...] = ()
 
 
 class _LostError(Exception):
@@ -73,8 +78,8 @@ class _Decoder:
             pass
         return False
 
-    async def decode(self, job: Job, data: bytes, out: memoryview) -> tuple[int, float]:
-        """Decode a file into `out` and return its pixels and processor seconds; raises what decode_image does."""
+    async def decode(self, job: Job, data: bytes, out: memoryview) -> tuple[tuple[int, int], float]:
+        """Decode a file into `out` and return its rows and columns, and processor seconds; raises as decode_sized."""
         loop = asyncio.get_running_loop()
         try:
             head = job.pack(data)
@@ -87,12 +92,12 @@ class _Decoder:
             raise _LostError from None
         reply = memoryview(bytearray(REPLY_HEAD.size))
         await self._receive(reply)
-        kind, pixels, processor_s, size = REPLY_HEAD.unpack(reply)
+        kind, rows, columns, processor_s, size = REPLY_HEAD.unpack(reply)
         if kind == PIXELS:
             if size != len(out):
                 raise _LostError
             await self._receive(out)
-            return pixels, processor_s
+            return (rows, columns), processor_s
         if size > _LONGEST_ERROR:
             raise _LostError
         text = memoryview(bytearray(size))
@@ -144,7 +149,7 @@ class Decoders:
         shape = recipe.shape
         pixels = np.empty((len(images), shape.height, shape.width, shape.channels), dtype=np.uint8)
         pixels_left, processor_s = self.limits.request_pixels, self.limits.request_processor_s
-        waited_s = busy_s = 0.0
+        waited_s, busy_s, sizes = 0.0, 0.0, list[tuple[int, int]]()
         for number, (data, name) in enumerate(zip(images, names, strict=True)):
             async with self.slots.hold(place, served=number) as waited:
                 began = time.monotonic()
@@ -156,12 +161,13 @@ class Decoders:
                     processor_s=max(processor_s, _LEAST_S),
                     memory_bytes=BYTES_PER_PIXEL * recipe.limits.max_pixels + _MARGIN_BYTES,
                 )
-                counted, used_s = await self._run(job, data, memoryview(pixels[number].reshape(-1)))
+                size, used_s = await self._run(job, data, memoryview(pixels[number].reshape(-1)))
             waited_s, busy_s = waited_s + waited, busy_s + time.monotonic() - began
-            pixels_left, processor_s = pixels_left - counted, processor_s - used_s
-        return DecodedImages(pixels, waited_s, busy_s)
+            pixels_left, processor_s = pixels_left - prod(size), processor_s - used_s
+            sizes.append(size)
+        return DecodedImages(pixels, waited_s, busy_s, tuple(sizes))
 
-    async def _run(self, job: Job, data: bytes, out: memoryview) -> tuple[int, float]:
+    async def _run(self, job: Job, data: bytes, out: memoryview) -> tuple[tuple[int, int], float]:
         """Give a file to an idle decoder, or to another one; a decoder that did not answer is ended."""
         decoder = await self._idle_one() or await self._start()
         try:

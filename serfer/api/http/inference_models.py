@@ -17,6 +17,9 @@ _MAX_ID = 4096  # characters
 MOST_OUTPUTS: Final = 16
 _MAX_BYTES = (1 << 63) - 1  # an int64, as the protocol says
 _DATATYPES: Final[JsonDict] = {"enum": ["FP32", "INT64", "INT32", "UINT8", "BOOL", "BYTES"]}
+_INPUT_DATATYPES: Final[JsonDict] = {
+    "enum": ["FP32", "FP16", "FP64", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL"]
+}
 _Scalar = str | bool | int | float
 
 
@@ -82,7 +85,7 @@ class RequestTensor(Body):
 
     name: str
     shape: list[int] = Field(fail_fast=True)
-    datatype: str = Field(json_schema_extra=_DATATYPES)
+    datatype: str = Field(json_schema_extra=_INPUT_DATATYPES)
     parameters: InputParameters | None = None
     data: SkipValidation[list[Any]] | None = Field(
         default=None, description="Flat or nested; left out where binary data follows the JSON."

@@ -39,27 +39,42 @@ from serfer.core.errors import NotFiniteError
 
 Array = NDArray[Any]
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "FP16": np.dtype("<f2"),
     "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "UINT16": np.dtype("<u2"),
     "INT64": np.dtype("<i8"),
     "INT32": np.dtype("<i4"),
     "UINT8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-DATATYPES: Final = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "uint8": "UINT8", "bool": "BOOL"}
+DATATYPES: Final = {dtype.name: name for name, dtype in _DTYPES.items()}
 """What the protocol calls numpy's types."""
 _MOST_DIGITS: Final = {"FP32": 26, "INT64": 22, "INT32": 13, "UINT8": 5, "BOOL": 7}  # of a value in JSON, with ", "
-_NUMBERS: Final[dict[str, set[type]]] = {"FP32": {float, int}, "UINT8": {int}}  # of JSON's; a bool is neither
+_NUMBERS: Final[dict[str, set[type]]] = {  # of JSON's; a bool is neither
+    **{datatype: {int} for datatype in _DTYPES},
+    **{datatype: {float, int} for datatype in ("FP16", "FP32", "FP64")},
+    "BOOL": {bool},
+}
 _MOST_BESIDES = 1024  # commas and brackets of a request beside those of its tensor
 _SHOWN = 40  # characters of what a client sent
 
 
 @dataclass(frozen=True)
 class TensorForm:
-    """A tensor that a model takes or gives; `shape` is one image's, before which the batch goes."""
+    """A tensor that a model takes or gives; `shape` is one image's, before which the batch goes.
+
+    `axes`, where a file has the input in another form than queries, are those of `shape`: "CHW", "HWC" or "HW".
+    `tensor` is what the plan calls an output that has another name here.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    axes: str = ""
+    tensor: str = ""
 
     @property
     def elements(self) -> int:
@@ -75,6 +90,17 @@ class TensorForm:
     def lists(self) -> int:
         """Lists that one image's values are nested in, in JSON."""
         return sum(math.prod(self.shape[:depth]) for depth in range(len(self.shape)))
+
+    def as_queries(self, array: Array) -> Array:
+        """Return a tensor of this form as queries have it: (N, C, H, W) float32, or pixels as they are.
+
+        Values that float32 does not have become infinite.
+        """
+        if not self.axes:
+            return array
+        array = array[:, None] if self.axes == "HW" else array.transpose(0, 3, 1, 2) if self.axes == "HWC" else array
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(array, dtype=np.float32)
 
     def metadata(self) -> TensorMetadata:
         """Return what the protocol says of a tensor; -1 stands for the batch."""
@@ -115,6 +141,10 @@ class Inference:
 class Signature:
     """A model's inputs, of which a request has one, for 1 to `most` images, and its outputs.
 
+    A network that was read from a file has the file's names, its input the first of `takes`; it takes and gives
+    `also_takes` and `also_gives`, too, which every network has here. A request that names no outputs gets those that
+    go with its input.
+
     An answer has at most about `most_bytes`, a result that is kept at most `most_kept_bytes`: 0 where none are.
     """
 
@@ -123,6 +153,17 @@ class Signature:
     most: int
     most_bytes: int = sys.maxsize
     most_kept_bytes: int = 0
+    also_takes: Sequence[TensorForm] = ()
+    also_gives: Sequence[TensorForm] = ()
+
+    @property
+    def forms(self) -> list[TensorForm]:
+        """Every form that an input may have."""
+        return [*self.takes, *self.also_takes]
+
+    def given_with(self, form: TensorForm) -> Sequence[TensorForm]:
+        """Return the outputs of a request for an input of this form that names none."""
+        return self.also_gives if self.also_gives and form != self.takes[0] else self.gives
 
 
 def decode_request(body: bytes, header: int | None, signature: Signature) -> Inference:
@@ -137,10 +178,12 @@ def decode_request(body: bytes, header: int | None, signature: Signature) -> Inf
     except ValidationError as error:
         raise _bad(first_fault(error)) from None
     parameters = request.parameters or RequestParameters()
-    wanted = _wanted(request, signature.gives, parameters)
     tensor = request.inputs[0]
-    form = _form(tensor.name, signature)
-    array = _array(tensor, form, signature.most, memoryview(body)[header:] if header else None)
+    form = _form(tensor, signature)
+    wanted = _wanted(request, signature, form, parameters)
+    array = form.as_queries(_array(tensor, form, signature.most, memoryview(body)[header:] if header else None))
+    if form.datatype == "FP64" and not np.isfinite(array).all():
+        raise _bad(f"input {form.name!r} has values that float32, in which networks compute here, does not have")
     kept = _is_kept(wanted, len(array), signature, parameters.result)
     return Inference(request.id, form, array, wanted, parameters, kept)
 
@@ -154,7 +197,7 @@ def encode_answer(
     where there are any. Raises NotFiniteError for values that are NaN or infinite, which binary data alone can say: a
     driver that asks an instance for that checks them itself, so that a network of NaN is not a broken instance.
     """
-    encoded = [_encoded(wanted, outputs[wanted.form.name], labels) for wanted in inference.wanted]
+    encoded = [_encoded(wanted, outputs[wanted.form.tensor or wanted.form.name], labels) for wanted in inference.wanted]
     identifier = {} if inference.id is None else {"id": inference.id}
     document = {**named, **identifier, "outputs": [tensor for tensor, _ in encoded]}
     head = json.dumps(document, allow_nan=False).encode()
@@ -183,13 +226,13 @@ def _encoded(wanted: WantedOutput, values: Array, labels: Sequence[str]) -> tupl
 def _best(row: Array, classes: int, labels: Sequence[str]) -> list[str]:
     """Return the highest logits of an image, each "VALUE:INDEX" or "VALUE:INDEX:LABEL"."""
     order = np.argsort(-row, kind="stable")[:classes].tolist()
-    return [f"{row[index]:f}:{index}" + (f":{labels[index]}" if labels else "") for index in order]
+    return [f"{row[index]:f}:{index}" + (f":{labels[index]}" if index < len(labels) else "") for index in order]
 
 
 def _json(text: bytes, signature: Signature) -> object:
     """Decode JSON with no more values than the images need: lists of nothing would take 30 times their bytes."""
-    values = signature.most * max(form.elements for form in signature.takes) + _MOST_BESIDES
-    lists = signature.most * max(form.lists for form in signature.takes) + _MOST_BESIDES
+    values = signature.most * max(form.elements for form in signature.forms) + _MOST_BESIDES
+    lists = signature.most * max(form.lists for form in signature.forms) + _MOST_BESIDES
     bounds = ((b",", values), (b"[", lists), (b"{", _MOST_BESIDES))
     if any(text.count(mark) > most for mark, most in bounds):
         raise _bad(f"the request's JSON has more values than {signature.most} images need, as many as are accepted")
@@ -199,14 +242,15 @@ def _json(text: bytes, signature: Signature) -> object:
         raise _bad(f"the request's JSON cannot be read: {error}") from None
 
 
-def _form(name: str, signature: Signature) -> TensorForm:
-    """Return the form that an input's name stands for."""
-    for form in signature.takes:
-        if form.name == name:
-            return form
-    raise _bad(
-        f"inputs[0] is {shown(name)}: this model takes {' or '.join(repr(form.name) for form in signature.takes)}"
-    )
+def _form(tensor: RequestTensor, signature: Signature) -> TensorForm:
+    """Return the form that an input's name stands for; one of several forms by its datatype and shape."""
+    forms = [form for form in signature.forms if form.name == tensor.name]
+    if not forms:
+        known = " or ".join(repr(form.name) for form in signature.takes)
+        raise _bad(f"inputs[0] is {shown(tensor.name)}: this model takes {known}")
+    alike = [form for form in forms if form.datatype == tensor.datatype]
+    same = [form for form in alike if form.shape == tuple(tensor.shape[1:])]
+    return (same or alike or forms)[0]
 
 
 def _array(tensor: RequestTensor, form: TensorForm, most: int, raw: memoryview | None) -> Array:
@@ -279,16 +323,16 @@ def _flat(data: object, shape: tuple[int, ...]) -> list[Any] | None:
 
 
 def _wanted(
-    request: InferenceRequest, gives: Sequence[TensorForm], parameters: RequestParameters
+    request: InferenceRequest, signature: Signature, taken: TensorForm, parameters: RequestParameters
 ) -> tuple[WantedOutput, ...]:
     """Return the outputs that are wanted, in order: those that a request names, or all."""
-    forms = {form.name: form for form in gives}
+    forms = {form.name: form for form in (*signature.also_gives, *signature.gives)}
     if not request.outputs:
-        return tuple(WantedOutput(form, parameters.binary_data_output) for form in gives)
+        return tuple(WantedOutput(form, parameters.binary_data_output) for form in signature.given_with(taken))
     wanted: dict[str, WantedOutput] = {}
     for number, output in enumerate(request.outputs):
         if output.name in wanted or output.name not in forms:
-            known = " and ".join(map(repr, forms))
+            known = " and ".join(repr(form.name) for form in signature.gives)
             why = "it is asked for twice" if output.name in wanted else f"this model gives {known}"
             raise _bad(f"outputs[{number}] is {shown(output.name)}: {why}")
         own = output.parameters or OutputParameters()

@@ -5,14 +5,11 @@ Imported where networks are registered alone: driver functions have no splitter.
 
 from __future__ import annotations
 
-import mmap
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from math import prod
 from pathlib import Path
-from typing import Final
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -26,18 +23,17 @@ from serfer.api.jobs.registrations import NETWORK_NAME, RegistrationOptions, sub
 from serfer.core.errors import InputError
 from serfer.core.plan import MAX_ELEMENTS
 from serfer.core.units import MIB
+from serfer.plan_directory import NETWORK_SUFFIX
 from serfer.registry import Registry
 from serfer.settings import Settings
 from serfer.variants.making import MakingOptions
 from serfer.variants.register import DEFAULT_MAX_LOSS, DEFAULT_MOST, check_options
 from serfer.variants.submitted import SubmittedNetwork
 from serfer.variants.unpacking import SET, UnpackJob
+from serfer.wiring.network_file import outside_weights
 from splitter.network.description import read_labels, read_preprocess
 from splitter.network.zoo import ZOO
 
-_SUFFIX: Final = ".onnx"
-_EXTERNAL: Final = re.compile(rb"\x6a[\x80-\xff]?[\x00-\x7f]\Z", re.DOTALL)  # its field 13, with the entry's length
-_LOCATION: Final = b"\x0a\x08location\x12"
 _NETWORK, _VALIDATION, _PREPROCESS, _LABELS = "network", "validation", "preprocess", "labels"
 
 
@@ -107,32 +103,17 @@ def _network(options: RegistrationOptions, file: FormFile | None) -> tuple[str, 
             known = ", ".join(ZOO)
             raise _refused(f"no network {network!r} in the zoo: there is {known}; send others as ONNX files")
         return network, options.name or network
-    name = options.name or file.filename.removesuffix(_SUFFIX)
+    name = options.name or file.filename.removesuffix(NETWORK_SUFFIX)
     if not NETWORK_NAME.fullmatch(name):
         raise _refused("the file's name cannot name a network: give name, 1 to 32 letters, digits and ._-")
-    path = file.path.with_suffix(_SUFFIX)
+    path = file.path.with_suffix(NETWORK_SUFFIX)
     file.path.rename(path)
-    if _has_outside_weights(path):
+    if next(outside_weights(path), None) is not None:
         raise _refused(
             "the network has its weights in other files: send one file, as torch.onnx.export(..., external_data=False) "
             "writes it"
         )
     return str(path), name
-
-
-def _has_outside_weights(path: Path) -> bool:
-    """Return whether a tensor of an ONNX file says where else its values are, without reading the network.
-
-    An entry of TensorProto.external_data (field 13) whose key (field 1) is "location" and that has a value (field 2).
-    """
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            return False
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            place = data.find(_LOCATION)
-            while place >= 0 and not _EXTERNAL.search(data[max(0, place - 3) : place]):
-                place = data.find(_LOCATION, place + 1)
-            return place >= 0
 
 
 def _check_description(files: Mapping[str, FormFile], folder: Path, application: str, registry: Registry) -> None:

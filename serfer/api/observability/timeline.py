@@ -10,12 +10,20 @@ from typing import Any, NamedTuple
 from drivers.driver import Answer
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.http_messages import SelectedVariant, ServedReport, StageProgress, TaskTime, Timeline
+from serfer.core.http_messages import (
+    SelectedVariant,
+    ServedPrediction,
+    ServedReport,
+    StageProgress,
+    TaskTime,
+    Timeline,
+)
 from serfer.core.plan import Plan
-from serfer.core.report import QueryReport
+from serfer.core.report import PredictedImage, QueryReport
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
+from serfer.pipeline.prediction import kind_of
 from serfer.pipeline.report import task_usd
 
 
@@ -32,6 +40,12 @@ def served_report(
     timeline = _timeline(answered, plan, facts) if explain else None
     known = {field.name: getattr(result.report, field.name) for field in fields(QueryReport)}
     return ServedReport(**known, timeline=timeline, selected=selected)
+
+
+def served_prediction(report: ServedReport, plan: Plan, images: Sequence[PredictedImage]) -> ServedPrediction:
+    """Return a query's report with what was found in its images, in place of their classes."""
+    known = {field.name: getattr(report, field.name) for field in fields(ServedReport)}
+    return ServedPrediction(**{**known, "images": tuple(images)}, kind=kind_of(plan))
 
 
 def progress(plan: Plan, stages: Sequence[StageRun], zero: float) -> tuple[StageProgress, ...]:

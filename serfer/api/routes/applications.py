@@ -197,6 +197,7 @@ def _variant(
 ) -> ListedVariant:
     name, accuracy = served_name(served.name, variant.name), variant.accuracy
     desired = served.scaled.desired if served.scaled else {}
+    cautions = applications.cautions(served.name, variant.name) if applications else {}
     return ListedVariant(
         name=variant.name,
         network=variant.network,
@@ -218,7 +219,7 @@ def _variant(
         peak_mb=_figure(variant.peak_mb),
         qps=_figure(variant.qps),
         cost_usd=_figure(variant.usd),
-        made=variant.made,
+        made="; ".join([variant.made, *(f"at {place}, {why}" for place, why in cautions.items())]),
     )
 
 

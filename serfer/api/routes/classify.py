@@ -1,16 +1,19 @@
-"""POST /v1/classify, and the results that were asked for with `Prefer: respond-async`."""
+"""POST /v1/classify and /v1/predict, and the results that were asked for with `Prefer: respond-async`."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
-from typing import Annotated, Any
+from math import prod
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -35,46 +38,61 @@ from serfer.api.requests import (
     unless_gone,
     wants_async,
 )
+from serfer.api.results.document import owner_id
+from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import CLASSIFY, problems
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import ApplicationQuery
-from serfer.core.http_messages import JobStatus, ServedReport, StageProgress
+from serfer.core.coco import CocoDataset, coco
+from serfer.core.http_messages import JobStatus, ServedPrediction, ServedReport, StageProgress
+from serfer.core.keys import ResultPlace
+from serfer.core.plan import Plan
+from serfer.core.report import BOXES, CLASSES
 from serfer.core.run_machine import StageRun
 from serfer.core.variants import Objectives
+from serfer.pipeline.prediction import Wanted, draws, kind_of
 
 _MOST_CLASSES = 65_536
 _PARAMETERS = ("top_k", "model", "deadline_ms", "explain", *PARAMETERS)
+_OF_BOXES = ("min_score", "format")
 _RESULT_ID = re.compile(r"[0-9a-f]{32}")
 _MS_PER_S = 1000
 
 
 @dataclass(frozen=True)
 class Classifying:
-    """Shared by the routes: the service, its limits, what was answered before, and the default deadline."""
+    """Shared by the routes: the service, its limits, what was answered before, the default deadline, what is kept."""
 
     service: Service
     limits: ApiLimits
     idempotency: IdempotencyStore
     queries: AsyncQueries
     deadline_ms: int
+    keeping: Keeping
 
 
 @dataclass(frozen=True)
 class _ClassifyRequest:
-    """One classify request, checked but for its images; `asked` is what it asks of an application."""
+    """One request, checked but for its images; `asked` is what it asks of an application.
+
+    One that `classifies` wants classes alone. Boxes are wanted `as_coco`, or as others are.
+    """
 
     request: Request
     query: ServiceQuery
-    top_k: int
+    wanted: Wanted
     explain: bool
     key: str | None
     asked: ApplicationQuery | None
+    classifies: bool = True
+    as_coco: bool = False
 
     def idempotency_key(self, images: Sequence[Upload]) -> IdempotencyKey | None:
         """Return what makes this request the same as another one with its idempotency key."""
         if self.key is None:
             return None
-        parameters = f"{as_text(self.asked) or self.query.model} {self.top_k} {self.explain}".encode()
+        asked = f"{as_text(self.asked) or self.query.model} {self.wanted.top_k} {self.explain}"
+        parameters = (asked if self.classifies else f"{asked} {self.wanted.min_score} {self.as_coco}").encode()
         parts = [part for image in images for part in (image.name.encode(errors="surrogatepass"), image.data)]
         return IdempotencyKey(owner_of(self.request), self.key, digest_of([parameters, *parts]))
 
@@ -82,7 +100,7 @@ class _ClassifyRequest:
 def classify_router(routes: Classifying) -> APIRouter:
     """Return the routes of `routes`."""
     router = APIRouter(prefix="/v1", tags=["classify"])
-    service, queries = routes.service, routes.queries
+    queries = routes.queries
 
     @router.post(
         "/classify",
@@ -109,11 +127,42 @@ def classify_router(routes: Classifying) -> APIRouter:
         check_parameters(request, _PARAMETERS)
         named = _Destination(model, requested)
         parsed = _parse(routes, request, named, top_k=top_k, deadline_ms=deadline_ms, explain=explain)
-        service.check(parsed.query)  # before the body is read
-        images = await read_images(request, routes.limits, parsed.query.left_s)
-        if wants_async(request):
-            return await _later(routes, parsed, images)
-        return await unless_gone(request, _now(routes, parsed, images))
+        return await _answered(routes, parsed)
+
+    @router.post(
+        "/predict",
+        response_model=ServedPrediction | CocoDataset,
+        responses={
+            200: {"description": "What the network finds in each image, and what the query took."},
+            202: {"model": JobStatus, "description": "It was begun: Location says where its result will be."},
+            **problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504),
+        },
+        openapi_extra=CLASSIFY,
+    )
+    async def predict(
+        request: Request,
+        top_k: Annotated[int, Query(ge=1, le=_MOST_CLASSES, description="How many classes at most, best first.")] = 5,
+        min_score: Annotated[
+            float | None, Query(ge=0.0, le=1.0, description="The least score of a box, in place of the plan's.")
+        ] = None,
+        form: Annotated[
+            Literal["json", "coco"], Query(alias="format", description="coco: boxes as a COCO data set, with scores.")
+        ] = "json",
+        model: Annotated[str | None, Query(max_length=80, description="One of GET /v1/models.")] = None,
+        deadline_ms: Annotated[
+            int | None, Query(ge=1, le=MAX_DEADLINE_MS, description="Give up then; waiting counts.")
+        ] = None,
+        explain: Annotated[bool, Query(description="Also say where the time went, task by task.")] = False,  # noqa: FBT002 - a query parameter
+        *,
+        requested: Annotated[tuple[str | None, Objectives], Depends(objectives_of)],
+    ) -> Response:
+        """Say what any network finds in the images of one request: classes, boxes, a vector's values, or maps."""
+        check_parameters(request, (*_PARAMETERS, *_OF_BOXES))
+        named = _Destination(model, requested)
+        parsed = _parse(routes, request, named, top_k=top_k, deadline_ms=deadline_ms, explain=explain, classifies=False)
+        parsed = replace(parsed, wanted=Wanted(top_k, min_score), as_coco=form == "coco")
+        _check_form(parsed)
+        return await _answered(routes, parsed)
 
     @router.get(
         "/results/{result_id}",
@@ -149,20 +198,51 @@ class _Destination:
     requested: tuple[str | None, Objectives]
 
 
+async def _answered(routes: Classifying, parsed: _ClassifyRequest) -> Response:
+    """Return the response to a request whose body is yet to be read."""
+    routes.service.check(parsed.query)  # before the body is read
+    images = await read_images(parsed.request, routes.limits, parsed.query.left_s)
+    if wants_async(parsed.request):
+        return await _later(routes, parsed, images)
+    return await unless_gone(parsed.request, _now(routes, parsed, images))
+
+
 def _parse(
-    routes: Classifying, request: Request, named: _Destination, *, top_k: int, deadline_ms: int | None, explain: bool
+    routes: Classifying,
+    request: Request,
+    named: _Destination,
+    *,
+    top_k: int,
+    deadline_ms: int | None,
+    explain: bool,
+    classifies: bool = True,
 ) -> _ClassifyRequest:
     allowed_s = (deadline_ms or routes.deadline_ms) / _MS_PER_S
     identifier = getattr(request.state, "request_id", "") or secrets.token_hex(8)
     asked = asked_of(routes.service, named.model, named.requested, identifier)
     if asked is None:
         name = routes.service.name(named.model)
-        check_classifies(routes.service, name)
+        if classifies:
+            check_classifies(routes.service, name)
         request.state.plan = routes.service.pipelines[name].plan
     else:
         name = asked.application
     query = query_of(request, name, allowed_s)
-    return _ClassifyRequest(request, query, top_k, explain, idempotency_header(request), asked)
+    return _ClassifyRequest(
+        request, query, Wanted(top_k), explain, idempotency_header(request), asked, classifies=classifies
+    )
+
+
+def _check_form(parsed: _ClassifyRequest) -> None:
+    """Refuse COCO's format where there are no boxes, or no answer yet; raises Problem 422."""
+    plan: Plan | None = getattr(parsed.request.state, "plan", None)
+    if parsed.as_coco and (plan is None or plan.detection is None):
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"{parsed.query.model} gives no boxes, and format=coco is for boxes: leave it out",
+        )
+    if parsed.as_coco and wants_async(parsed.request):
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "format=coco is for answers at once: leave Prefer out")
 
 
 def check_classifies(service: Service, name: str) -> None:
@@ -172,7 +252,8 @@ def check_classifies(service: Service, name: str) -> None:
         outputs = ", ".join(f"{tensor.name} {list(tensor.dims)} {tensor.dtype}" for tensor in plan.output_tensors)
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"{name} has no score for each class; an image's outputs are {outputs}: POST /v2/models/{name}/infer",
+            f"{name} has no score for each class; an image's outputs are {outputs}: POST /v1/predict, or "
+            f"/v2/models/{name}/infer",
         )
 
 
@@ -192,11 +273,46 @@ async def _answer(
     routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
 ) -> bytes:
     """Return the body of the answer, explained where `watch` follows the query."""
-    query = replace(parsed.query, context=replace(parsed.query.context, watch=watch))
-    question = Question(query, parsed.top_k, parsed.explain or watch is not None, parsed.asked)
-    state = parsed.request.state
+    context = replace(parsed.query.context, watch=watch, result=_place_of_maps(routes, parsed, len(images)))
+    query, state = replace(parsed.query, context=context), parsed.request.state
+    explain = parsed.explain or watch is not None
+    question = Question(query, parsed.wanted, explain, parsed.asked, classifies=parsed.classifies)
     state.answered, report = await answer(routes.service, question, images, lambda plan: setattr(state, "plan", plan))
-    return json.dumps(report.as_dict(), allow_nan=False).encode()
+    if state.answered.result.kept is not None:
+        routes.keeping.metrics.result_kept(state.answered.result.kept.nbytes)
+    if parsed.as_coco and isinstance(report, ServedPrediction):
+        return await asyncio.to_thread(_encoded, asdict(coco(report.images, state.plan.labels)))
+    return _encoded(report.as_dict()) if parsed.classifies else await asyncio.to_thread(_encoded, report.as_dict())
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, allow_nan=False).encode()
+
+
+def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -> ResultPlace | None:
+    """Return where maps are kept that an answer cannot have in it, None for other answers; raises Problem 422.
+
+    An answer has vectors, masks and maps of one channel, as far as their arrays have no more bytes than an answer may.
+    """
+    if parsed.classifies or parsed.asked is not None:
+        return None
+    pipeline = routes.service.pipelines[parsed.query.model]
+    plan = pipeline.plan
+    if kind_of(plan) in (CLASSES, BOXES):
+        return None
+    most = routes.limits.max_answer_bytes
+    size = images * sum(prod(tensor.dims) * np.dtype(tensor.dtype).itemsize for tensor in plan.output_tensors)
+    if draws(plan) and size <= most:
+        return None
+    if routes.keeping.kept is None:
+        outputs = ", ".join(f"{tensor.name} {list(tensor.dims)} {tensor.dtype}" for tensor in plan.output_tensors)
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"an answer has no room for an image's outputs, {outputs}: it has vectors, masks and maps of one channel, "
+            f"{most:,} bytes at most, and this service keeps no results. POST /v2/models/{parsed.query.model}/infer, "
+            "or split the network with --reduce argmax",
+        )
+    return pipeline.new_result(owner_id(parsed.request))
 
 
 async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:

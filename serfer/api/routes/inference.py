@@ -2,7 +2,8 @@
 
 Every model has one version, "1". It takes exactly one of two tensors: "input", float32 as the network reads it, or,
 where the plan says how an image becomes that, "image", the pixels of images of the network's size. It gives "logits",
-or the outputs that its network has. Triton's extensions for binary data and classification are there. Its statistics,
+or the outputs that its network has. A network that was read from an ONNX file has its input in the file's form and its
+tensors by the file's names as well. Triton's extensions for binary data and classification are there. Its statistics,
 settings, traces and shared memory are not: there are no such routes. Its repository
 is in serfer/api/routes/repository.py.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -43,7 +45,7 @@ from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.applications import ApplicationQuery, Choice, Run
 from serfer.applications.tables import Side
 from serfer.core.errors import DeadlineError, UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import FileTensors, Plan, Shape
 from serfer.core.variants import Objectives
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
 from serfer.results import ResultManifest
@@ -70,13 +72,26 @@ class Inferring:
 
 
 def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
-    """Return what a plan's model takes and gives."""
+    """Return what a plan's model takes and gives: as SerFer names it, or as the file that it was read from does."""
     shape = plan.input
     takes = [TensorForm("input", "FP32", (shape.channels, shape.height, shape.width))]
-    if plan.preprocess is not None:
-        takes.append(TensorForm("image", "UINT8", (shape.height, shape.width, shape.channels)))
+    pixels = TensorForm("image", "UINT8", (shape.height, shape.width, shape.channels))
+    images = [pixels] if plan.preprocess is not None else []
     gives = [TensorForm(each.name, DATATYPES[each.dtype], each.dims) for each in plan.output_tensors]
-    return Signature(takes, gives, limits.max_images, limits.max_answer_bytes, limits.max_result_bytes)
+    most = limits.max_images, limits.max_answer_bytes, limits.max_result_bytes
+    if plan.file is None:
+        return Signature([*takes, *images], gives, *most)
+    own = [replace(form, name=plan.file.output or form.name, tensor=form.name) for form in gives]
+    own = own if len(own) == 1 else gives
+    return Signature([_own_input(plan.file, shape, images), *images], own, *most, takes, gives)
+
+
+def _own_input(file: FileTensors, shape: Shape, images: Sequence[TensorForm]) -> TensorForm:
+    """Return the input of a file, which is pixels where a plan takes those and the file does."""
+    sides = {"C": shape.channels, "H": shape.height, "W": shape.width}
+    axes = file.axes.removeprefix("N")
+    form = TensorForm(file.input, DATATYPES[file.dtype], tuple(sides[axis] for axis in axes), axes)
+    return replace(form, axes="") if any((form.datatype, axes) == (each.datatype, "HWC") for each in images) else form
 
 
 def protocol_health_router(service: Service) -> APIRouter:
@@ -281,7 +296,7 @@ def _agree(
 
 async def _described(keeping: Keeping, query: ServiceQuery, inference: Inference, stored: ResultManifest) -> Response:
     """Return what is said of a query's outputs that were kept."""
-    names = [wanted.form.name for wanted in inference.wanted]
+    names = [wanted.form.tensor or wanted.form.name for wanted in inference.wanted]
     said = await asyncio.to_thread(keeping.said, stored, names)
     identifier = {} if inference.id is None else {"id": inference.id}
     body = json.dumps({**said, **identifier}, allow_nan=False).encode()

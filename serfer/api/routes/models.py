@@ -21,9 +21,10 @@ from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.applications.applications import Applications, served_name
 from serfer.core.http_messages import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
-from serfer.core.plan import Operator, Plan
+from serfer.core.plan import Operator, Plan, Preprocess
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
+from serfer.pipeline.prediction import kind_of
 
 _MOST_DESCRIBED: Final = 256  # plans that are not worked out again, however many variants come and go
 _UNEXPLAINED = "Nothing is predicted of this plan: its explanation.json is missing."
@@ -94,11 +95,13 @@ class StageAnatomy:
 class Fit:
     """How a picture becomes the input: its shorter side is resized to `resize` pixels and the middle is cut out.
 
-    Where `resize` is null, the whole picture is stretched to the input's size.
+    Where `resize` is null, the whole picture is stretched to the input's size, or resized and padded to it where `pad`
+    says at which place: "centre", "corner", "square" or "height".
     """
 
     resize: int | None
     interpolation: str
+    pad: str | None
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,7 @@ def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
         "input": ModelInput(plan.input.height, plan.input.width, plan.input.channels),
         "default": default,
         "outputs": tuple(ModelOutput(each.name, each.dtype, each.dims) for each in plan.output_tensors),
+        "kind": kind_of(plan),
         "weights": plan.weights,
         "untrained": plan.untrained,
         "grids": tuple(str(stage.grid) for stage in plan.stages),
@@ -236,7 +240,7 @@ def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
     return ModelAnatomy(
         **_listed(name, plan, default=default),
         classes=plan.output.elements if plan.classifies else 0,
-        fit=Fit(plan.preprocess.resize, plan.preprocess.interpolation) if plan.preprocess else None,
+        fit=_fit(plan.preprocess) if plan.preprocess else None,
         predicted_for=plan.store,
         predicted_ms=round(sum(plan.predicted_ms), 3),
         predicted_cost_usd=plan.predicted_usd or 0.0,
@@ -245,6 +249,10 @@ def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
         unsplit=tuple(_competitor(choice) for choice in known if choice.plan.tasks == 1),
         competitors=tuple(_competitor(choice) for choice in known),
     )
+
+
+def _fit(preprocess: Preprocess) -> Fit:
+    return Fit(preprocess.resize, preprocess.interpolation, preprocess.pad.place if preprocess.pad else None)
 
 
 def _stage(plan: Plan, number: int) -> StageAnatomy:

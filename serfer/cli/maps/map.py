@@ -30,6 +30,7 @@ from serfer.cli.shared.options import (
 from serfer.cli.shared.terminal import complain, uninterrupted
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import IncompleteMapError, SerferError, UsageError
+from serfer.core.plan import answer_digest
 from serfer.offline.notify.event import OfflineJob
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
@@ -150,7 +151,7 @@ def map_images(
         raise UsageError("no image was given: name files, folders or s3://BUCKET/KEY")
     opening = Opening(plan, store, workers_of(workers, stack, "local"), driver, object_store, stack)
     targets = [] if dry_run else parse_targets(notify or (), load_settings().webhook_secret.get_secret_value())
-    job = OfflineJob("map", load_plan(plan).digest, named, result, new_run())
+    job = OfflineJob("map", answer_digest(load_plan(plan)), named, result, new_run())
     with notifying(job, targets) as ending, _mapper(opening, options) as (mapper, watcher):
         try:
             if images_from or is_many(named, result):

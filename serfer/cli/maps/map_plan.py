@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serfer.cli.explain import show_plan
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
 from serfer.cli.shared.terminal import out
 from serfer.cli.split import dependency_bytes, memory_in
@@ -27,13 +28,17 @@ def map_plan(
         str,
         typer.Argument(
             help="An .onnx file whose height and width are free, or module.py:factory, a function without arguments "
-            "that returns the nn.Module (the file is imported and run, so it must be one that you trust)."
+            "that returns the nn.Module (the file is imported and run, so it must be one that you trust); or timm:NAME "
+            "or torchvision:NAME."
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
     sizes: Annotated[
         list[str], typer.Option("--size", help="HEIGHTxWIDTH of the images, in pixels; several may be given.")
     ],
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     window: Annotated[
         str,
         typer.Option(help="Side of windows in pixels of the result, or auto: the cheapest that functions can hold."),
@@ -78,7 +83,7 @@ def map_plan(
 
     with status_line() as progress:
         plan = make(
-            model,
+            named_model(model, weights_file, random, download),
             [_size(text) for text in sizes],
             directory,
             window=window,

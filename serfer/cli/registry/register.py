@@ -11,9 +11,10 @@ import typer
 
 from serfer.cli.registry.options import ByOption, RegistryOption, who
 from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
+from serfer.cli.shared.network_options import example_of
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import complain, err, out
-from serfer.cli.split import example_of
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.variants import Figure, Source, Variant
 from serfer.variants.register import DEFAULT_MAX_LOSS, DEFAULT_MOST, Registered
@@ -27,7 +28,8 @@ def register(
         str,
         typer.Argument(
             metavar="NETWORK",
-            help="As serfer split takes it (zoo name, .onnx, module.py:factory), or a plan directory.",
+            help="As serfer split takes it (zoo name, timm:NAME, torchvision:NAME, .onnx, module.py:factory), or a "
+            "plan directory.",
         ),
     ],
     app: Annotated[str, typer.Option("--app", help="The application whose queries it shall answer.")],
@@ -38,6 +40,9 @@ def register(
     name: Annotated[
         str | None, typer.Option(help="The network's name in the application; by default its file's.")
     ] = None,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     registry: RegistryOption = None,
     by: ByOption = None,
     most: Annotated[int, typer.Option(help="How many variants to register at most.")] = DEFAULT_MOST,
@@ -73,7 +78,7 @@ def register(
 
     with _progress() as progress:
         registered = register_network(
-            network,
+            named_model(network, weights_file, random, download),
             app,
             validation,
             name=name,

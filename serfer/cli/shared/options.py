@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
+from serfer.plan_directory import is_network_file
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
+PlanOrFileOption = Annotated[
+    Path | None,
+    typer.Option("--plan", help="A plan directory, from serfer split; or an .onnx file, which is run as it is."),
+]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
 
 
@@ -117,20 +123,43 @@ def check_named(stack: str | None, *named: object) -> None:
         raise UsageError(f"--stack {stack}: say which plan it serves: --plan DIR, as it was packaged, or --model")
 
 
-def plan_directory(plan: Path | None, model: str | None, stack: str | None = None) -> Path:
-    """Return the directory of --plan, or of --model in the cache.
+def plan_directory(
+    plan: Path | None,
+    model: str | None,
+    stack: str | None = None,
+    file: FileOptions = NO_OPTIONS,
+    workers: str | None = None,
+) -> Path:
+    """Return the directory of --plan, or of --model in the cache; an .onnx file's as its options say.
 
-    Raises UsageError where both are given, or neither for a stack.
+    Raises UsageError where both are given, or neither for a stack, or a file for workers in AWS.
     """
     check_named(stack, plan, model)
     if plan is not None and model is not None:
         raise UsageError("give --plan or --model, not both")
-    if plan is not None:
+    is_file = plan is not None and is_network_file(plan)
+    file.check(files=int(is_file))
+    if plan is not None and not is_file:
         return plan
-    from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - the command line starts fast
-
     with status_lines() as progress:
+        if plan is not None:
+            return plan_of(plan, file, progress, deployed=stack is not None or workers == "aws")
+        from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - the command line starts fast
+
         return zoo_plan(model or _DEFAULT_MODEL, load_settings(), progress)
+
+
+def network_among(images: Sequence[str], plan: Path | None) -> tuple[list[str], Path | None]:
+    """Return images without the network's file among them, and that file in place of --plan; raises UsageError."""
+    files = [name for name in images if is_network_file(name)]
+    others = [name for name in images if name not in files]
+    if not files:
+        return others, plan
+    if plan is not None or len(files) > 1:
+        raise UsageError(f"{' and '.join([*files, *([str(plan)] if plan else [])])} are several networks: give one")
+    if not others:
+        raise UsageError(f"{files[0]} is a network: name images, too")
+    return others, Path(files[0])
 
 
 @contextmanager

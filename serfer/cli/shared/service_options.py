@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,8 @@ import typer
 
 from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
-from serfer.cli.shared.options import plan_directory
+from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
+from serfer.cli.shared.options import plan_directory, status_lines
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import UsageError
@@ -20,9 +21,10 @@ from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.fleet.policy_state import open_place
 from serfer.pipeline.plan_choice import terms
-from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
+from serfer.plan_directory import COLD_DIRECTORY, is_network_file, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
 from serfer.wiring.options import check_keep_warm
+from splitter.network.zoo import ZOO
 from storage import check_known
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
@@ -33,12 +35,24 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
+NetworksArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[[NAME=]NETWORK]...",
+        help="An .onnx file, which is served as it is; a plan directory, from serfer split; or a model of the zoo.",
+        show_default=False,
+    ),
+]
 ModelsOption = Annotated[
     list[str] | None, typer.Option("--model", help="A model of the zoo; may be repeated. The first one is the default.")
 ]
 PlansOption = Annotated[
     list[str] | None,
-    typer.Option("--plan", metavar="[NAME=]DIR", help="A plan directory, from serfer split; may be repeated."),
+    typer.Option(
+        "--plan",
+        metavar="[NAME=]DIR",
+        help="A plan directory, from serfer split, or an .onnx file; may be repeated.",
+    ),
 ]
 HostOption = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all there are.")]
 KeysOption = Annotated[
@@ -170,13 +184,26 @@ RegisterOption = Annotated[
 ]
 
 
-def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str, Path]:
+def served_models(
+    names: list[str] | None,
+    plans: list[str] | None,
+    networks: list[str] | None = None,
+    file: FileOptions = NO_OPTIONS,
+    *,
+    deployed: bool = False,
+) -> dict[str, Path]:
     """Return the plan directories to serve, by model name; by default the zoo's own default.
 
-    Raises UsageError for two of one name, PlanError for a map plan.
+    `networks` are files, plan directories or models of the zoo, and come first; `file` says what a file does not.
+    Raises UsageError for two of one name, or a file where functions are `deployed`; PlanError for a map plan.
     """
     models: dict[str, Path] = {}
-    wanted = [*((name, None) for name in names or ()), *((None, each) for each in plans or ())]
+    wanted = [
+        *map(_network, networks or ()),
+        *((name, None) for name in names or ()),
+        *((None, plan) for plan in plans or ()),
+    ]
+    file.check(sum(is_network_file(text) for _, text in wanted if text))
     for name, text in wanted or [(None, None)]:
         if text is None:
             directory = plan_directory(None, name)
@@ -184,13 +211,29 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
         else:
             match = _NAMED.fullmatch(text)
             directory = Path(match[2] if match else text)
+            if is_network_file(directory):
+                with status_lines() as progress:
+                    directory = plan_of(directory, file, progress, deployed=deployed)
             plan = load_plan(directory)
             called = match[1] if match else _NAME.sub("-", plan.model)
         check_whole_images(plan)
         if called in models:
-            raise UsageError(f"two models are called {called}: name one of them, --plan NAME=DIR")
+            raise UsageError(f"two models are called {called}: name one of them, NAME={text or directory}")
         models[called] = directory
     return models
+
+
+def _network(text: str) -> tuple[str | None, str | None]:
+    """Return an argument as (a model of the zoo, None), or as (None, what --plan takes)."""
+    return (text, None) if text in ZOO and not Path(text).exists() else (None, text)
+
+
+def as_plans(models: Mapping[str, Path]) -> list[str]:
+    """Return models that were found as options of another command line."""
+    return [
+        f"--plan={name}={path}" if _NAMED.fullmatch(f"{name}={path}") else f"--plan={path}"
+        for name, path in models.items()
+    ]
 
 
 def plans_of(directories: Iterable[Path], settings: Settings) -> list[tuple[Plan, Path]]:

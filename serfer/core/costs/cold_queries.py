@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from serfer.core.costs.cold_starts import StepTimes, critical_path
-from serfer.core.costs.cost_model import PlanPrice, Platform, StagePrice, billed_usd, invoke_seconds, price_plan
+from serfer.core.costs.cost_model import PlanPrice, Platform, billed_usd, price_plan
 
 if TYPE_CHECKING:
     from serfer.core.costs.aws import LambdaFacts
@@ -28,8 +27,6 @@ class ColdPrice(PlanPrice):
     The seconds of its stages are those that they add to the first answer, `times` says when each of them ends.
     """
 
-    times: tuple[StepTimes, ...]
-
     @property
     def seconds(self) -> float:
         """Expected seconds until the first answer."""
@@ -42,31 +39,9 @@ class ColdPrice(PlanPrice):
 
 
 def price_cold(plan: Plan, platform: Platform, memory_mb: int | None = None) -> ColdPrice:
-    """Price one query of one image that finds nothing warm, whatever share of colds the platform has."""
-    warm = price_plan(plan, replace(platform, cold_share=0.0), memory_mb)
-    facts = platform.functions
-    ready = [
-        start.seconds + (invoke_seconds(stage.tasks, facts) if step else 0.0)
-        for step, (stage, start) in enumerate(zip(warm.stages, warm.cold_starts, strict=True))
-    ]
-    times = critical_path(zip(ready, (stage.seconds for stage in warm.stages), strict=True))
-    stages = tuple(
-        _cold_stage(stage, start.seconds, time.waited, facts, warmed=step > 0)
-        for step, (stage, start, time) in enumerate(zip(warm.stages, warm.cold_starts, times, strict=True))
-    )
-    later = sum(time.waited for time in times)
-    latency = replace(warm.latency, least=warm.latency.least + later)
-    return ColdPrice(stages, warm.numbers, warm.cold_starts, latency, times)
-
-
-def _cold_stage(stage: StagePrice, start_s: float, waited_s: float, facts: LambdaFacts, *, warmed: bool) -> StagePrice:
-    starting = float(billed_usd(stage.memory_mb, start_s, facts)) + warmed * facts.price_request
-    return replace(
-        stage,
-        seconds=stage.seconds + waited_s,
-        usd=stage.usd + stage.tasks * starting,
-        billed_s=stage.billed_s + stage.tasks * start_s,
-    )
+    """Price one query of one image that finds nothing warm, whatever share of such queries the platform has."""
+    price = price_plan(plan, replace(platform, cold_share=1.0), memory_mb)
+    return ColdPrice(price.stages, price.numbers, price.cold_starts, price.times, price.latency)
 
 
 def warm_up_usd(price: PlanPrice, facts: LambdaFacts) -> float:

@@ -18,9 +18,13 @@ of an environment (`request_latency` and `bandwidth` of aws.toml, with their sou
     latency of the gang = dispatch + slowest of n invocations + inside
 
 Every member is billed from its own start until the last one has started and ended: n * (inside + slowest of n
-invocations - mean of one). With a share c of cold starts, a gang waits for one with probability 1 - (1 - c)^n, and all
-of its members are billed for that. A message is priced as one request to write, waiting for messages as one to read;
+invocations - mean of one). A message is priced as one request to write, waiting for messages as one to read;
 both have their bytes' price. A Redis node has none of these prices, its hours stand apart.
+
+A share S of the queries finds nothing warm. Such a query has the same steps, which wait for their environments where
+those are ready later (`critical_path` in cold_starts.py), and pays for the starts of all of them:
+
+    latency = (1 - S) warm + S cold = warm + S * seconds waited, dollars = warm + S * dollars of the starts
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.costs.aws import AwsFacts, LambdaFacts, StoreFacts
-from serfer.core.costs.cold_starts import ColdStart, cold_start
+from serfer.core.costs.cold_starts import ColdStart, StepTimes, cold_start, critical_path
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.inline_outputs import CROP_BYTES
 from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Plan, Shape, Stage, Tile, explained, stored_bytes
@@ -49,6 +53,8 @@ CARRY_RATE = 7.5e7
 """Bytes a second that a driver takes out of answers or puts into payloads: base64 in JSON, signing. ADR 9."""
 CODEC_RATE = 4e7
 """Bytes a second that a worker does the same with, its runtime included. ADR 9."""
+MEASURED_MEMBERS = 2
+"""Members of the widest gangs whose predictions were compared with measurements (docs/explanation/planner.md)."""
 _BASE64 = 4 / 3
 _NEAR_S = 0.005  # of a request, up to which large crops go through a store (serfer/wiring): S3 takes longer
 _MB_PER_GB = 1024
@@ -63,14 +69,15 @@ Floats = NDArray[np.float64]
 class Platform:
     """The platform of a plan: Lambda, and the store between its stages, perhaps with a second one for large objects.
 
-    `cold_share` is how many of the invocations find no warm environment; a cold one takes as long as it takes to start
-    a process and to have the function's weights (cold_starts.py).
+    `cold_share` is the share of the queries that find no warm environment for any of their steps (cold_starts.py);
+    with `snapstart` environments start from snapshots.
     """
 
     functions: LambdaFacts
     store: StoreFacts
     cold_share: float = 0.0
     objects: StoreFacts | None = None
+    snapstart: bool = False
 
     @property
     def crop_limit(self) -> float:
@@ -137,7 +144,7 @@ class StageLoad:
 
     def cold_start(self, platform: Platform) -> ColdStart:
         """Predict the parts of a cold start of one of its tasks."""
-        return cold_start(self.weight_bytes, self.weights_in, platform.functions)
+        return cold_start(self.weight_bytes, self.weights_in, platform.functions, snapstart=platform.snapstart)
 
     def placed(self, platform: Platform) -> StageLoad:
         """Return the load with the image where the driver puts it: in payloads, or large crops in a near store."""
@@ -196,17 +203,34 @@ def task_seconds(load: StageLoad, memory_mb: Floats | float, platform: Platform)
 
 
 def stage_price(load: StageLoad, memory_mb: Floats | float, platform: Platform) -> tuple[Floats, Floats]:
-    """Predict a stage's expected seconds and its dollars, for one query.
+    """Predict a stage's expected seconds and its dollars, for one query in warm environments.
 
     `memory_mb` is a number, or an array whose last axis, of length 1, stands for the tasks; the result lacks that axis.
     """
     load, memory = load.placed(platform), np.asarray(memory_mb)
-    tasks, cold = task_seconds(load, memory, platform), load.cold_start(platform).seconds
+    tasks = task_seconds(load, memory, platform)
     driver = load.tasks * DISPATCH_SECONDS + load.driver_seconds(platform)
-    starting = invoke_seconds(load.tasks, platform.functions) + _someone_is_cold(load.tasks, platform) * cold
-    billed = billed_usd(memory, tasks + platform.cold_share * cold, platform.functions)
+    starting = invoke_seconds(load.tasks, platform.functions)
+    billed = billed_usd(memory, tasks, platform.functions)
     usd = (billed + platform.functions.price_request).sum(axis=-1) + load.usd(platform)
     return np.asarray(driver + starting + tasks.max(axis=-1)), np.asarray(usd)
+
+
+def ready_seconds(tasks: int, cold_s: float, functions: LambdaFacts, *, first: bool) -> float:
+    """Return the second of a query that finds nothing warm at which the environments of a step are ready.
+
+    `cold_s` is what a cold start of one takes. A query's own tasks start the environments of its `first` step,
+    warm-up requests those of the others, which wait for an invocation in addition.
+    """
+    return cold_s + (0.0 if first else invoke_seconds(tasks, functions))
+
+
+def starting_usd(
+    tasks: int, memory_mb: Floats | float, cold_s: float, functions: LambdaFacts, *, first: bool
+) -> Floats:
+    """Price the starts of a step's environments in a query that finds nothing warm, warm-up requests included."""
+    request = 0.0 if first else functions.price_request
+    return np.asarray(tasks * (billed_usd(memory_mb, cold_s, functions) + request))
 
 
 @dataclass(frozen=True)
@@ -298,17 +322,15 @@ def gang_price(
     carrying_s: Floats | float,
     store_usd: Floats | float,
     memory_mb: Floats | float,
-    cold_s: Floats | float,
     platform: Platform,
 ) -> tuple[Floats, Floats]:
-    """Predict a gang's expected seconds and its dollars, for one query.
+    """Predict a gang's expected seconds and its dollars, for one query in warm environments.
 
     `inside_s` are the seconds of reading, of its stages and exchanges, and of writing, each of the slowest member;
-    `carrying_s` the driver's for what is inline, `store_usd` what the stores charge, `cold_s` what a cold start adds.
+    `carrying_s` the driver's for what is inline, `store_usd` what the stores charge.
     """
     functions = platform.functions
-    waiting = _someone_is_cold(members, platform) * np.asarray(cold_s)
-    running = TASK_SECONDS + inside_s + waiting
+    running = TASK_SECONDS + inside_s
     seconds = members * DISPATCH_SECONDS + carrying_s + invoke_seconds(members, functions) + running
     billed = billed_usd(np.asarray(memory_mb), running + start_skew(members, functions), functions)
     return np.asarray(seconds), np.asarray(members * (billed + functions.price_request) + store_usd)
@@ -330,10 +352,6 @@ def invoke_seconds(tasks: int, functions: LambdaFacts) -> float:
     return functions.invoke_floor + functions.invoke_tail * sum(1 / number for number in range(1, tasks + 1))
 
 
-def _someone_is_cold(tasks: int, platform: Platform) -> float:
-    return float(1 - (1 - platform.cold_share) ** tasks)
-
-
 def invocation_usd(memory_mb: int, milliseconds: float, facts: LambdaFacts, shared: int = 1) -> float:
     """Price one invocation in dollars: the request plus memory times duration, rounded up to the millisecond.
 
@@ -345,7 +363,7 @@ def invocation_usd(memory_mb: int, milliseconds: float, facts: LambdaFacts, shar
 
 @dataclass(frozen=True)
 class Latency:
-    """A plan's latency in warm environments, in seconds: `step` is the distance of `probability`'s points from `least`.
+    """A plan's latency in seconds: `step` is the distance of `probability`'s points from `least`.
 
     Compute is a fixed number here; what varies are the invocations.
     """
@@ -365,20 +383,22 @@ class Latency:
 
 
 def latency(
-    stages: Sequence[tuple[float, int]], functions: LambdaFacts, cold: Sequence[tuple[float, float]] = ()
+    stages: Sequence[tuple[float, int]], functions: LambdaFacts, cold_share: float = 0.0, waited_s: float = 0.0
 ) -> Latency:
     """Return the distribution of a plan's latency from each stage's expected warm seconds and number of tasks.
 
     The slowest of n exponential tails has the distribution (1 - exp(-t))^n; stages add up, so theirs are convolved.
-    `cold` has the probability that a stage waits for a cold start, and the seconds that it then waits.
+    The `cold_share` of queries that find nothing warm takes `waited_s` longer.
     """
-    step = max(functions.invoke_tail / _STEPS, sum(seconds for _, seconds in cold) / _COLD_STEPS)
+    step = max(functions.invoke_tail / _STEPS, (waited_s if cold_share else 0.0) / _COLD_STEPS)
     total, probability = 0.0, np.ones(1)
     for seconds, tasks in stages:
         total += seconds - functions.invoke_tail * sum(1 / number for number in range(1, tasks + 1))
         probability = _convolved(probability, _slowest(tasks, functions.invoke_tail / step))
-    for share, seconds in cold:
-        probability = _delayed(probability, share, round(seconds / step))
+    if cold_share == 1:
+        total += waited_s
+    elif cold_share:
+        probability = _delayed(probability, cold_share, round(waited_s / step))
     return Latency(total, step, probability / probability.sum())
 
 
@@ -390,8 +410,6 @@ def _slowest(tasks: int, steps: float) -> Floats:
 
 def _delayed(probability: Floats, share: float, steps: int) -> Floats:
     """Return a distribution of which a share comes so many steps later."""
-    if not share:
-        return probability
     return np.pad((1 - share) * probability, (0, steps)) + np.pad(share * probability, (steps, 0))
 
 
@@ -448,12 +466,15 @@ class GangPrice(StagePrice):
 class PlanPrice:
     """The cost of one query, by step, and the distribution of its latency: `stages` has one for each gang as well.
 
-    `numbers` are the plan's stages that each of them stands for, `cold_starts` what a cold start of each adds.
+    `numbers` are the plan's stages that each of them stands for, `cold_starts` the parts of a cold start of each,
+    `times` when each is ready and ends in a query that finds nothing warm. Seconds, dollars and billed seconds of
+    stages are expected ones, with the share of such queries.
     """
 
     stages: tuple[StagePrice, ...]
     numbers: tuple[range, ...]
     cold_starts: tuple[ColdStart, ...]
+    times: tuple[StepTimes, ...]
     latency: Latency
 
     def name(self, step: int) -> str:
@@ -474,14 +495,10 @@ class PlanPrice:
 
 
 def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> PlanPrice:
-    """Price one query of one image, with each stage's own memory or `memory_mb` for all of them.
-
-    Where the platform has no object store, everything goes through the one that it has.
-    """
+    """Price one query of one image, with each stage's own memory or `memory_mb` for all of them."""
     plan = plan if platform.objects else _without_objects(plan)
-    warm = replace(platform, cold_share=0.0)
-    prices, known, cold, starts = [], [], [], []
-    numbers: list[range] = []
+    functions, warm = platform.functions, list[StagePrice]()
+    starts, numbers = list[ColdStart](), list[range]()
     for number, _ in plan.functions:
         if numbers and number in numbers[-1]:
             continue
@@ -489,28 +506,52 @@ def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> 
         load: StageLoad
         if gang is None:
             load = plan_load(plan, number)
-            prices.append(_stage_priced(load, memory, platform))
-            known.append((float(stage_price(load, memory, warm)[0]), load.tasks))
+            warm.append(_stage_priced(load, memory, platform))
         else:
             members = gang_load(plan, gang)
             load = members.outer
-            prices.append(price_gang(members, memory, platform))
-            known.append((price_gang(members, memory, warm).seconds, load.tasks))
+            warm.append(price_gang(members, memory, platform))
         starts.append(load.cold_start(platform))
-        cold.append((_someone_is_cold(load.tasks, platform), starts[-1].seconds))
         numbers.append(gang.stages if gang else range(number, number + 1))
-    distribution = latency(known, platform.functions, cold if platform.cold_share else ())
-    return PlanPrice(tuple(prices), tuple(numbers), tuple(starts), distribution)
+    ready = (
+        ready_seconds(stage.tasks, start.seconds, functions, first=not step)
+        for step, (stage, start) in enumerate(zip(warm, starts, strict=True))
+    )
+    times = critical_path(zip(ready, (stage.seconds for stage in warm), strict=True))
+    share, waited_s = platform.cold_share, sum(time.waited for time in times)
+    distribution = latency([(stage.seconds, stage.tasks) for stage in warm], functions, share, waited_s)
+    stages = tuple(
+        _with_starts(stage, start, time.waited, platform, first=not step) if share else stage
+        for step, (stage, start, time) in enumerate(zip(warm, starts, times, strict=True))
+    )
+    return PlanPrice(stages, tuple(numbers), tuple(starts), times, distribution)
+
+
+def _with_starts(
+    stage: StagePrice, start: ColdStart, waited_s: float, platform: Platform, *, first: bool
+) -> StagePrice:
+    """Add to a step's warm price what the share of queries that find nothing warm waits and pays for its starts."""
+    share = platform.cold_share
+    billed_s, functions = start.billed_seconds, platform.functions
+    usd = float(starting_usd(stage.tasks, stage.memory_mb, billed_s, functions, first=first))
+    if start.restored:
+        usd += stage.tasks * stage.memory_mb / _MB_PER_GB * functions.price_snapstart_restored
+    return replace(
+        stage,
+        seconds=stage.seconds + share * waited_s,
+        usd=stage.usd + share * usd,
+        billed_s=stage.billed_s + share * stage.tasks * billed_s,
+    )
 
 
 def price_gang(load: GangLoad, memory_mb: int, platform: Platform) -> GangPrice:
-    """Price one query in a gang."""
+    """Price one query in a gang, in warm environments."""
     outer, members = load.outer.placed(platform), load.outer.tasks
     compute, ends = load.compute(memory_mb, platform), GangEnds.of(load.outer, platform)
     priced = [exchange.price(platform) for exchange in load.exchanges]
     inside_s = float(compute.max(axis=-1).sum() + sum(each for each, _ in priced) + ends.reading_s + ends.writing_s)
-    store_usd, cold_s = float(ends.usd + sum(each for _, each in priced)), outer.cold_start(platform).seconds
-    seconds, usd = gang_price(members, inside_s, ends.carrying_s, store_usd, memory_mb, cold_s, platform)
+    store_usd = float(ends.usd + sum(each for _, each in priced))
+    seconds, usd = gang_price(members, inside_s, ends.carrying_s, store_usd, memory_mb, platform)
     driver = members * DISPATCH_SECONDS + float(ends.carrying_s)
     billed = float(seconds) - driver - invoke_seconds(1, platform.functions)
     exchanging = sum(sum(map(np.sum, exchange.own_seconds(platform))) for exchange in load.exchanges)
@@ -535,14 +576,13 @@ def price_gang(load: GangLoad, memory_mb: int, platform: Platform) -> GangPrice:
 def _stage_priced(load: StageLoad, memory_mb: int, platform: Platform) -> StagePrice:
     load = load.placed(platform)
     seconds, usd = stage_price(load, memory_mb, platform)
-    starting = load.tasks * platform.cold_share * load.cold_start(platform).seconds
     through = [traffic for traffic, _ in load.through(platform)]
     return StagePrice(
         load.tasks,
         memory_mb,
         float(seconds),
         float(usd),
-        float(task_seconds(load, memory_mb, platform).sum()) + starting,
+        float(task_seconds(load, memory_mb, platform).sum()),
         sum(int(traffic.bytes_read.sum()) for traffic in through),
         sum(int(traffic.ranges.sum()) for traffic in through),
         sum(int(traffic.bytes_written.sum()) for traffic in through),

@@ -68,7 +68,9 @@ class Work:
     `taps` is the window's area, `edges` how many columns of the output have windows that leave the map. `bounded` and
     `curved` are the elements of the result that go through an activation inside the operator, one that compares or one
     that computes more (ReLU costs nothing there); `reordered` those that are brought `to` the other form: from blocks
-    of channels into order, or back. A convolution's channels are all of them, whatever its groups.
+    of channels into order, or back. A convolution's channels are all of them, whatever its groups. `measured_s`
+    are seconds on one vCPU that were measured, of work that no profile knows: more threads shorten them as they do
+    its kind.
     """
 
     kind: Kind
@@ -88,6 +90,7 @@ class Work:
     curved: int = 0
     reordered: int = 0
     to: Kind = Kind.REORDER_OUTPUT
+    measured_s: float = 0.0
 
 
 Counts = dict[str, float]
@@ -245,6 +248,8 @@ class Profiles:
 
     def _parts(self, work: Work, batch: int, without: frozenset[str] = frozenset()) -> tuple[float, float]:
         """Return `parts` of a work, some counts left out."""
+        if work.measured_s:
+            return self._shared(self.kinds[work.kind], batch * work.measured_s * _NS)
         profile = self.kinds[work.kind]
         serial, parallel = self._shared(profile, profile.ns(_without(counts(work, batch), without)))
         if work.reordered:

@@ -7,6 +7,7 @@ from typing import Any
 
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cold_queries import ColdBurst, ColdChoice, ColdPrice, price_cold
+from serfer.core.costs.cold_starts import COLD_SHARE
 from serfer.core.costs.cost_model import (
     HOURS_A_MONTH,
     Burst,
@@ -18,6 +19,7 @@ from serfer.core.costs.cost_model import (
     price_plan,
     standing_usd,
 )
+from serfer.core.costs.starting_ways import StartingWay, starting_ways
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
@@ -30,12 +32,12 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 class Circumstances:
     """The circumstances of a plan's runs: None means as the plan says.
 
-    `cold_share` is the share of invocations that find no warm environment, `burst` a number of queries.
+    `cold_share` is the share of queries that find nothing warm, `burst` a number of queries.
     """
 
     store: str | None = None
     memory_mb: int | None = None
-    cold_share: float = 0.0
+    cold_share: float | None = None
     burst: int = 1000
 
 
@@ -44,7 +46,7 @@ class Prices:
     """The prices of a plan over one kind of store or two: `query` as circumstances are, `cold` where nothing was warm.
 
     `standing_usd` is what a month costs in which no query comes: nothing where none goes through the store. `choice`
-    are the two ways to answer where nothing is warm, for a plan directory with a cold plan.
+    are the two ways to answer where nothing is warm, for a plan directory with a cold plan; `ways` are those to start.
     """
 
     plan: Plan
@@ -57,6 +59,7 @@ class Prices:
     standing_usd: float
     cold_plan: Plan | None = None
     choice: ColdChoice | None = None
+    ways: tuple[StartingWay, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `serfer cost --json` prints."""
@@ -77,6 +80,7 @@ class Prices:
             },
             "idle_month": {"hours": HOURS_A_MONTH, "functions_usd": 0.0, "store_usd": self.standing_usd},
             "cold_plan": self._cold_plan(),
+            "starts": [_way(way) for way in self.ways],
         }
 
     def _cold_plan(self) -> dict[str, Any] | None:
@@ -91,6 +95,20 @@ class Prices:
             "times_earlier": self.choice.times_earlier,
             "burst": {"whole": burst_dict(whole), "split": burst_dict(split)},
         }
+
+
+def _way(way: StartingWay) -> dict[str, Any]:
+    return {
+        "weights_in": way.weights_in,
+        "snapstart": way.snapstart,
+        "fits": way.fits,
+        "chosen": way.chosen,
+        "first_answer_ms": MS_PER_S * way.cold_seconds,
+        "cold_cost_usd": way.cold_usd,
+        "ms": MS_PER_S * way.seconds,
+        "cost_usd": way.usd,
+        "month_usd": way.month_usd,
+    }
 
 
 def burst_dict(burst: ColdBurst) -> dict[str, Any]:
@@ -120,7 +138,11 @@ def _query(plan: Plan, price: PlanPrice) -> dict[str, Any]:
                 "grid": str(plan.stages[numbers.start].grid),
                 "path": plan.stages[numbers[-1]].path,
                 "weights_in": plan.stages[numbers.start].weights_in,
-                "cold_start": {f"{name}_ms": MS_PER_S * seconds for name, seconds in asdict(start).items()},
+                "cold_start": {
+                    "process_ms": MS_PER_S * start.process,
+                    "fetching_ms": MS_PER_S * start.fetching,
+                    "sessions_ms": MS_PER_S * start.sessions,
+                },
                 **_stage(one),
             }
             for step, (numbers, one, start) in enumerate(
@@ -149,14 +171,15 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
     """
     plan.check_explained()
     store = given.store or plan.store
-    platform = Platform.over(facts, store, given.cold_share)
-    _check(given, facts.functions)
+    cold_share = cold_share_of(plan) if given.cold_share is None else given.cold_share
+    _check(given, cold_share, facts.functions)
+    platform = Platform.over(facts, store, cold_share)
     query = price_plan(plan, platform, given.memory_mb)
     cold = price_cold(plan, platform, given.memory_mb)
     return Prices(
         plan,
         store,
-        given.cold_share,
+        cold_share,
         query,
         cold,
         price_burst(query, given.burst, facts.functions),
@@ -164,6 +187,7 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
         standing_usd(platform) if uses_store(plan, facts) else 0.0,
         cold_plan,
         ColdChoice.of(plan, cold_plan, platform, given.memory_mb) if cold_plan else None,
+        starting_ways(plan, platform, given.memory_mb),
     )
 
 
@@ -178,9 +202,14 @@ def store_of(plan: Plan, facts: AwsFacts, cold_plan: Plan | None = None) -> str:
     return plan.store.partition("+")[0] if used else "s3"
 
 
-def _check(given: Circumstances, facts: LambdaFacts) -> None:
-    if not 0 <= given.cold_share <= 1:
-        raise UsageError(f"the share of cold starts is from 0 to 1, not {given.cold_share:g}")
+def cold_share_of(plan: Plan) -> float:
+    """Return the share of cold queries that a plan was chosen for; the assumed one where it does not say."""
+    return COLD_SHARE if plan.cold_share is None else plan.cold_share
+
+
+def _check(given: Circumstances, cold_share: float, facts: LambdaFacts) -> None:
+    if not 0 <= cold_share <= 1:
+        raise UsageError(f"the share of cold queries is from 0 to 1, not {cold_share:g}")
     if given.burst < 1:
         raise UsageError(f"a burst has at least 1 query, not {given.burst}")
     if given.memory_mb is not None and not facts.memory_min <= given.memory_mb <= facts.memory_max:

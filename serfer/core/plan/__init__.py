@@ -21,7 +21,8 @@ A vector of K values is a map of one row: 1 x K. So its columns are cut by the s
 
 from __future__ import annotations
 
-from serfer.core.plan.codec import FORMAT, dump_plan, parse_plan, sealed
+from serfer.core.plan.codec import FORMAT, answer_digest, dump_plan, parse_plan, sealed
+from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.model import (
     ACTIVATIONS,
     CACHE,
@@ -29,6 +30,8 @@ from serfer.core.plan.model import (
     FETCHED,
     IMAGE,
     INLINE,
+    INPUT_AXES,
+    INPUT_TYPES,
     OBJECTS,
     OUTPUT_TYPES,
     PATHS,
@@ -39,6 +42,7 @@ from serfer.core.plan.model import (
     Artefact,
     Cell,
     DeploymentOption,
+    FileTensors,
     Function,
     Gang,
     Input,
@@ -49,6 +53,7 @@ from serfer.core.plan.model import (
     Padding,
     Piece,
     Plan,
+    PlanDescription,
     Range,
     Shape,
     Stage,
@@ -56,8 +61,18 @@ from serfer.core.plan.model import (
     explained,
     stored_bytes,
 )
-from serfer.core.plan.preprocess import CHANNELS, INTERPOLATIONS, ImageLimits, Preprocess
-from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, labels_fit
+from serfer.core.plan.preprocess import (
+    CHANNELS,
+    INTERPOLATIONS,
+    OPENCV_BILINEAR,
+    PAD_PLACES,
+    ImageLimits,
+    Levels,
+    Pad,
+    Placement,
+    Preprocess,
+)
+from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
     AxisWindow,
@@ -77,12 +92,16 @@ __all__ = [
     "FORMAT",
     "IMAGE",
     "INLINE",
+    "INPUT_AXES",
+    "INPUT_TYPES",
     "INTERPOLATIONS",
     "MAX_ELEMENTS",
     "MAX_RANK",
     "NO_TILE",
     "OBJECTS",
+    "OPENCV_BILINEAR",
     "OUTPUT_TYPES",
+    "PAD_PLACES",
     "PATHS",
     "SCORES",
     "WEIGHT_PLACES",
@@ -93,19 +112,25 @@ __all__ = [
     "AxisWindows",
     "Cell",
     "DeploymentOption",
+    "DetectionHead",
+    "FileTensors",
     "Function",
     "Gang",
     "ImageLimits",
     "ImageWindow",
     "ImageWindows",
     "Input",
+    "Levels",
     "ModelChange",
     "Operator",
     "OutputTensor",
     "PackageLimit",
+    "Pad",
     "Padding",
     "Piece",
+    "Placement",
     "Plan",
+    "PlanDescription",
     "Preprocess",
     "Range",
     "SampleDifference",
@@ -113,7 +138,9 @@ __all__ = [
     "Stage",
     "Tile",
     "Windows",
+    "answer_digest",
     "check_sound",
+    "classes_of",
     "dump_plan",
     "explained",
     "labels_fit",

@@ -14,7 +14,7 @@ from serfer.core.plan.model import Plan
 from serfer.core.plan.validation import check_sound
 
 FORMAT = 11
-OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives")
+OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives", "cold_share")
 OF_STEP = ("predicted_ms", "predicted_usd")
 OF_TILE = ("serial_ms", "parallel_ms")
 """Fields of a plan, of its stages and gangs, and of tiles that explanation.json has: the digest does not cover them."""
@@ -22,6 +22,9 @@ _SHOWN = 40  # characters of what should have been a number
 
 
 def _digest(executed: dict[str, Any]) -> str:
+    """Return the digest of a plan as it was split."""
+    as_split = executed.get("as_split", {})
+    executed = {name: value for name, value in executed.items() if name != "as_split"} | as_split
     text = json.dumps({**executed, "digest": ""}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -34,6 +37,9 @@ def _executed(plan: Plan) -> dict[str, Any]:
         for record in records:
             for name in names:
                 del record[name]
+    for output in plain["outputs"]:
+        if not output["sized_by"]:  # as plans of before such outputs have it
+            del output["sized_by"], output["axis"]
     return plain
 
 
@@ -41,6 +47,17 @@ def sealed(plan: Plan) -> Plan:
     """Return the plan with its format and digest: SHA-256 of the canonical JSON of what is executed, files included."""
     plan = replace(plan, format=FORMAT)
     return replace(plan, digest=_digest(_executed(plan)))
+
+
+def answer_digest(plan: Plan) -> str:
+    """Return the digest of what answers follow from: the plan's own, unless its description was changed.
+
+    Functions are the same then, but what is kept of earlier answers is not to be mixed with later ones.
+    """
+    if plan.as_split is None:
+        return plan.digest
+    text = json.dumps([plan.digest, unstructure(plan.description)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def dump_plan(plan: Plan) -> str:

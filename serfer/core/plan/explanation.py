@@ -49,6 +49,7 @@ class _Explanation:
     alternatives: tuple[Alternative, ...]
     stages: tuple[_StageFigures, ...]
     gangs: tuple[_GangFigures, ...]
+    cold_share: Annotated[float, Bounds(0.0, 1.0)] | None = None
 
 
 def dump_explanation(plan: Plan) -> str:
@@ -61,6 +62,7 @@ def dump_explanation(plan: Plan) -> str:
         changes=plan.changes,
         ways=plan.ways,
         alternatives=plan.alternatives,
+        cold_share=plan.cold_share,
         stages=tuple(_figures(stage) for stage in plan.stages),
         gangs=tuple(_GangFigures(explained(gang.predicted_ms), explained(gang.predicted_usd)) for gang in plan.gangs),
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from serfer.core.checksum import CHECKSUM_BYTES
+from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import PlanError
 from serfer.core.geometry import Grid, Rect
+from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.preprocess import Preprocess
 from serfer.core.plan.windows import Windows
 from serfer.core.units import FLOAT_BYTES
@@ -23,6 +25,9 @@ ZIP, FETCHED, CONTAINER = WEIGHT_PLACES
 """Where a function has its weights: in its zip package, in the deployment's bucket, or in its container image."""
 OUTPUT_TYPES = ("float32", "int64", "int32", "uint8", "bool")
 """The numpy types of a network's outputs; between stages, all are float32, which holds them exactly up to 2^24."""
+INPUT_TYPES = ("float32", "float16", "float64", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool")
+INPUT_AXES = ("NCHW", "NHWC", "NHW", "CHW", "HWC")
+"""The numpy types and the axes that the input of a file may have: images, channels, height, width."""
 SCORES = "logits"
 """What the one output of a network that classifies is called."""
 _UNTRAINED = "random"  # how the zoo says that weights are
@@ -89,11 +94,31 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES."""
+    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES.
+
+    Where its size along `axis` of `dims` depends on the image, that is the most of it, and `sized_by` names the output
+    that has each image's own; else it is empty.
+    """
 
     name: str
     dims: tuple[int, ...]
     dtype: str
+    sized_by: str = ""
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensors:
+    """The input and the output of the ONNX file that a network was read from, as the file has them.
+
+    `dtype` is the input's numpy type, one of INPUT_TYPES, `axes` one of INPUT_AXES, where "HWC" and "CHW" are files of
+    one image. `output` is what the file calls its only output, empty where it has several: a plan has their own names.
+    """
+
+    input: str
+    dtype: str
+    axes: str
+    output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +355,11 @@ class DeploymentOption:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """An alternative of a plan: `stages` as text for people, predicted milliseconds and dollars of a warm query.
+    """An alternative of a plan: `stages` as text for people, expected milliseconds and dollars of a query.
 
-    `fits` says that its functions keep the package limit, `chosen` that it is this plan.
+    Expected with the share of cold queries that the plan was chosen for; `warm_ms` and `cold_ms` are those of a query
+    that finds everything warm and of one that finds nothing, None where a plan does not say. `fits` says
+    that its functions keep the package limit, `chosen` that it is this plan.
     """
 
     stages: str
@@ -341,6 +368,8 @@ class Alternative:
     usd: float
     fits: bool
     chosen: bool
+    warm_ms: float | None = None
+    cold_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +386,15 @@ class PackageLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanDescription:
+    """What a network's file does not say of it: how an image becomes its input, and what its outputs mean."""
+
+    preprocess: Preprocess | None
+    labels: tuple[str, ...]
+    activation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A network as a chain of stages; see the module's text.
 
@@ -366,14 +404,21 @@ class Plan:
     too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
     (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
     (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
-    fastest first. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
+    fastest first, `cold_share` the share of queries that it was chosen for which find nothing warm, None where it does
+    not say. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
     are empty for a network that classifies, whose one output is (N, K) float32; `output` is the first one's shape.
     `quantised` is the whole network in 8 bits, for instances, where `serfer register` has made it: another answer.
+    `file` is what an ONNX file calls its input and output, and how it has its input.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
-    and `outputs` have the largest window's size.
+    and `outputs` have the largest window's size. `detection` says which outputs hold boxes; they are found in the
+    answer, where it is assembled.
 
-    `digest` names functions and keys: it covers what workers and drivers execute. `limit`, `changes`, `ways`, `store`,
-    `why`, `alternatives` and all predictions are from explanation.json, and None or empty where that is missing.
+    `as_split` is the description that the plan was split with, where it has another one since (`redescribed`): workers
+    know that one alone, so drivers send theirs with pixels.
+
+    `digest` names functions and keys: it covers what workers execute, and the description as it was split. `limit`,
+    `changes`, `ways`, `store`, `why`, `alternatives`, `cold_share` and all predictions are from explanation.json, and
+    None or empty where that is missing.
     """
 
     format: int
@@ -393,12 +438,16 @@ class Plan:
     outputs: tuple[OutputTensor, ...] = ()
     windows: Windows | None = None
     quantised: tuple[Artefact, ...] = ()
+    detection: DetectionHead | None = field(default=None, metadata=LATER)
+    file: FileTensors | None = field(default=None, metadata=LATER)
+    as_split: PlanDescription | None = field(default=None, metadata=LATER)
     limit: PackageLimit | None = None
     changes: tuple[ModelChange, ...] = ()
     ways: tuple[DeploymentOption, ...] = ()
     store: str = ""
     why: str = ""
     alternatives: tuple[Alternative, ...] = ()
+    cold_share: float | None = None
 
     @property
     def explained(self) -> bool:
@@ -408,6 +457,27 @@ class Plan:
     def check_explained(self) -> None:
         """Raise PlanError where the plan was read without its explanation.json."""
         explained(self.limit)
+
+    @property
+    def description(self) -> PlanDescription:
+        """How an image becomes the input, and what the outputs mean."""
+        return PlanDescription(self.preprocess, self.labels, self.activation)
+
+    @property
+    def workers_preprocess(self) -> Preprocess | None:
+        """The preprocessing that workers apply to pixels that come without levels: that of the split."""
+        return self.as_split.preprocess if self.as_split else self.preprocess
+
+    def redescribed(self, description: PlanDescription) -> Plan:
+        """Return the plan of the same digest, graphs and weights with another description."""
+        before = self.as_split or self.description
+        return replace(
+            self,
+            preprocess=description.preprocess,
+            labels=description.labels,
+            activation=description.activation,
+            as_split=None if description == before else before,
+        )
 
     @property
     def classifies(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.plan.preprocess import Preprocess
+from serfer.core.plan.preprocess import Levels, Preprocess
 
 _BYTE_SCALE = 255.0  # what the scale of a preprocessing is meant for
 
@@ -24,7 +24,7 @@ def scaled_to(preprocess: Preprocess, full: float) -> Preprocess:
     return replace(preprocess, scale=preprocess.scale * _BYTE_SCALE / full)
 
 
-def normalise(pixels: NDArray[Any], preprocess: Preprocess) -> NDArray[np.float32]:
+def normalise(pixels: NDArray[Any], preprocess: Preprocess | Levels) -> NDArray[np.float32]:
     """Return pixels, (N, H, W, C), as a network's input, (N, C, H, W) float32: x * (scale / std) - mean / std.
 
     Pixels are uint8, or of another type for which `scale` is meant.
@@ -36,3 +36,11 @@ def normalise(pixels: NDArray[Any], preprocess: Preprocess) -> NDArray[np.float3
     np.multiply(planes, factor[:, None, None], out=values)
     values -= (mean / std)[:, None, None]
     return values
+
+
+def normalised_crop(
+    data: bytes | memoryview, shape: tuple[int, ...], levels: Preprocess | Levels
+) -> NDArray[np.float32]:
+    """Return a tile's input of `shape`, (N, C, rows, cols), from its crop's bytes: (N, rows, cols, C) uint8 pixels."""
+    batch, channels, rows, cols = shape
+    return normalise(np.frombuffer(data, dtype=np.uint8).reshape(batch, rows, cols, channels), levels)

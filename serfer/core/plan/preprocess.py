@@ -2,14 +2,117 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import PlanError
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+OPENCV_BILINEAR = "opencv-bilinear"
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", OPENCV_BILINEAR)
+"""As Pillow computes them, with antialiasing, but for the last, which is OpenCV's INTER_LINEAR for bytes."""
 CHANNELS = ("RGB", "BGR", "L")
+MAX_CHANNELS = max(map(len, CHANNELS))
 _MAX_RESIZE = 65_536
+PAD_PLACES = ("centre", "corner", "square", "height")
+_BLACK, _WHITE = 0, 255
 _LEAST, _MOST = 1e-9, 1e9  # float32 adds, multiplies and divides these without an overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """How a whole image is resized without a change of its aspect ratio, and padded to the input's size.
+
+    `value`, 0 to 255, is what every channel of the padding has. `place` also says how sizes are rounded:
+
+    - "centre": in the middle, sides rounded, as the LetterBox of ultralytics (YOLOv5, YOLOv8 and later) does;
+    - "corner": top left, sides rounded down, as the preproc of YOLOX does;
+    - "square": top left; padded to a square of the longer side first and then resized, as NudeNet does;
+    - "height": left; the height is the input's and the width rounded up, as PaddleOCR's resize_norm_img does. A line
+      that is too long becomes as wide as the input, and its aspect ratio changes.
+    """
+
+    place: str
+    value: int
+
+    def __post_init__(self) -> None:
+        if self.place not in PAD_PLACES:
+            raise PlanError(
+                f"pad of the preprocessing should be one of {', '.join(PAD_PLACES)}, not {self.place!r:.40}"
+            )
+        if not _BLACK <= self.value <= _WHITE:
+            raise PlanError(f"the value of the preprocessing's padding should be 0 to 255, not {self.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an image of `height` x `width` pixels lies in a network's input.
+
+    A point at (y, x) of the image is at (y * scale_y + top, x * scale_x + left) of the input. The image is resized to
+    `rows` x `columns` pixels of the input, of which what lies outside is cut off: `top` and `left` are negative there.
+    Where it is padded at "centre" or "corner" both scales are the ratio by which the authors of these networks map
+    boxes, which `rows / height` and `columns / width` differ from by their rounding to whole pixels.
+    """
+
+    scale_y: float
+    scale_x: float
+    top: int
+    left: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+    def to_image(self, boxes: NDArray[Any]) -> NDArray[Any]:
+        """Return boxes of the input, (K, 4) as left, top, right, bottom, in the image's pixels, clipped to the image.
+
+        The type of a floating-point array stays, whole numbers become float64.
+        """
+        offsets, scales = (self.left, self.top) * 2, (self.scale_x, self.scale_y) * 2
+        limits = (self.width, self.height) * 2
+        mapped = boxes.copy() if boxes.dtype.kind == "f" else boxes.astype(float)
+        for column in range(len(limits)):
+            values = mapped[:, column]
+            values -= offsets[column]
+            values /= scales[column]
+            values.clip(0, limits[column], out=values)
+        return mapped
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What a network's input has for a pixel x of 8 bits: (x * scale - mean) / std, with a mean and std a channel.
+
+    Raises PlanError for numbers that are out of range.
+    """
+
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_numbers("mean", self.mean, -_MOST)
+        _check_numbers("std", self.std, _LEAST)
+        if not _LEAST <= abs(self.scale) <= _MOST:
+            raise PlanError(f"scale of the preprocessing should be a number other than 0, not {self.scale:g}")
+
+    def __str__(self) -> str:
+        divisor = round(1 / self.scale)
+        whole = "x" if divisor == 1 else f"x / {divisor}"
+        value = whole if math.isclose(self.scale * divisor, 1) else f"x * {self.scale:g}"
+        mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in (self.mean, self.std))
+        value = f"{value} - ({mean})" if any(self.mean) else value
+        return value if set(self.std) == {1.0} else f"({value}) / ({std})"
+
+
+def _check_numbers(name: str, values: tuple[float, ...], least: float) -> None:
+    for index, value in enumerate(values):
+        if not least <= value <= _MOST:
+            raise PlanError(f"{name}[{index}] of the preprocessing should be {least:g} to {_MOST:g}, not {value:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +120,8 @@ class Preprocess:
     """The preprocessing of an image: resize its shorter side, crop the centre, then (x * scale - mean) / std.
 
     `mean` and `std` are per channel, in the order of `channels` ("RGB", "BGR", or "L" for grey), after scaling.
-    `resize` is in pixels; None stretches the whole image to the input's size instead. Raises PlanError for values that
-    no description has.
+    `resize` is in pixels; None stretches the whole image to the input's size instead, or resizes it and pads it, where
+    there is a `pad`. Raises PlanError for values that no description has.
     """
 
     resize: int | None
@@ -27,8 +130,13 @@ class Preprocess:
     scale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    pad: Pad | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
+        if self.pad and self.resize is not None:
+            raise PlanError("an image is either padded or cropped: leave resize or pad of the preprocessing out")
+        if self.pad and self.pad.place == "square" and self.interpolation != OPENCV_BILINEAR:
+            raise PlanError(f"pad square of the preprocessing needs the interpolation {OPENCV_BILINEAR}")
         if self.resize is not None and not 1 <= self.resize <= _MAX_RESIZE:
             raise PlanError(f"resize of the preprocessing should be 1 to {_MAX_RESIZE} pixels")
         for name, value, known in (
@@ -37,19 +145,41 @@ class Preprocess:
         ):
             if value not in known:
                 raise PlanError(f"{name} of the preprocessing should be one of {', '.join(known)}, not {value!r:.40}")
-        self._check_numbers("mean", self.mean, -_MOST)
-        self._check_numbers("std", self.std, _LEAST)
-        if not _LEAST <= abs(self.scale) <= _MOST:
-            raise PlanError(f"scale of the preprocessing should be a number other than 0, not {self.scale:g}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != len(self.channels):
+                raise PlanError(
+                    f"{name} of the preprocessing has {len(values)} numbers, {self.channels} needs {len(self.channels)}"
+                )
+        Levels(self.scale, self.mean, self.std)  # refuses what is out of range
 
-    def _check_numbers(self, name: str, values: tuple[float, ...], least: float) -> None:
-        if len(values) != len(self.channels):
-            raise PlanError(
-                f"{name} of the preprocessing has {len(values)} numbers, {self.channels} needs {len(self.channels)}"
-            )
-        for index, value in enumerate(values):
-            if not least <= value <= _MOST:
-                raise PlanError(f"{name}[{index}] of the preprocessing should be {least:g} to {_MOST:g}, not {value:g}")
+    @property
+    def levels(self) -> Levels:
+        """What becomes of the resized image's pixels."""
+        return Levels(self.scale, self.mean, self.std)
+
+    def in_words(self, into: tuple[int, int]) -> str:
+        """Say how an image becomes an input of (rows, columns)."""
+        rows, columns = into
+        size = f"{columns} x {rows} pixels"
+        if self.pad:
+            fit = f"padded with {self.pad.value} to {size} ({self.pad.place})"
+        elif self.resize is None:
+            fit = f"stretched to {size}"
+        else:
+            fit = f"resized to {self.resize} at its shorter side, the middle {size} of it"
+        return f"{fit}, {self.interpolation}; {self.channels}; {self.levels}"
+
+    def placement(self, height: int, width: int, into: tuple[int, int]) -> Placement:
+        """Return where an image of `height` x `width` pixels lies in a network's input of `into`, (rows, columns).
+
+        An image of any size has a placement: its shorter side keeps one pixel at least.
+        """
+        rows, columns = into
+        if self.pad:
+            return _padded(self.pad.place, height, width, rows, columns)
+        if self.resize is None:
+            return Placement(rows / height, columns / width, 0, 0, rows, columns, height, width)
+        return _cropped(self.resize, height, width, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -58,3 +188,32 @@ class ImageLimits:
 
     max_bytes: int = 64 * 1024 * 1024
     max_pixels: int = 100_000_000
+
+
+def _padded(place: str, height: int, width: int, rows: int, columns: int) -> Placement:
+    if place == "square":
+        down, across = rows / max(height, width), columns / max(height, width)
+        return Placement(down, across, 0, 0, math.ceil(height * down), math.ceil(width * across), height, width)
+    if place == "height":
+        resized = min(columns, math.ceil(rows * (width / height)))
+        return Placement(rows / height, resized / width, 0, 0, rows, resized, height, width)
+    ratio = min(rows / height, columns / width)
+    if place == "corner":
+        return Placement(ratio, ratio, 0, 0, max(1, int(height * ratio)), max(1, int(width * ratio)), height, width)
+    high, wide = max(1, round(height * ratio)), max(1, round(width * ratio))
+    top, left = round((rows - high) / 2 - 0.1), round((columns - wide) / 2 - 0.1)
+    return Placement(ratio, ratio, top, left, high, wide, height, width)
+
+
+def _cropped(resize: int, height: int, width: int, rows: int, columns: int) -> Placement:
+    """The shorter side becomes `resize`, or more where the crop would not fit otherwise.
+
+    Sizes and offsets are rounded as torchvision's Resize and CenterCrop do, so that networks see here what they saw in
+    their training.
+    """
+    least = max(columns / width, rows / height)
+    shorter = max(resize, round(min(height, width) * least))
+    wide = max(columns, shorter * width // min(height, width))
+    high = max(rows, shorter * height // min(height, width))
+    top, left = round((high - rows) / 2), round((wide - columns) / 2)
+    return Placement(high / height, wide / width, -top, -left, high, wide, height, width)

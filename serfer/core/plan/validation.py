@@ -10,24 +10,32 @@ from collections.abc import Sequence
 from math import prod
 
 from serfer.core.errors import PlanError
+from serfer.core.plan.detection import head_fits
 from serfer.core.plan.layout import ORIGINAL, QUANTISED, UNSPLIT, is_graph, stage_directory, weights_file
 from serfer.core.plan.model import (
     ACTIVATIONS,
     IMAGE,
+    INPUT_AXES,
+    INPUT_TYPES,
     OUTPUT_TYPES,
     PATHS,
     WEIGHT_PLACES,
     Cell,
     Input,
+    OutputTensor,
     Piece,
     Plan,
     Range,
+    Shape,
     Stage,
     Tile,
 )
 
+_MAP_AXES = 3  # (C, H, W)
 MAX_RANK = 8
 """The most axes of an output, the batch's apart."""
+MAX_NAME = 1024
+"""The most characters of a tensor's name in a file."""
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
 
@@ -60,6 +68,8 @@ def check_sound(plan: Plan) -> None:
     if max(shape.elements for shape in shapes) > MAX_ELEMENTS:
         raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
     _check_outputs(plan)
+    _check_detection(plan)
+    _check_file(plan)
     if plan.unsplit.path != UNSPLIT or [file.path for file in plan.original] not in ([], list(ORIGINAL)):
         raise PlanError("plan.json's unsplit network has another name")
     if [file.path for file in plan.quantised] not in ([], [QUANTISED]):
@@ -84,10 +94,21 @@ def check_sound(plan: Plan) -> None:
 
 
 def labels_fit(plan: Plan) -> bool:
-    """Return whether labels are one for each class: of scores, or of a map's channels; a mask may have any number."""
-    if not plan.labels or plan.output_tensors[0].dtype != OUTPUT_TYPES[0]:
-        return True
-    return len(plan.labels) == (plan.output.elements if plan.output.flat else plan.output.channels)
+    """Return whether labels are one for each class, where the output's form says how many there are."""
+    if plan.detection:
+        return not plan.detection.classes or len(plan.labels) in (0, plan.detection.classes)
+    classes = classes_of(plan.output, plan.output_tensors[0])
+    return not plan.labels or classes is None or len(plan.labels) == classes
+
+
+def classes_of(output: Shape, tensor: OutputTensor) -> int | None:
+    """Return how many classes labels are names of: scores, (N, K), or channels of a map, (N, C, H, W).
+
+    None for any number: of a mask, whose values are classes, and of boxes, one of whose axes is more than the classes.
+    """
+    if tensor.dtype != OUTPUT_TYPES[0] or len(tensor.dims) not in (1, _MAP_AXES):
+        return None
+    return output.elements if output.flat else output.channels
 
 
 def _check_outputs(plan: Plan) -> None:
@@ -102,6 +123,29 @@ def _check_outputs(plan: Plan) -> None:
         sound = len(tensor.dims) <= MAX_RANK and all(0 < size <= MAX_ELEMENTS for size in tensor.dims)
         if not sound or prod(tensor.dims) != shape.elements or tensor.dtype not in OUTPUT_TYPES:
             raise PlanError(f"plan.json's output {tensor.name!r:.40} has another shape or type than the last stage's")
+        sizes = [other for other in tensors if other.name == tensor.sized_by and not other.dims and not other.sized_by]
+        if (tensor.sized_by or tensor.axis) and not (sizes and 0 <= tensor.axis < len(tensor.dims)):
+            raise PlanError(f"plan.json's output {tensor.name!r:.40} has a size that no output has")
+
+
+def _check_detection(plan: Plan) -> None:
+    """Refuse a detector's head that does not fit the outputs: decoding would read beyond them."""
+    if plan.detection is None:
+        return
+    dims = {tensor.name: tensor.dims for tensor in plan.outputs}
+    given = [dims.get(name, ()) for name in plan.detection.outputs]
+    if plan.windows or not head_fits(plan.detection, given):
+        raise PlanError("plan.json's detection names outputs that do not hold boxes")
+
+
+def _check_file(plan: Plan) -> None:
+    """Refuse an input of a file that no file has."""
+    file = plan.file
+    if file is None:
+        return
+    named = 0 < len(file.input) <= MAX_NAME and len(file.output) <= MAX_NAME
+    if not named or file.dtype not in INPUT_TYPES or file.axes not in INPUT_AXES:
+        raise PlanError("plan.json's tensors of the ONNX file have impossible names, types or axes")
 
 
 def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:

@@ -27,6 +27,7 @@ from serfer.core.variants.application import (
     Release,
     Validation,
 )
+from serfer.core.variants.instruction_sets import CUDA, INSTRUCTION_SETS, caution, instruction_sets_in
 from serfer.core.variants.soundness import check_application, check_variant
 from serfer.core.variants.variant import (
     PRECISIONS,
@@ -41,7 +42,9 @@ from serfer.core.variants.variant import (
 )
 
 __all__ = [
+    "CUDA",
     "FORMAT",
+    "INSTRUCTION_SETS",
     "MAX_NETWORKS",
     "MAX_RELEASES",
     "MAX_VARIANTS",
@@ -64,6 +67,8 @@ __all__ = [
     "Validation",
     "Variant",
     "VariantState",
+    "caution",
     "check_application",
     "check_variant",
+    "instruction_sets_in",
 ]

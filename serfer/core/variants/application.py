@@ -14,7 +14,7 @@ from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, UsageError
 from serfer.core.variants.variant import Variant
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MAX_NETWORKS: Final = 200
 """Network versions of an application, retired ones included."""
 MAX_VARIANTS: Final = 200

@@ -45,6 +45,8 @@ def check_variant(variant: Variant) -> None:
         raise InputError(f"{variant.name!r:.100} cannot be the name of a variant")
     if variant.precision not in PRECISIONS:
         raise InputError(f"variant {variant.name} has the precision {variant.precision!r:.40}")
+    if wrong := [name for name in variant.measured_on if not NAME.fullmatch(name)]:
+        raise InputError(f"variant {variant.name} was measured on {wrong[0]!r:.40}")
     if variant.accuracy and variant.accuracy.correct > variant.accuracy.images:
         raise InputError(f"variant {variant.name} has more correct answers than images")
 

@@ -81,6 +81,8 @@ class Variant:
     `name` is unique in the application. `artefact` is the digest of the plan directory in the registry, `plan` the
     digest of its plan. On functions, `kind` is empty, `batch` is 1 and `memory_mb` the largest function's; on instances
     `kind` is the type of the scenario, and `batch` the largest batch. `made` says in words how it was made.
+    `measured_on` are the instruction sets with which the accuracy of a network on instances was measured, or "cuda";
+    empty where they are not known.
 
     `latency_ms` is the 95th percentile of a query of one image where it is warm or loaded, with a full batch on
     instances (measured), or the predicted time. `load_ms` is what a query waits in addition where it is not (a cold
@@ -107,6 +109,7 @@ class Variant:
     memory_mb: Annotated[int, Bounds(0)] = 0
     tasks: Annotated[int, Bounds(1)] = 1
     made: str = ""
+    measured_on: tuple[str, ...] = ()
 
     @property
     def least_accuracy(self) -> float:

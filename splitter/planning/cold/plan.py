@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from serfer.core.costs.cold_starts import cold_seconds, critical_path
-from serfer.core.costs.cost_model import billed_usd, invoke_seconds
+from serfer.core.costs.cost_model import Platform, ready_seconds, starting_usd
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid
 from serfer.core.plan import ZIP
@@ -81,7 +81,8 @@ def cold_offer(
         return ColdOffer(None, f" {_would_help(found, whole)}" if helps else "")
     if options.cold_plan == "auto" and earlier < EARLIER:
         return ColdOffer(None, f" {_no_use(found, whole)}")
-    return ColdOffer(_decision(decision, found, most), f" {_chosen(found, whole)}")
+    cold_platform = replace(budget.platform, cold_share=0.0)
+    return ColdOffer(_decision(decision, found, most, cold_platform), f" {_chosen(found, whole)}")
 
 
 def cold_environments(decision: Decision, options: SplitOptions, budget: Budget) -> int:
@@ -103,7 +104,7 @@ def find_cold_plan(graph: Graph, options: SplitOptions, budget: Budget) -> ColdC
     return ColdSearch(search, within.platform, most).best(SLACK) if search.fastest else None
 
 
-def _decision(decision: Decision, found: ColdChain, most: int) -> Decision:
+def _decision(decision: Decision, found: ColdChain, most: int, platform: Platform) -> Decision:
     choices = choices_of(found.chain)
     text = describe(found.chain)
     why = (
@@ -117,7 +118,7 @@ def _decision(decision: Decision, found: ColdChain, most: int) -> Decision:
         choices=choices,
         ways=(),
         why=why,
-        alternatives=(alternative(found.chain, chosen=True),),
+        alternatives=(alternative(found.chain, platform, chosen=True),),
         gangs=(),
         notes=(),
     )
@@ -163,12 +164,11 @@ def _whole(decision: Decision, budget: Budget) -> _Whole:
     steps, usd, warming = [], 0.0, 0.0
     for number, step in enumerate(_steps(decision)):
         cold = cold_seconds(_bytes_of(decision.graph, step, budget), step[0].weights_in, facts)
-        tasks = step[0].grid.tiles
-        ready = cold + (invoke_seconds(tasks, facts) if number else 0.0)
+        tasks, memory = step[0].grid.tiles, step[0].memory_mb
+        ready = ready_seconds(tasks, cold, facts, first=not number)
         steps.append((ready, sum(choice.seconds for choice in step)))
-        starting = tasks * float(billed_usd(step[0].memory_mb, cold, facts))
-        usd += sum(choice.usd for choice in step) + starting + bool(number) * tasks * facts.price_request
-        warming += starting + tasks * facts.price_request
+        usd += sum(choice.usd for choice in step) + float(starting_usd(tasks, memory, cold, facts, first=not number))
+        warming += float(starting_usd(tasks, memory, cold, facts, first=False))
     return _Whole(critical_path(steps)[-1].ended, usd, warming)
 
 

@@ -17,8 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
-from serfer.core.costs.cost_model import Floats, Platform, billed_usd, invoke_seconds
-from splitter.planning.gang_prices import CandidateGang
+from serfer.core.costs.cost_model import Floats, Platform, starting_usd
+from splitter.planning.cold.share import ready
 from splitter.planning.search import Chain, Edge, Search, Vertex
 from splitter.planning.stage_prices import CandidateStage
 
@@ -48,14 +48,12 @@ class _ColdEdge:
 
     @classmethod
     def of(cls, edge: Edge, platform: Platform) -> _ColdEdge:
-        candidate = edge.stage
-        assert isinstance(candidate, CandidateStage | CandidateGang)  # noqa: S101 - what StageGraph put there
-        count = candidate.works(0, 0)[0].grid.tiles
-        later, seconds = edge.start[1] > 0, candidate.fit.cold_seconds(platform)
+        candidate, functions = edge.stage, platform.functions
+        assert isinstance(candidate, CandidateStage)  # noqa: S101 - what StageGraph put there: no gangs are searched
+        count, seconds = candidate.work.grid.tiles, candidate.fit.cold_seconds(platform)
         memory = np.array(candidate.memory_mb, dtype=float)
-        request = platform.functions.price_request * later
-        usd = count * (billed_usd(memory, seconds, platform.functions) + request)
-        return cls(edge, seconds + later * invoke_seconds(count, platform.functions), count, usd)
+        usd = starting_usd(count, memory, seconds, functions, first=edge.start[1] == 0)
+        return cls(edge, float(ready(edge, platform)[0]), count, usd)
 
     @property
     def frugal_seconds(self) -> Floats:
@@ -143,15 +141,6 @@ class ColdSearch:
             count -= each.environments
             steps.append((each, state[2]))
         return steps[::-1]
-
-
-def first_answer(chain: Chain, platform: Platform) -> float:
-    """Return the seconds of the first answer of a chain whose environments are all cold."""
-    ended, grid = 0.0, 0
-    for edge, memory in chain.steps:
-        each = _ColdEdge.of(edge, platform)
-        ended, grid = max(ended, each.ready) + float(edge.seconds[memory, grid]), edge.grid
-    return ended
 
 
 def _cheapest(stages: Sequence[tuple[_ColdEdge, int]], limit: float) -> ColdChain:

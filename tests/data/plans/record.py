@@ -58,13 +58,22 @@ PLANS = {
 tensors of more than 1 kB lie in a function's weights file), and of a network with several outputs."""
 
 
-def record(name):
-    place, (channels, options) = PLACE / name, PLANS[name]
-    shutil.rmtree(place, ignore_errors=True)
-    batch = np.random.default_rng(0).integers(0, 8, (2, 3, 16, 16)).astype(np.float32)
+def split(name, place):
+    """Split a network for a plan as recorded, for queries that are all warm."""
+    channels, options = PLANS[name]
     torch.manual_seed(0)
     model = network(channels) if channels else Dense().eval()
-    serfer.split(model, batch, place, activation="none", **options)
+    return serfer.split(model, images(), place, activation="none", cold_share=0, **options)
+
+
+def images():
+    return np.random.default_rng(0).integers(0, 8, (2, 3, 16, 16)).astype(np.float32)
+
+
+def record(name):
+    place, batch = PLACE / name, images()
+    shutil.rmtree(place, ignore_errors=True)
+    split(name, place)
     with serfer.open(place) as pipeline:
         answer = pipeline.run(batch)
     if isinstance(answer, dict):

@@ -17,7 +17,7 @@ from PIL import Image
 import serfer
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError
-from serfer.core.plan import CHANNELS, INTERPOLATIONS, Preprocess
+from serfer.core.plan import CHANNELS, INTERPOLATIONS, OPENCV_BILINEAR, PAD_PLACES, Pad, Preprocess
 from serfer.core.plan.pixels import normalise
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
@@ -31,14 +31,25 @@ IMAGENET = Preprocess(256, "bilinear", "RGB", 1 / 255, (0.485, 0.456, 0.406), (0
 def toml(preprocess):
     """Write a description as TOML; JSON's numbers, texts and lists are TOML's too."""
     values = unstructure(preprocess)
+    if pad := values.pop("pad", None):
+        values |= {"pad": pad["place"], "pad_value": pad["value"]}
     if values["resize"] is None:
         del values["resize"]
+    if "resize" not in values and not pad:
         values["crop"] = "none"
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
 def descriptions():
     size = st.one_of(st.none(), st.integers(1, 65_536))
+    fit = st.one_of(
+        st.tuples(size, st.sampled_from(INTERPOLATIONS), st.none()),
+        st.tuples(
+            st.none(),
+            st.just(OPENCV_BILINEAR),
+            st.builds(Pad, st.sampled_from(PAD_PLACES), st.integers(0, 255)),
+        ),
+    )
     finite = st.floats(-1e9, 1e9)
     above_zero = st.floats(1e-9, 1e9)
     sign = st.sampled_from([1, -1])
@@ -46,9 +57,8 @@ def descriptions():
     def of(channels):
         each = {"min_size": len(channels), "max_size": len(channels)}
         return st.builds(
-            Preprocess,
-            size,
-            st.sampled_from(INTERPOLATIONS),
+            lambda fit, *rest: Preprocess(*fit[:2], *rest, fit[2]),
+            fit,
             st.just(channels),
             st.builds(lambda value, factor: value * factor, above_zero, sign),
             st.lists(finite, **each).map(tuple),
@@ -89,6 +99,11 @@ class TestPreprocess:
             None, "bilinear", "L", 1 / 255, (0.0,), (1.0,)
         )
 
+    def test_padding_is_that_of_yolo_by_default(self, write):
+        read = read_preprocess(write('pad = "centre"'))
+        assert (read.resize, read.interpolation, read.pad) == (None, "opencv-bilinear", Pad("centre", 114))
+        assert read_preprocess(write('pad = "corner"\npad_value = 0')).pad == Pad("corner", 0)
+
     def test_whole_numbers_are_accepted_as_floats(self, write):
         read = read_preprocess(write("resize = 9\nscale = 1\nmean = [104, 117, 123]\nstd = [1, 1, 1]"))
         assert (read.scale, read.mean) == (1.0, (104.0, 117.0, 123.0))
@@ -109,6 +124,14 @@ class TestPreprocess:
             ('crop = "none"\nresize = 9', "leave resize out"),
             ("resize = 9\ncrop = 224", "crop should be"),
             ('resize = 9\ncrop = "center"', 'crop should be "centre"'),
+            ('pad = "middle"', "pad.*centre, corner, square, height.*'middle'"),
+            ('pad = "centre"\nresize = 640', "either padded or cropped: leave resize or pad out"),
+            ('pad = "centre"\ncrop = "none"', "leave crop or pad out"),
+            ('pad = "centre"\npad_value = 256', "0 to 255, not 256"),
+            ('pad = "centre"\npad_value = 0.5', "pad_value should be a whole number"),
+            ("pad = true", "pad should be a text"),
+            ('crop = "none"\npad_value = 0', "give pad, too"),
+            ('pad = "square"\ninterpolation = "bilinear"', "needs the interpolation opencv-bilinear"),
             ("resize = 0", "resize"),
             ("resize = 65_537", "resize"),
             ("resize = 256.0", "resize should be a whole number"),
@@ -144,7 +167,7 @@ class TestPreprocess:
             (b"resize = 9 # \xff", "not text in UTF-8"),
             ("#" * 70_000, "larger than 65,536 bytes"),
         ],
-        ids=range(39),
+        ids=range(47),
     )
     def test_mistakes_are_named_in_one_line(self, write, text, words):
         with pytest.raises(InputError, match=words) as caught:
@@ -248,12 +271,13 @@ def test_the_documented_recipes_of_other_libraries_are_valid(write):
     text = (ROOT / "docs/how-to/preprocess.md").read_text().partition("What others call it")[2].partition("\n## ")[0]
     rows = [re.findall(r"`(\w+ = [^`]+)`", line.split("|")[2]) for line in text.splitlines() if line.startswith("| ")]
     recipes = ["\n".join(keys) for keys in rows if keys]
-    assert len(recipes) == 6
+    assert len(recipes) == 14
     for recipe in recipes:
         values = tomllib.loads(recipe)
-        read = unstructure(
-            read_preprocess(write(recipe if "crop" in values or "resize" in values else f"{recipe}\nresize = 9"))
-        )
+        known = {"crop", "resize", "pad"} & values.keys()
+        read = unstructure(read_preprocess(write(recipe if known else f"{recipe}\nresize = 9")))
+        if pad := read.pop("pad", None):
+            read |= {"pad": pad["place"], "pad_value": pad["value"]}
         assert all(read[key] == value for key, value in values.items() if key != "crop")
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import serfer
-from serfer.core.errors import ModelError
+from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import difference
 from serfer.plan_directory import load_plan
 
@@ -160,7 +160,8 @@ def test_an_output_that_does_not_depend_on_the_image_is_refused_by_name(tmp_path
         serfer.split(net, images(1), tmp_path / "plan")
 
 
-def test_an_output_that_mixes_images_is_refused(tmp_path):
+def test_an_output_that_mixes_images_is_computed_for_each_image(tmp_path):
     net = Dense(lambda _, scores, _half: scores.mean(0)).eval()
-    with pytest.raises(ModelError):
-        serfer.split(net, images(1), tmp_path / "plan")
+    with pytest.warns(PlanWarning, match="one at a time"):
+        plan = serfer.split(net, images(1), tmp_path / "plan")
+    assert plan.tasks == 1

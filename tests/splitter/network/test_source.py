@@ -144,19 +144,15 @@ def network(channels=3, batch="N", **more):
     return net, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
 
 
-def test_a_fixed_batch_is_refused_with_advice_to_export(tmp_path):
-    net, x = network(batch=8)
-    text = message(saved(tmp_path, net.model(net.flat(x), dims=(8, 256))), None)
-    assert "takes batches of 8 images: export it for a batch of 1, or of any size" in text
-
-
-def test_unknown_channels_are_taken_from_the_example(tmp_path):
+@pytest.mark.parametrize("example", [None, EXAMPLE])
+def test_unknown_channels_are_those_of_the_weights_or_the_examples(example, tmp_path):
     net, x = network(channels="C")
-    path = saved(tmp_path, net.model(net.flat(x)))
-    assert "does not fix its input's size" in message(path, None)
-    source, _ = load(path, EXAMPLE)
-    graph = from_onnx(source.onnx, *SIZE)
-    assert graph.shape(graph.input).channels == 3
+    source, taken = load(saved(tmp_path, net.model(net.flat(x))), example)
+    assert taken.shape == EXAMPLE.shape
+    assert from_onnx(source.onnx, *SIZE).shape("x").channels == 3
+    net = Net("C", *SIZE)
+    source, _ = load(saved(tmp_path, net.model(net.flat(net.op("Relu", "x")))), EXAMPLE)
+    assert from_onnx(source.onnx, *SIZE).shape("x").channels == 3
 
 
 def test_a_future_opset_is_refused(tmp_path):

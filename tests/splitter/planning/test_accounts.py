@@ -42,6 +42,19 @@ def test_a_gang_has_no_more_members_than_the_account_runs_at_once(heavy, tmp_pat
     assert 1 < plan.widest_gang <= 3
 
 
+def test_a_gang_is_as_wide_as_gangs_that_were_measured_unless_more_is_allowed(heavy, tmp_path):
+    options = {"objective": "latency", "gang": "always", "account": "3008,10"}
+    plan = split(heavy, out=tmp_path / "plan", **options)
+    assert (plan.widest_gang, "simulated" in plan.why) == (2, False)
+    wide = split(heavy, out=tmp_path / "wide", gang_width=4, **options)
+    assert 2 < wide.widest_gang <= 4
+    assert "Its times are simulated" in wide.why
+    assert any("simulated" in other.stages for other in wide.alternatives)
+    assert sum(wide.predicted_ms) < sum(plan.predicted_ms)
+    with pytest.raises(UsageError, match="--gang-width is 2 or more, not 1"):
+        split(heavy, out=tmp_path / "plan", gang_width=1)
+
+
 def test_what_is_given_stands_whatever_the_account(heavy, tmp_path):
     plan = split(heavy, out=tmp_path / "plan", grids=["4x4", "1"], memory_mb=5307)
     assert needs(plan) == (5307, 16)

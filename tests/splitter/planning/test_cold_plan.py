@@ -199,7 +199,7 @@ def test_a_plan_without_one_names_the_option_where_it_would_help_much(planned, t
     plan = planned()
     assert not (tmp_path / "plan/cold").exists()
     assert "With --cold-plan auto a query that finds nothing warm would have its first answer after" in plan.why
-    assert "cold" not in planned(facts=AWS).why
+    assert "--cold-plan" not in planned(facts=AWS).why
 
 
 def test_a_new_plan_takes_the_cold_plan_of_the_old_one_with_it(planned, tmp_path):

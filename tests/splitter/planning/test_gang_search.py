@@ -35,6 +35,7 @@ from tests.splitter.planning.test_search import (
     at_origin,
     goals,
     shares_left,
+    starts_usd,
 )
 
 STAGE_GRIDS = (ONE, Grid(2, 2))
@@ -150,19 +151,20 @@ class WithGangs(Enumerated):
         if go == INLINE and stop < len(self.graph.nodes) and written.sum() > INLINE_MOST:
             return None
         writing = self.moved(go, np.zeros(grid.tiles), np.zeros(grid.tiles), written)
-        return gang_price(
+        size = sum(
+            self.graph.weights[name].nbytes
+            for node in self.graph.nodes[start:stop]
+            for name in self.graph.constants(node)
+        )
+        seconds, usd = gang_price(
             grid.tiles,
             inside + reading.reading_s + writing.writing_s,
             reading.carrying_s + writing.carrying_s,
             store + reading.usd + writing.usd,
             memory,
-            sum(
-                self.graph.weights[name].nbytes
-                for node in self.graph.nodes[start:stop]
-                for name in self.graph.constants(node)
-            ),
             self.budget.platform,
         )
+        return seconds, usd + starts_usd(self.budget, grid.tiles, size, first=not start)
 
     def reading(self, graph, tiles, needed, before, come, start):
         read, ranges = [], []

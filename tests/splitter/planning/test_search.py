@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.costs.cost_model import StageLoad, Traffic, stage_price
+from serfer.core.costs.cold_starts import cold_seconds
+from serfer.core.costs.cost_model import StageLoad, Traffic, stage_price, starting_usd
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
+from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, PackageLimit
 from serfer.core.units import FLOAT_BYTES
 from splitter.planning.ort_kernels import operator_work, tile_moves
 from splitter.planning.planner import choices_of, prepare
@@ -152,7 +153,8 @@ class Enumerated:
             weight_bytes=size,
             objects=by(OBJECTS) if OBJECTS in (come, go) else None,
         )
-        return stage_price(load, np.array(self.budget.memory_mb)[:, None], self.budget.platform)
+        seconds, usd = stage_price(load, np.array(self.budget.memory_mb)[:, None], self.budget.platform)
+        return seconds, usd + starts_usd(self.budget, len(needed), size, first=not at)
 
     def compute(self, works):
         profiles = self.budget.profiles
@@ -196,6 +198,14 @@ class Enumerated:
             )
             or 1
         )
+
+
+def starts_usd(budget, tasks, weights, *, first):
+    """Return what the cold starts of a step cost in the share of the queries that are cold, for each memory."""
+    platform = budget.platform
+    cold_s = cold_seconds(weights, ZIP, platform.functions)
+    usd = starting_usd(tasks, np.array(budget.memory_mb, dtype=float), cold_s, platform.functions, first=first)
+    return platform.cold_share * usd
 
 
 def at_origin(rect):

@@ -5,8 +5,10 @@ import { bytes, count, gridText, html, percent, plural, svg, table, titled } fro
 const PATHS = { inline: "with responses and requests", cache: "through the store", objects: "through the object store" };
 const GROUPS_HEIGHT = 0.12; // of the picture: the band that stands for a vector's groups
 
-/** The part of a picture that the network sees, in the picture's pixels, as the server cuts it (serfer/images.py). */
+/** The part of a picture that the network sees, in the picture's pixels, as Preprocess.placement of
+ * serfer/core/plan/preprocess.py has it; it is larger than the picture where that is padded. */
 export function cropOf(width, height, fit, input) {
+  if (fit?.pad) return paddedOf(width, height, fit.pad, input);
   if (!fit || fit.resize === null) return { left: 0, top: 0, width, height };
   const shorter = Math.max(fit.resize, Math.round(Math.min(width, height) * Math.max(input.width / width, input.height / height)));
   const whole = [width, height].map((side) => Math.floor((shorter * side) / Math.min(width, height)));
@@ -21,6 +23,25 @@ export function cropOf(width, height, fit, input) {
   };
 }
 
+function paddedOf(width, height, pad, input) {
+  if (pad === "square") {
+    const side = Math.max(width, height);
+    return { left: 0, top: 0, width: side, height: side };
+  }
+  if (pad === "height") {
+    const across = Math.min(input.width, Math.ceil(input.height * (width / height))) / width;
+    return { left: 0, top: 0, width: input.width / across, height };
+  }
+  const ratio = Math.min(input.height / height, input.width / width);
+  const before = (space) => (pad === "centre" ? space / 2 : 0);
+  return {
+    left: -before(input.width / ratio - width),
+    top: -before(input.height / ratio - height),
+    width: input.width / ratio,
+    height: input.height / ratio,
+  };
+}
+
 export class Tiles {
   #stage = 0;
   #chosen = false; // by hand: from then on the running stage does not take over
@@ -29,6 +50,8 @@ export class Tiles {
   #model = null;
   #absent = "";
   #drawn = [];
+  #found = null; // the image of an answer, with its boxes
+  #boxes = [];
 
   /** `parts` are the elements to fill: picture, strip, note, table. */
   constructor(parts) {
@@ -65,6 +88,18 @@ export class Tiles {
       if (next !== this.#stage) this.#select(next);
     }
     this.#light();
+  }
+
+  /** Draw the boxes of an answer's image, which has its size, over the picture; null for none. */
+  showBoxes(image) {
+    this.#found = image?.boxes ? image : null;
+    this.#drawPicture();
+    this.#light();
+  }
+
+  /** Let a box, by its number, stand out, or no longer. */
+  lightBox(number, lit) {
+    this.#boxes[number]?.classList.toggle("lit", lit);
   }
 
   /** Let the running stage be shown again. */
@@ -123,6 +158,8 @@ export class Tiles {
     );
     this.#drawn = shapes(stage, crop);
     layers.append(...this.#drawn.map(({ own }) => own), ...this.#drawn.flatMap(({ around }) => around));
+    this.#boxes = this.#picture && this.#found ? boxShapes(this.#found, width, height) : [];
+    layers.append(...[...this.#boxes].reverse()); // the best on top
     this.parts.picture.replaceChildren(image, layers);
     this.parts.note.replaceChildren(...noted(stage, this.#stage));
   }
@@ -160,6 +197,20 @@ function shade(width, height, crop) {
   const { left, top, width: across, height: down } = crop;
   const path = `M0 0H${width}V${height}H0Z M${left} ${top}V${top + down}H${left + across}V${top}Z`;
   return svg("path", { d: path, class: "shade", "fill-rule": "evenodd" });
+}
+
+/** An answer's boxes with their classes, on a picture of a size. */
+function boxShapes(image, width, height) {
+  const [across, down] = [width / image.width, height / image.height];
+  const size = Math.max(width, height) / 36;
+  return image.boxes.map(({ label, index, score, box: [left, top, right, bottom] }) =>
+    svg(
+      "g",
+      { class: `box s${index % 8}` },
+      svg("rect", { x: left * across, y: top * down, width: (right - left) * across, height: (bottom - top) * down }),
+      svg("text", { x: left * across + size / 4, y: Math.max(top * down, 0) + size, "font-size": size }, `${label} ${percent(score)}`),
+    ),
+  );
 }
 
 function place(box, crop) {

@@ -1,0 +1,76 @@
+"""`serfer describe`: what a plan says of its images and outputs, changed without another split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serfer.cli.shared.display import plain
+from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
+from serfer.cli.shared.terminal import err, out
+from serfer.core.dataclass_codec import unstructure
+from serfer.core.plan import Plan
+from serfer.plan_directory import load_plan
+
+_SHOWN = 5
+_TAKEN_ON = (
+    "changed; the digest, and so the functions of stages, deployed ones too, stay as they are. Start again what serves "
+    "the plan (serfer serve, up, instance); drivers deployed in AWS take it on with serfer package and sam deploy"
+)
+_MEASURED = (
+    "what its weights or its head lose, and its network in 8 bits, were measured on images as they were before: "
+    "register or split it again to measure them again"
+)
+
+
+def describe(
+    directory: PlanArgument,
+    preprocess: Annotated[
+        Path | None, typer.Option(help="A TOML file: how an image becomes the input (docs/how-to/preprocess.md).")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how a plan's images become its input and what its outputs mean, or change it without another split."""
+    if (preprocess, labels, output) == (None, None, None):
+        _show(load_plan(directory), as_json=as_json)
+        return
+    from splitter.describe import describe as change  # noqa: PLC0415 - the command line starts fast
+
+    plan = change(directory, preprocess=preprocess, labels=labels, activation=output)
+    _show(plan, as_json=as_json)
+    err.print(_TAKEN_ON, soft_wrap=True)
+    if preprocess and (plan.changes or plan.quantised):
+        err.print(_MEASURED, soft_wrap=True)
+
+
+def _show(plan: Plan, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"plan": plan.digest, **unstructure(plan.description)})
+        return
+    for line in described(plan):
+        out.print(line, soft_wrap=True)
+    out.print(f"scores: {plan.activation}" if plan.classifies else "the outputs are not scores of classes")
+
+
+def described(plan: Plan) -> list[str]:
+    """Return a line on a plan's images, and one on its labels, with the command that gives what is missing."""
+    if plan.preprocess:
+        images = f"an image is {plan.preprocess.in_words((plan.input.height, plan.input.width))}"
+    else:
+        images = (
+            "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes "
+            "its input; serfer describe DIR --preprocess FILE does (docs/how-to/preprocess.md)"
+        )
+    lines = [images] if plan.preprocess is None or not plan.windows else []
+    names = plain(", ".join(plan.labels[:_SHOWN]))
+    if plan.labels:
+        lines.append(f"{len(plan.labels):,} labels: {names}{', ...' if len(plan.labels) > _SHOWN else ''}")
+    elif plan.classifies:
+        lines.append("no labels: classes are numbers; serfer describe DIR --labels FILE names them")
+    return lines

@@ -1,0 +1,107 @@
+"""Shared by the commands that take a network's file: what the file does not say, as options, and the plan of a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from serfer.cli.shared.terminal import complain
+from serfer.core.errors import UsageError
+from serfer.core.plan import MAX_ELEMENTS
+from serfer.plan_directory import load_plan
+from serfer.settings import load_settings
+from splitter.network.description import Description
+
+SizeOption = Annotated[
+    str | None, typer.Option("--size", help="Of an .onnx file that does not fix it: the input's HEIGHTxWIDTH.")
+]
+ChannelsOption = Annotated[
+    int | None, typer.Option("--channels", min=1, max=4096, help="The input's channels, with --size; 3 by default.")
+]
+PreprocessOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--preprocess",
+        help="Of an .onnx file, a TOML file: how an image becomes its input (docs/how-to/preprocess.md).",
+        show_default="stretched to its size, RGB, values from 0 to 1",
+    ),
+]
+LabelsOption = Annotated[
+    Path | None,
+    typer.Option("--labels", help="Of an .onnx file: a text file with a class's name in each line; else numbers."),
+]
+OutputOption = Annotated[
+    str | None,
+    typer.Option("--output", help="Of an .onnx file: what turns outputs into scores: softmax, sigmoid or none."),
+]
+_RGB = 3  # channels by default
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """What a command's options say of a network's file; `example`, (1, C, H, W) float32, has its input's size."""
+
+    example: NDArray[np.float32] | None
+    description: Description
+
+    @classmethod
+    def of(
+        cls, size: str | None, channels: int | None, preprocess: Path | None, labels: Path | None, output: str | None
+    ) -> FileOptions:
+        """Read the options; raises UsageError and InputError."""
+        return cls(example_of(size, channels), Description.of(preprocess, labels or (), output))
+
+    def check(self, files: int) -> None:
+        """Refuse options that describe a file where there is none, or several; raises UsageError."""
+        if files != 1 and (self.example is not None or self.description != Description()):
+            which = "a plan has its own" if files == 0 else f"there are {files}: split all but one before"
+            raise UsageError(f"--size, --channels, --preprocess, --labels and --output describe an .onnx file; {which}")
+
+
+NO_OPTIONS = FileOptions(None, Description())
+
+
+def plan_of(file: Path, options: FileOptions, progress: Callable[[str], None], *, deployed: bool = False) -> Path:
+    """Return the directory of the plan of a network's file, in the cache, and say what was assumed.
+
+    Raises UsageError for functions that are `deployed`, which a file has none of.
+    """
+    if deployed:
+        raise UsageError(
+            f"{file} has no functions in AWS: write a plan (serfer split {file} --out plan; --whole: in seconds), "
+            "deploy that (serfer package plan --out build), and give --plan plan"
+        )
+    from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
+
+    directory = plan_of_file(file, load_settings(), progress, options.example, options.description)
+    if options.description.preprocess is None and (said := assumption(load_plan(directory))):
+        complain(said)
+    return directory
+
+
+def example_of(size: str | None, channels: int | None) -> NDArray[np.float32] | None:
+    """Return an example of the input of --size and --channels, None without them; raises UsageError."""
+    if size is None:
+        if channels is not None:
+            raise UsageError("--channels says more about --size: give both")
+        return None
+    shape = (channels or _RGB, *size_in("--size", size))
+    if prod(shape) > MAX_ELEMENTS:
+        raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")
+    return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)
+
+
+def size_in(option: str, size: str) -> tuple[int, int]:
+    """Read an option's HEIGHTxWIDTH; raises UsageError."""
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
+    if match is None:
+        raise UsageError(f"{option} {size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,116 @@
+"""What a network's outputs say of images, by the kind of its plan: classes, boxes, vectors or maps."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.arrays import PNG, encode, holds
+from serfer.core.detections import detected
+from serfer.core.errors import InputError
+from serfer.core.plan import ACTIVATIONS, OutputTensor, Plan
+from serfer.core.plan.detection import DetectionHead
+from serfer.core.report import (
+    BOXES,
+    CLASSES,
+    MAP,
+    VECTOR,
+    DetectedObject,
+    PredictedImage,
+    PredictedOutput,
+)
+from serfer.pipeline.query import preprocess_of
+from serfer.pipeline.report import best_classes
+
+Outputs = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a caller wants of each image: so many classes at most, and boxes of that score, or the plan's least one."""
+
+    top_k: int = 5
+    min_score: float | None = None
+
+
+@dataclass(frozen=True)
+class NamedImage:
+    """An image of a query: its name, and its size, upright: rows and columns."""
+
+    name: str
+    size: tuple[int, int]
+
+    def blank(self) -> PredictedImage:
+        """Return what is said of it before anything is found."""
+        return PredictedImage(self.name, height=self.size[0], width=self.size[1])
+
+
+def kind_of(plan: Plan) -> str:
+    """Return what kind of answer a plan gives, of `KINDS`.
+
+    One vector of scores without labels that nothing turns into scores is a vector: an embedding.
+    """
+    if plan.detection:
+        return BOXES
+    if plan.classifies and (plan.labels or plan.activation != ACTIVATIONS[-1]):
+        return CLASSES
+    return VECTOR if all(len(tensor.dims) <= 1 for tensor in plan.output_tensors) else MAP
+
+
+def predicted(plan: Plan, outputs: Outputs, images: Sequence[NamedImage], wanted: Wanted) -> tuple[PredictedImage, ...]:
+    """Return what a query's outputs, (N, ...) each, say of its N images."""
+    return tuple(_predicted(plan, outputs, number, image, wanted) for number, image in enumerate(images))
+
+
+def draws(plan: Plan) -> bool:
+    """Return whether answers of a plan have all of its outputs in `PredictedOutput`: none is a map of many channels."""
+    return kind_of(plan) != MAP or all(len(tensor.dims) <= 1 or holds(PNG, tensor) for tensor in plan.output_tensors)
+
+
+def _predicted(plan: Plan, outputs: Outputs, number: int, image: NamedImage, wanted: Wanted) -> PredictedImage:
+    blank, kind = image.blank(), kind_of(plan)
+    if plan.detection:
+        return replace(blank, boxes=_boxes(plan, plan.detection, outputs, number, image, wanted))
+    if kind == CLASSES:
+        [logits] = outputs.values()
+        return replace(blank, predictions=best_classes(plan, logits[number], wanted.top_k))
+    drawn = tuple(_output(tensor, outputs[tensor.name][number : number + 1]) for tensor in plan.output_tensors)
+    return replace(blank, outputs=drawn)
+
+
+def _boxes(
+    plan: Plan, head: DetectionHead, outputs: Outputs, number: int, image: NamedImage, wanted: Wanted
+) -> tuple[DetectedObject, ...]:
+    """Return the objects in an image, their boxes in its own pixels; what lies in the padding alone is left out."""
+    size = plan.input.height, plan.input.width
+    if wanted.min_score is not None:
+        head = replace(head, min_score=wanted.min_score)
+    found = detected(head, outputs, number, size)
+    corners = preprocess_of(plan).placement(*image.size, size).to_image(found.corners)
+    return tuple(
+        DetectedObject(_label(plan, int(index)), int(index), float(score), (left, top, right, bottom))
+        for (left, top, right, bottom), score, index in zip(corners.tolist(), found.scores, found.classes, strict=True)
+        if left < right and top < bottom
+    )
+
+
+def _label(plan: Plan, index: int) -> str:
+    return plan.labels[index] if 0 <= index < len(plan.labels) else str(index)
+
+
+def _output(tensor: OutputTensor, values: NDArray[Any]) -> PredictedOutput:
+    """Return one image's share of an output, (1, ...), with its values or its picture where it can have one."""
+    said = PredictedOutput(tensor.name, tensor.dtype, tensor.dims)
+    if len(tensor.dims) <= 1:
+        return replace(said, values=tuple(np.ravel(values).tolist()))
+    if not holds(PNG, tensor):
+        return said
+    try:
+        return replace(said, png=base64.b64encode(encode(values, PNG, tensor.name)).decode("ascii"))
+    except InputError:  # a mask of more classes than a PNG has
+        return said

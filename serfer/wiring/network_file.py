@@ -1,0 +1,208 @@
+"""A network's file (.onnx) in place of a plan directory: its plan, which runs it whole, is made when it is first named.
+
+    net.onnx, options ── SHA-256 ──▶ CACHE/plans/net-KEY ── there ─────────────────────▶ a plan directory
+                                              └── not there: splitter/whole.py ─────────┘  of one task
+
+Apart from open_pipeline.py, because a driver in AWS has no splitter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.dataclass_codec import unstructure
+from serfer.core.errors import ModelError, PlanError
+from serfer.core.plan import Plan, Preprocess, Shape, sealed
+from serfer.extras import named_extras
+from serfer.files import locked
+from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.bundle import code_stamp
+from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write_plan
+from serfer.settings import Settings
+from splitter.network.description import Description
+
+_MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
+_MOST_LOCATION: Final = 4096  # bytes of the name of a file of weights
+_EXTERNAL: Final = re.compile(rb"\x6a[\x80-\xff]?[\x00-\x7f]\Z", re.DOTALL)  # its field 13, with the entry's length
+_LOCATION: Final = b"\x0a\x08location\x12"
+_UNNAMED: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_SHOWN: Final = 40  # characters of a file's name in its plan's
+_KEY: Final = 16  # hex digits
+_ASSUMED: Final = {3: "RGB", 1: "L"}
+"""The order of an image's channels, by how many the network takes, where nothing says it."""
+
+
+@named_extras()
+def plan_of_file(
+    file: Path,
+    settings: Settings,
+    progress: Callable[[str], None],
+    example: NDArray[np.float32] | None = None,
+    description: Description | None = None,
+) -> Path:
+    """Return the directory of the plan that runs an ONNX file whole, as one task, in the cache.
+
+    It is made when the file is first named, and again whenever file, options or the splitter's own code have changed;
+    of several processes, one makes it. `example`, (N, C, H, W) float32, fixes the input's size where the file does not;
+    `description` says what the file does not. Where nothing says how an image becomes the input, it is assumed
+    (`assumed_preprocess`). Raises ModelError for a file that cannot be run.
+    """
+    description = description or Description()
+    _check(file)
+    target = settings.cache_dir / "plans" / _name(file, example, description)
+    if _is_kept(target):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_name(f".{target.name}.lock")):
+        if not _is_kept(target):
+            shutil.rmtree(target, ignore_errors=True)
+            progress(f"reading {file.name}, once: its plan stays in {target.parent}")
+            with assembled(target) as directory:
+                _make(file, example, description, directory, progress)
+    return target
+
+
+def assumed_preprocess(shape: Shape) -> Preprocess | None:
+    """Return how an image becomes an input where nothing says it: stretched, times 1/255; None where none fits."""
+    channels = _ASSUMED.get(shape.channels)
+    if channels is None:
+        return None
+    count = len(channels)
+    return Preprocess(
+        resize=None,
+        interpolation="bilinear",
+        channels=channels,
+        scale=1 / 255,
+        mean=(0.0,) * count,
+        std=(1.0,) * count,
+    )
+
+
+def assumption(plan: Plan) -> str:
+    """Say what was assumed about the images of a file's plan; empty where they are preprocessed in another way."""
+    shape = plan.input
+    if plan.preprocess is None:
+        return (
+            f"{plan.model} takes {shape.channels} channels, which image files do not have: give it arrays (serfer run "
+            f"FILE.npy, Pipeline.run), (N, {shape.channels}, {shape.height}, {shape.width}) float32"
+        )
+    if plan.preprocess != assumed_preprocess(shape):
+        return ""
+    colours = "RGB" if plan.preprocess.channels == "RGB" else "grey"
+    return (
+        f"assumed: images of {plan.model} are stretched to {shape.height} x {shape.width} pixels, {colours}, their "
+        "values times 1/255; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
+    )
+
+
+def outside_weights(file: Path) -> Iterator[str]:
+    """Yield, for each tensor of an ONNX file whose values are in another file, that file's name as it stands there.
+
+    Nothing of the network is read but entries of TensorProto.external_data (field 13) whose key (field 1) is "location"
+    and that have a value (field 2).
+    """
+    with file.open("rb") as opened:
+        if not file.stat().st_size:
+            return
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            place = data.find(_LOCATION)
+            while place >= 0:
+                if _EXTERNAL.search(data[max(0, place - 3) : place]):
+                    yield _text_at(data, place + len(_LOCATION))
+                place = data.find(_LOCATION, place + 1)
+
+
+def _text_at(data: mmap.mmap, place: int) -> str:
+    """Return protobuf's text at a place: its length, 7 bits a byte, and so many bytes."""
+    length = shift = 0
+    for byte in data[place : place + 3]:
+        place += 1
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:  # noqa: PLR2004 - the last byte of a number has no eighth bit
+            break
+    return data[place : place + min(length, _MOST_LOCATION)].decode(errors="replace")
+
+
+def _check(file: Path) -> None:
+    """Refuse what is not a file of a network's size before it is hashed; raises ModelError."""
+    try:
+        if not file.is_file():
+            raise ModelError(f"{file} {'is not a file' if file.exists() else 'does not exist'}: give an .onnx file")
+        if file.stat().st_size > _MOST_BYTES:
+            raise ModelError(f"{file} is larger than 2 GB; save its weights as external data")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ModelError(f"{str(file)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
+
+
+def _name(file: Path, example: NDArray[np.float32] | None, description: Description) -> str:
+    """Return the name of a file's plan in the cache, which changes with whatever the plan depends on."""
+    given = None if example is None else [example.shape, hashlib.sha256(example.tobytes()).hexdigest()]
+    parts = {
+        "name": file.name,
+        "files": [_sha256(file), *(_sha256(path) for path in _outside_files(file))],
+        "example": given,
+        "description": unstructure(description),
+        "code": code_stamp(("splitter", "serfer.core")),
+    }
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_KEY]
+    return f"{_UNNAMED.sub('-', file.stem)[:_SHOWN]}-{key}"
+
+
+def _outside_files(file: Path) -> list[Path]:
+    """Return the files in which an ONNX file's weights are; what is not there is refused when it is read."""
+    names = sorted({name for name in outside_weights(file) if "\0" not in name})
+    return [path for name in names if (path := file.parent / name).is_file()]
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return file_sha256(file)
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _is_kept(target: Path) -> bool:
+    """Return whether the cache has a plan, every byte of it, and mark it as used."""
+    if not in_use(target):
+        return False
+    try:
+        check_artefacts(load_plan(target), target)
+    except PlanError:
+        return False
+    return True
+
+
+def _make(
+    file: Path,
+    example: NDArray[np.float32] | None,
+    description: Description,
+    directory: Path,
+    progress: Callable[[str], None],
+) -> None:
+    """Write the plan of a file into an empty directory, with a preprocessing that is assumed where it has none."""
+    from splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
+
+    plan = whole_plan(
+        str(file),
+        example,
+        directory,
+        preprocess=description.preprocess,
+        labels=description.labels,
+        activation=description.activation,
+        progress=progress,
+    )
+    assumed = assumed_preprocess(plan.input)
+    if plan.preprocess is None and assumed is not None:
+        write_plan(sealed(replace(plan, preprocess=assumed)), directory)

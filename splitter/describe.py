@@ -1,0 +1,72 @@
+"""Change what a plan says of its images and outputs: nothing of the network is read, split or deployed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from serfer.core.errors import InputError
+from serfer.core.plan import Plan, Preprocess, check_sound, classes_of, dump_plan, labels_fit
+from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE
+from serfer.files import write_whole
+from serfer.images import check_channels
+from serfer.plan_directory import load_plan
+from splitter.network.description import Description
+from splitter.plan_dir.output_directory import alone_in
+
+
+def describe(
+    directory: Path | str,
+    *,
+    preprocess: Preprocess | Path | str | None = None,
+    labels: Sequence[str] | Path | str | None = None,
+    activation: str | None = None,
+) -> Plan:
+    """Change the description of a plan directory, and of its cold plan, and return the plan.
+
+    What is not given stays as it is; `labels` of () are none. Graphs, weights and the digest stay, and so do deployed
+    functions of stages. What serves the plan answers by the new description once it is started again.
+
+    Args:
+        directory: The plan directory.
+        preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
+            (docs/how-to/preprocess.md).
+        labels: The names of the outputs, or the path of a file with one a line.
+        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none".
+
+    Raises:
+        PlanError: the directory has no plan, or the network takes images of other channels.
+        InputError: a file that was given cannot be used, there are not as many labels as outputs, or the plan cannot
+            be written.
+        UsageError: another value.
+    """
+    place = Path(directory)
+    given = Description.of(preprocess, labels or (), activation, resized=load_plan(place).windows is None)
+    try:
+        with alone_in(place.absolute().parent):
+            places = [path for path in (place / COLD_DIRECTORY, place) if path.exists()]
+            plans = [_changed(load_plan(path), given, keep_labels=labels is None) for path in places]
+            for path, plan in zip(places, plans, strict=True):
+                write_whole(path / PLAN_FILE, dump_plan(plan).encode())
+    except OSError as error:
+        raise InputError(f"{directory} cannot be changed: {error.strerror}") from error
+    return plans[-1]
+
+
+def _changed(plan: Plan, given: Description, *, keep_labels: bool) -> Plan:
+    before = plan.description
+    after = replace(
+        before,
+        preprocess=given.preprocess or before.preprocess,
+        labels=before.labels if keep_labels else given.labels,
+        activation=given.activation or before.activation,
+    )
+    changed = plan.redescribed(after)
+    if given.preprocess:
+        check_channels(given.preprocess, plan.input)
+    if not labels_fit(changed):
+        classes = classes_of(plan.output, plan.output_tensors[0])
+        raise InputError(f"there are {len(after.labels)} labels for a network with {classes} outputs")
+    check_sound(changed)
+    return changed

@@ -1,0 +1,55 @@
+"""The rules of a part that runs as it is, and of its results: never tiled, and written as a Scan (network/as_is.py)."""
+
+from __future__ import annotations
+
+from splitter.network.as_is import AS_IS, AS_IS_OUTPUT, NUMBER, PART, AsIsPart, scan
+from splitter.network.graph import Axes, Graph, Node
+from splitter.tiling.onnx_builder import OnnxBuilder
+from splitter.tiling.tiling_rule import Rule, TileOperator
+
+
+def part_of(node: Node) -> AsIsPart | None:
+    """Return the part that a node stands for, None for an operator."""
+    part = node.attributes.get(PART)
+    return part if isinstance(part, AsIsPart) else None
+
+
+def runs_as_it_is(node: Node) -> bool:
+    """Return whether a node is a part that runs as it is, or one of its results."""
+    return node.kind in (AS_IS, AS_IS_OUTPUT)
+
+
+class AsIs(Rule):
+    """A part that runs as it is."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return that rows and columns do not come through."""
+        return None
+
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
+        """Append the Scan; its weights are put inside when the model is written."""
+        part, node = tile.node.attributes[PART], tile.node
+        constants = tile.graph.constants(node)
+        read = [name for name in tile.inputs if name not in constants]
+        outputs = [node.output] if part.results == 1 else [_result(node.output, at) for at in range(part.results)]
+        written = scan(part, read, outputs, [])
+        written.name = node.name
+        builder.nodes.append(written)
+        builder.inside[node.name] = tuple(constants)
+        builder.domains |= part.domains
+
+
+class AsIsOutput(Rule):
+    """One result of a part that has several."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return that rows and columns do not come through."""
+        return None
+
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
+        """Append an Identity of the result."""
+        builder.append("Identity", [_result(tile.inputs[0], tile.node.attributes[NUMBER])], tile.node.output)
+
+
+def _result(bundle: str, number: int) -> str:
+    return f"{bundle}.{number}"

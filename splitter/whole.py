@@ -1,0 +1,68 @@
+"""`whole_plan` in the public API: the plan of one task that runs a network as it is, made in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from serfer.core.costs.account import NEW, AccountQuotas
+from serfer.core.costs.aws import AwsFacts, shipped_aws
+from serfer.core.costs.operator_costs import Profiles, shipped_profiles
+from serfer.core.plan import Plan, Preprocess
+from serfer.extras import named_extras
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from splitter.network.description import Description
+from splitter.plan_dir.output_directory import place_for
+from splitter.planning.split_options import (
+    DEFAULT_WEIGHTS,
+    Budget,
+    account_of,
+    memory_choices,
+    package_limit,
+    places_of,
+)
+
+
+def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
+    model: Any,  # noqa: ANN401 - an nn.Module, or a path or name as text
+    example: Any | None = None,  # noqa: ANN401 - an array or tensor
+    out: Path | str = "plan",
+    *,
+    preprocess: Preprocess | Path | str | None = None,
+    labels: Sequence[str] | Path | str = (),
+    activation: str | None = None,
+    store: str = "redis",
+    weights: str = DEFAULT_WEIGHTS,
+    memory_mb: int | Sequence[int] | None = None,
+    limit_mb: int | None = None,
+    account: AccountQuotas | str = NEW,
+    facts: AwsFacts | None = None,
+    profiles: Profiles | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Write the plan of one task that runs a network as it is: any with one image input that ONNX Runtime runs.
+
+    Nothing of the network is rewritten, and nothing is searched: that takes seconds, where `split` may take minutes.
+    The plan is run against the model before it appears. Arguments and errors are those of `split`.
+    """
+    place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
+    description = Description.of(preprocess, labels, activation)
+    facts = facts or shipped_aws()
+    facts.stores(store)  # refuses an unknown store
+    places = places_of(weights)
+    account = account_of(account, facts)
+    memory = memory_choices(memory_mb, (facts if memory_mb is not None else account.within(facts)).functions)
+    budget = Budget(
+        limit=package_limit(limit_mb, DEPENDENCY_ALLOWANCE, facts.functions),
+        facts=account.within(facts),
+        memory_mb=memory,
+        store=store,
+        profiles=profiles or shipped_profiles(),
+        account=account,
+    )
+    with named_extras():
+        from splitter.build import Network, whole  # noqa: PLC0415 - imports onnx, over a second
+
+        network = Network(model, example, description, None)
+        return whole(network, place, budget, places, progress or (lambda _step: None))

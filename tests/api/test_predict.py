@@ -1,0 +1,220 @@
+"""POST /v1/predict: what any network finds in images."""
+
+import asyncio
+import base64
+import io
+import json
+import time
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.decoding.decoders import Decoders
+from serfer.api.service import Service
+from serfer.core.coco import coco
+from serfer.core.errors import RequestRefusedError
+from serfer.settings import Settings
+from storage import open_store
+from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.e2e.dense import OUTPUTS, split_dense
+from tests.e2e.detector import CLASSES, split_detector
+
+DRAWN = ("classes", "head/depth", "embedding")
+PIXELS = png(70, 50)
+
+
+def turned():
+    """Return the picture as a JPEG whose metadata say that it lies on its side."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(PIXELS)).save(buffer, "JPEG", exif=exif)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory, small_plan):
+    folder = tmp_path_factory.mktemp("plans")
+    return {
+        "small": small_plan,
+        "boxes": split_detector(folder / "boxes"),
+        "maps": split_dense(folder / "maps", tuple(OUTPUTS)),
+        "drawn": split_dense(folder / "drawn", DRAWN),
+        "embedding": split_dense(folder / "embedding", ("embedding",)),
+        "arrays": split_dense(folder / "arrays", ("embedding",), preprocess=None),
+    }
+
+
+@pytest.fixture(scope="module")
+def found(plans):
+    """What the pipelines themselves find in the pictures."""
+    pictures, names = [PIXELS, turned()], ["a.png", "b.jpg"]
+    images = {}
+    for name in ("small", "boxes", "drawn", "embedding"):
+        with serfer.open(plans[name], workers="inprocess") as pipeline:
+            images[name] = pipeline.predict(pictures, names=names)
+    return images
+
+
+@pytest.fixture(scope="module")
+def service(plans, forks, tmp_path_factory):
+    results = tmp_path_factory.mktemp("results").as_uri()
+    pipelines = {name: serfer.open(plan, workers="inprocess", results=results) for name, plan in plans.items()}
+    with open_store(results) as store:
+        service = Service(pipelines, Admission(4, 8), Observed(), Decoders(forks=forks), results=store)
+        with running(make_app(service, Settings())) as url:
+            yield url
+    for pipeline in pipelines.values():
+        pipeline.close()
+
+
+@pytest.fixture
+def http(service):
+    with httpx.Client(base_url=service, timeout=PATIENCE) as client:
+        yield client
+
+
+def ask(http, model, query="", **more):
+    files = [("image", ("a.png", PIXELS)), ("image", ("b.jpg", turned()))]
+    return http.post(f"/v1/predict?model={model}{query}", files=files, **more)
+
+
+def plain(images, kind):
+    return json.loads(json.dumps([image.as_dict(kind) for image in images]))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"), [("small", "classes"), ("boxes", "boxes"), ("drawn", "map"), ("embedding", "vector")]
+)
+def test_the_answer_is_the_pipelines_own(http, found, model, kind):
+    answer = ask(http, model).json()
+    assert (answer["kind"], answer["images"]) == (kind, plain(found[model], kind))
+    assert [(image["height"], image["width"]) for image in answer["images"]] == [(50, 70), (70, 50)]
+    assert answer["latency_ms"] > 0
+    assert [stage["tasks"] for stage in answer["stages"]]
+
+
+def test_classes_are_those_of_classify(http):
+    files = {"image": ("a.png", PIXELS)}
+    classified = http.post("/v1/classify?model=small&top_k=2", files=files).json()["images"]
+    predicted = http.post("/v1/predict?model=small&top_k=2", files=files).json()["images"]
+    assert [image["predictions"] for image in predicted] == [image["predictions"] for image in classified]
+
+
+def test_masks_are_pictures_and_vectors_are_values(http):
+    [image, _] = ask(http, "drawn").json()["images"]
+    assert [output["name"] for output in image["outputs"]] == [*DRAWN]
+    mask, depth, vector = image["outputs"]
+    assert Image.open(io.BytesIO(base64.b64decode(mask["png"]))).size == (34, 34)
+    assert Image.open(io.BytesIO(base64.b64decode(depth["png"]))).mode.startswith("I")
+    assert len(vector["values"]) == 5
+
+
+def test_maps_that_an_answer_cannot_have_are_kept(http):
+    answer = ask(http, "maps").json()
+    assert answer["kind"] == "map"
+    first, second = answer["images"]
+    assert (first["name"], second["height"]) == ("a.png", 70)
+    assert first["outputs"] == second["outputs"]
+    assert [(output["name"], output["type"], output["shape"]) for output in first["outputs"]] == [
+        (name, kind, [*dims]) for name, (kind, dims) in OUTPUTS.items()
+    ]
+    array = http.get(f"{first['outputs'][0]['href']}/zarr.json").json()
+    assert array["shape"] == [2, *OUTPUTS["scores"][1]]
+
+
+def test_maps_are_refused_where_nothing_is_kept(plans, forks):
+    with serfer.open(plans["maps"], workers="inprocess") as pipeline:
+        service = Service({"maps": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
+            refused = ask(http, "maps")
+    assert refused.status_code == 422
+    for words in ("scores [5, 34, 34] float32", "/v2/models/maps/infer", "--reduce argmax"):
+        assert words in refused.json()["detail"]
+
+
+def test_as_a_coco_data_set(http, found):
+    wanted = coco(found["boxes"], CLASSES)
+    value = ask(http, "boxes", "&format=coco").json()
+    assert [image["file_name"] for image in value["images"]] == ["a.png", "b.jpg"]
+    assert [category["name"] for category in value["categories"]] == [*CLASSES]
+    assert [annotation["bbox"] for annotation in value["annotations"]] == [[*box.bbox] for box in wanted.annotations]
+
+
+def test_a_score_in_place_of_the_plans(http, found):
+    few = ask(http, "boxes", "&min_score=0.9").json()["images"]
+    for image, all_of_it in zip(few, found["boxes"], strict=True):
+        assert [box["score"] for box in image["boxes"]] == [box.score for box in all_of_it.boxes if box.score >= 0.9]
+
+
+def test_one_key_has_one_answer_and_other_thresholds_are_another_request(http):
+    headers = {"Idempotency-Key": "k"}
+    first, again = (ask(http, "boxes", headers=headers) for _ in range(2))
+    assert (again.headers["Idempotent-Replayed"], again.json()) == ("true", first.json())
+    assert ask(http, "boxes", "&min_score=0.9", headers=headers).status_code == 422
+
+
+def test_later(http, found):
+    begun = ask(http, "boxes", headers={"Prefer": "respond-async"})
+    assert begun.status_code == 202
+    deadline = time.monotonic() + PATIENCE
+    while (state := http.get(begun.headers["Location"]).json())["status"] in ("queued", "running"):
+        assert time.monotonic() < deadline
+    assert (state["status"], state["result"]["kind"]) == ("done", "boxes")
+    assert state["result"]["images"] == plain(found["boxes"], "boxes")
+
+
+@pytest.mark.parametrize(
+    ("model", "query", "headers", "words"),
+    [
+        ("small", "&format=coco", {}, "small gives no boxes"),
+        ("boxes", "&format=coco", {"Prefer": "respond-async"}, "leave Prefer out"),
+        ("boxes", "&format=voc", {}, "format"),
+        ("boxes", "&min_score=1.5", {}, "min_score"),
+        ("boxes", "&iou=0.5", {}, "'iou' is not a parameter"),
+        ("arrays", "", {}, "preprocess"),
+    ],
+)
+def test_what_is_refused(http, model, query, headers, words):
+    refused = ask(http, model, query, headers=headers)
+    assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
+    assert words in refused.json()["detail"]
+
+
+def test_what_is_no_image_is_named(http):
+    refused = http.post("/v1/predict?model=boxes", files={"image": ("a.png", PIXELS[:100])})
+    assert (refused.status_code, "a.png" in refused.json()["detail"]) == (400, True)
+
+
+def test_classify_says_what_to_use_and_tensors_are_as_before(http, plans):
+    refused = http.post("/v1/classify?model=boxes", files={"image": PIXELS})
+    assert (refused.status_code, "POST /v1/predict" in refused.json()["detail"]) == (422, True)
+    pixels = np.zeros((1, 64, 64, 3), np.uint8)
+    tensor = {"name": "image", "shape": [*pixels.shape], "datatype": "UINT8", "data": pixels.ravel().tolist()}
+    [output] = http.post("/v2/models/boxes/infer", json={"inputs": [tensor]}).json()["outputs"]
+    with serfer.open(plans["boxes"], workers="inprocess") as pipeline:
+        assert np.array_equal(np.float32(output["data"]).reshape(output["shape"]), pipeline.run(pixels))
+
+
+def test_both_clients_get_the_pipelines_answer(service, found):
+    pictures, names = [PIXELS, turned()], ["a.png", "b.jpg"]
+
+    async def asked():
+        async with serfer.AsyncClient(service, timeout_s=PATIENCE) as client:
+            return await client.predict(pictures, names=names, model="boxes", min_score=0.9, explain=True)
+
+    with serfer.Client(service, timeout_s=PATIENCE) as client:
+        for model, kind in (("small", "classes"), ("boxes", "boxes"), ("drawn", "map"), ("embedding", "vector")):
+            report = client.predict(pictures, names=names, model=model)
+            assert (report.kind, report.images) == (kind, tuple(found[model]))
+        assert {model.name: model.kind for model in client.models()}["boxes"] == "boxes"
+        with pytest.raises(RequestRefusedError, match="min_score"):
+            client.predict(PIXELS, model="boxes", min_score=2.0)
+    report = asyncio.run(asked())
+    assert report.timeline.tasks
+    assert all(box.score >= 0.9 for image in report.images for box in image.boxes)

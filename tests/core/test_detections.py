@@ -1,0 +1,159 @@
+"""Boxes from the outputs of detectors: against plain loops, and against boxes that were drawn into outputs."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.core.detections import Boxes, best, decoded, detected, without_overlaps
+from serfer.core.errors import PlanError
+from serfer.core.plan.detection import DetectionHead
+
+SIZE = 64, 96  # rows, columns
+CELLS = 8 * 12 + 4 * 6 + 2 * 3
+
+
+def naive(boxes, max_iou, most):
+    """Return the kept indices, by a loop over pairs in which nothing is shared with what is tested."""
+    kept = []
+    for index in range(len(boxes)):
+        left, top, right, bottom = boxes.corners[index]
+        overlaps = False
+        for other in kept:
+            other_left, other_top, other_right, other_bottom = boxes.corners[other]
+            width = max(0.0, min(right, other_right) - max(left, other_left))
+            height = max(0.0, min(bottom, other_bottom) - max(top, other_top))
+            union = (right - left) * (bottom - top) + (other_right - other_left) * (other_bottom - other_top)
+            union -= width * height
+            same = boxes.classes[index] == boxes.classes[other]
+            overlaps |= bool(same and width * height > max_iou * union)
+        if not overlaps and len(kept) < most:
+            kept.append(index)
+    return kept
+
+
+@st.composite
+def some_boxes(draw):
+    side = st.integers(0, 12)
+    rows = draw(st.lists(st.tuples(side, side, side, side, st.integers(0, 2), st.integers(0, 20)), max_size=25))
+    corners = [(left, top, left + width, top + height) for left, top, width, height, _, _ in rows]
+    return Boxes(
+        np.array(corners, dtype=np.float64).reshape(-1, 4),
+        np.array([row[5] / 20 for row in rows], dtype=np.float64),
+        np.array([row[4] for row in rows], dtype=np.int64),
+    )
+
+
+@given(boxes=some_boxes(), max_iou=st.sampled_from([0.0, 0.25, 0.45, 0.5, 1.0]), most=st.integers(1, 30))
+def test_suppression_leaves_what_a_loop_over_pairs_leaves(boxes, max_iou, most):
+    assert without_overlaps(boxes, max_iou, most).tolist() == naive(boxes, max_iou, most)
+
+
+@given(boxes=some_boxes(), min_score=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_the_best_come_first_and_none_is_below_the_threshold(boxes, min_score):
+    kept = best(DetectionHead("nms", ("b", "s", "c"), min_score=min_score, max_iou=0.5), boxes)
+    assert (kept.scores >= min_score).all()
+    assert (np.diff(kept.scores) <= 0).all()
+    again = best(DetectionHead("nms", ("b", "s", "c"), min_score=min_score, max_iou=0.5), kept)
+    assert np.array_equal(again.corners, kept.corners)
+
+
+def planted(columns, boxes, rows=CELLS):
+    """Return predictions without a box but for those at some rows."""
+    values = np.zeros((rows, columns), dtype=np.float32)
+    for row, value in boxes.items():
+        values[row] = value
+    return values
+
+
+def the_two(head, output):
+    found = detected(head, {"out": output[None]}, 0, SIZE)
+    np.testing.assert_allclose(found.corners, [[10, 10, 30, 20], [40, 0, 60, 40]], atol=1e-4)
+    np.testing.assert_allclose(found.scores, [0.8, 0.6], atol=1e-6)
+    assert found.classes.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_yolov8(transposed):
+    values = planted(4 + 3, {5: [20, 15, 20, 10, 0.1, 0.8, 0.2], 6: [50, 20, 20, 40, 0.6, 0.1, 0.3]})
+    the_two(DetectionHead("yolov8", ("out",), 3), values if transposed else values.T)
+
+
+def test_yolov5():
+    values = planted(5 + 2, {5: [20, 15, 20, 10, 0.8, 0.1, 1], 6: [50, 20, 20, 40, 0.75, 0.8, 0]}, 3 * CELLS)
+    the_two(DetectionHead("yolov5", ("out",), 2), values)
+
+
+def test_yolox_counts_from_cells_in_their_strides():
+    last = CELLS - 1  # of stride 32: column 2, row 1
+    values = {
+        13: [20 / 8 - 1, 15 / 8 - 1, np.log(20 / 8), np.log(10 / 8), 0.8, 0, 1],  # of stride 8: column 1, row 1
+        last: [50 / 32 - 2, 20 / 32 - 1, np.log(20 / 32), np.log(40 / 32), 1, 0.6, 0],
+    }
+    the_two(DetectionHead("yolox", ("out",), 2), planted(7, values))
+
+
+def test_yolox_of_another_number_of_boxes_is_refused_and_huge_sizes_are_finite():
+    head = DetectionHead("yolox", ("out",), 2)
+    with pytest.raises(PlanError, match="another family"):
+        decoded(head, [np.zeros((CELLS + 2, 7), dtype=np.float32)], SIZE)
+    assert np.isfinite(decoded(head, [np.full((CELLS, 7), 1e30, dtype=np.float32)], SIZE).corners).all()
+
+
+def test_columns_behind_the_classes_are_not_classes():
+    values = planted(4 + 2 + 8, {5: [20, 15, 20, 10, 0.1, 0.8] + [9.0] * 8, 6: [50, 20, 20, 40, 0.6, 0.1] + [9.0] * 8})
+    the_two(DetectionHead("yolov8", ("out",), 2), values.T)
+
+
+def test_end2end():
+    rows = np.zeros((300, 6), dtype=np.float32)
+    rows[:2] = [[40, 0, 60, 40, 0.6, 0], [10, 10, 30, 20, 0.8, 1]]
+    the_two(DetectionHead("end2end", ("out",), 2, max_iou=1.0), rows)
+
+
+@pytest.mark.parametrize("count", [None, 2])
+def test_a_file_that_ends_in_suppression(count):
+    corners = np.array([[10, 10, 30, 20], [40, 0, 60, 40], [0, 0, 64, 64]], dtype=np.float32)
+    scores = np.array([0.8, 0.6, 0.9 if count else 0.0], dtype=np.float32)
+    outputs = {"boxes": corners[None], "scores": scores[None], "labels": np.array([[1, 0, 0]])}
+    names = ("boxes", "scores", "labels")
+    if count:
+        outputs["num"] = np.array([[count]])
+        names = (*names, "num")
+    found = detected(DetectionHead("nms", names, max_iou=1.0), outputs, 0, SIZE)
+    assert found.corners.tolist() == corners[:2].tolist()
+    assert found.classes.tolist() == [1, 0]
+
+
+def test_shares_of_the_input_rows_first():
+    head = DetectionHead("nms", ("b", "s", "c"), corners="yxyx", relative=True)
+    outputs = {"b": np.array([[[0.25, 0.5, 0.75, 1.0]]]), "s": np.array([[0.9]]), "c": np.array([[3.0]])}
+    found = detected(head, outputs, 0, SIZE)
+    assert found.corners.tolist() == [[48, 16, 96, 48]]
+    assert found.classes.tolist() == [3]
+
+
+def test_selected_indices_once_each_and_only_those_that_exist():
+    indices = np.array([[0, 1, 2], [0, 0, 1], [0, 1, 2], [0, 7, 0], [0, 0, -1]])
+    corners = np.array([[0, 0, 1, 1], [4, 4, 2, 2], [5, 5, 9, 9]], dtype=np.float32)
+    scores = np.array([[0, 0.5, 0], [0, 0, 0.7]], dtype=np.float32)
+    outputs = {"i": indices[None], "b": corners[None], "s": scores[None]}
+    found = detected(DetectionHead("selected", ("i", "b", "s"), max_iou=1.0), outputs, 0, SIZE)
+    assert found.corners.tolist() == [[5, 5, 9, 9], [2, 2, 4, 4]]
+    assert found.classes.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"family": "rcnn"}, "one of yolov5"),
+        ({"outputs": ("a", "b")}, "has 1 outputs"),
+        ({"min_score": 1.1}, "min_score should be 0 to 1"),
+        ({"max_iou": float("nan")}, "max_iou should be 0 to 1"),
+        ({"max_boxes": 0}, "max_boxes should be 1 to"),
+        ({"corners": "cxcywh"}, "xyxy or yxyx"),
+    ],
+)
+def test_impossible_heads_are_refused(change, fault):
+    with pytest.raises(PlanError, match=fault):
+        DetectionHead(**{"family": "yolov8", "outputs": ("out",), **change})

@@ -1,0 +1,218 @@
+"""A detector from its file to boxes."""
+
+import base64
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+import serfer
+from serfer.core.detections import Boxes
+from serfer.core.errors import ImageError, ModelError, PlanError, UsageError
+from serfer.core.plan import DetectionHead, Pad, Preprocess, dump_plan, parse_plan, sealed
+from serfer.plan_directory import load_plan
+from serfer.raster.palette import palette
+from tests.core.test_detections import naive
+from tests.e2e.dense import split_dense
+from tests.e2e.detector import CLASSES, SIZE, detector_onnx, split_detector
+from tests.e2e.small import split_small
+
+LETTERBOX = Preprocess(None, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3, pad=Pad("centre", 114))
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return split_detector(tmp_path_factory.mktemp("detector"), preprocess=LETTERBOX)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def predict(serfer_here, plan):
+    def command(*arguments, plan=plan):
+        return serfer_here("predict", "--plan", plan, "--workers", "inprocess", *arguments)
+
+    return command
+
+
+def expected(output, size):
+    """Return (class, score, box) of one image's output (7, 84), by loops, for a letterbox of an image of a size."""
+    rows, cols = size
+    ratio = min(SIZE / rows, SIZE / cols)
+    top, left = (round((SIZE - round(side * ratio)) / 2 - 0.1) for side in (rows, cols))
+    found = []
+    for x, y, width, height, *scores in output.T.astype(float):
+        if max(scores) >= 0.25:
+            box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+            found.append((max(scores), int(np.argmax(scores)), *box))
+    found.sort(key=lambda row: -row[0])
+    scores, kinds, *sides = map(np.array, zip(*found, strict=True))
+    boxes = Boxes(np.stack(sides, 1), scores, kinds)
+    for index in naive(boxes, 0.45, 300):
+        score, kind, *box = found[index]
+        shifted = [(value - (left, top)[number % 2]) / ratio for number, value in enumerate(box)]
+        clipped = [min(max(value, 0), (cols, rows)[number % 2]) for number, value in enumerate(shifted)]
+        if clipped[0] < clipped[2] and clipped[1] < clipped[3]:
+            yield kind, score, clipped
+
+
+def test_a_plan_says_where_its_boxes_are(plan):
+    assert load_plan(plan).detection == DetectionHead("yolov8", ("output0",), len(CLASSES))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        DetectionHead("yolov8", ("output1",)),
+        DetectionHead("nms", ("output0", "output0", "output0")),
+        DetectionHead("end2end", ("boxes",)),
+        DetectionHead("yolov8", ("output0",), 2),  # of three labels
+    ],
+)
+def test_a_plan_whose_head_is_of_other_outputs_is_refused(plan, head):
+    with pytest.raises(PlanError):
+        parse_plan(dump_plan(sealed(replace(load_plan(plan), detection=head))))
+
+
+def test_what_contradicts_boxes_is_refused(tmp_path):
+    path = tmp_path / "detector.onnx"
+    onnx.save(detector_onnx(), path)
+    with pytest.raises(UsageError, match="with --output boxes there is none"):
+        serfer.split(path, out=tmp_path / "plan", activation="boxes", reduce="argmax")
+    with pytest.raises(ModelError, match="4 labels for a detector with 3 classes"):
+        serfer.split(path, out=tmp_path / "plan", activation="boxes", labels=list("abcd"), grids="1")
+
+
+def test_boxes_are_those_of_the_output_in_the_images_own_pixels(plan, examples):
+    paths = [examples / "rocket.jpg", examples / "coffee.png"]
+    with serfer.open(plan, workers="inprocess") as pipeline:
+        output = pipeline.run(pipeline.pixels(paths))
+        images = pipeline.predict(paths)
+        few = pipeline.predict(paths[:1], names=["r"], min_score=0.9)
+    for image, path, values in zip(images, paths, output, strict=True):
+        with Image.open(path) as picture:
+            size = picture.height, picture.width
+        assert (image.name, (image.height, image.width)) == (str(path), size)
+        assert image.boxes
+        wanted = [*expected(values, size)]
+        assert [box.index for box in image.boxes] == [kind for kind, _, _ in wanted]
+        assert [box.label for box in image.boxes] == [CLASSES[kind] for kind, _, _ in wanted]
+        np.testing.assert_allclose([box.score for box in image.boxes], [score for _, score, _ in wanted])
+        np.testing.assert_allclose([box.box for box in image.boxes], [box for _, _, box in wanted], atol=1e-9)
+    assert few[0].boxes == tuple(box for box in images[0].boxes if box.score >= 0.9)
+    assert few[0].name == "r"
+
+
+def test_every_kind_of_network_predicts(classifier, tmp_path, examples):
+    path = examples / "rocket.jpg"
+    with serfer.open(classifier, workers="inprocess") as pipeline:
+        [answer] = pipeline.classify([path], top_k=3)
+        [image] = pipeline.predict([path], top_k=3)
+    assert (image.predictions, image.boxes, image.outputs) == (answer.predictions, (), ())
+    with serfer.open(split_dense(tmp_path / "dense"), workers="inprocess") as pipeline:
+        outputs = pipeline.run(pipeline.pixels([path]))
+        [image] = pipeline.predict([path])
+    by_name = {output.name: output for output in image.outputs}
+    assert by_name["embedding"].values == tuple(outputs["embedding"][0].tolist())
+    mask = Image.open(io.BytesIO(base64.b64decode(by_name["classes"].png)))
+    assert np.array_equal(np.asarray(mask.convert("RGB")), np.array(palette())[outputs["classes"][0]])
+    assert (by_name["scores"].png, by_name["scores"].values) == ("", ())
+    assert [output["name"] for output in image.as_dict("map")["outputs"]] == [*outputs]
+
+
+def test_a_vector_without_labels_is_an_embedding(tmp_path, examples):
+    plan = split_dense(tmp_path / "embedding", names=("embedding",))
+    with serfer.open(plan, workers="inprocess") as pipeline:
+        [image] = pipeline.predict([examples / "rocket.jpg"])
+        assert image.outputs[0].values == tuple(pipeline.last.logits[0].tolist())
+
+
+def test_what_predict_refuses(plan, examples):
+    with serfer.open(plan, workers="inprocess") as pipeline:
+        with pytest.raises(PlanError, match="predict"):
+            pipeline.classify([examples / "rocket.jpg"])
+        with pytest.raises(ImageError, match=r"README.md is not an image"):
+            pipeline.predict([examples / "README.md"])
+        with pytest.raises(UsageError, match="1 to"):
+            pipeline.predict([])
+
+
+def test_the_command_prints_boxes(predict, plan, examples):
+    result = predict(examples / "rocket.jpg")
+    with serfer.open(plan, workers="inprocess") as pipeline:
+        [image] = pipeline.predict([examples / "rocket.jpg"])
+    assert result.code == 0
+    for box in image.boxes:
+        left, top, right, bottom = box.box
+        assert (
+            f"{box.score:.2%}  {box.label}  {right - left:.0f} x {bottom - top:.0f} at {left:.0f}, {top:.0f}"
+            in result.out
+        )
+    none = predict(examples / "rocket.jpg", "--min-score", "1")
+    assert (none.code, "no boxes" in none.out) == (0, True)
+
+
+def test_as_json_and_as_a_coco_data_set(predict, examples):
+    paths = [examples / "rocket.jpg", examples / "coffee.png"]
+    lines = [json.loads(line) for line in predict(*paths, "--json").lines]
+    assert [line["kind"] for line in lines] == ["boxes", "boxes"]
+    assert [*lines[0]["images"][0]] == ["name", "height", "width", "boxes"]
+    value = json.loads(predict(*paths, "--coco").out)
+    assert [image["file_name"] for image in value["images"]] == [str(path) for path in paths]
+    assert [category["name"] for category in value["categories"]] == [*CLASSES]
+    boxes = [(image, box) for image, line in enumerate(lines, 1) for box in line["images"][0]["boxes"]]
+    assert [number["id"] for number in value["annotations"]] == [*range(1, len(boxes) + 1)]
+    for annotation, (image, box) in zip(value["annotations"], boxes, strict=True):
+        left, top, right, bottom = box["box"]
+        assert (annotation["image_id"], annotation["category_id"]) == (image, box["index"] + 1)
+        np.testing.assert_allclose(annotation["bbox"], [left, top, right - left, bottom - top], atol=0.0051)
+
+
+def test_boxes_are_drawn(predict, examples, tmp_path):
+    assert predict(examples / "rocket.jpg", "--draw", tmp_path / "one.jpg").code == 0
+    assert predict(examples / "rocket.jpg", examples / "coffee.png", "--draw", tmp_path / "several").code == 0
+    with Image.open(examples / "rocket.jpg") as given, Image.open(tmp_path / "several" / "rocket.png") as picture:
+        assert picture.size == given.size
+        assert np.any(np.asarray(picture) != np.asarray(given.convert("RGB")))
+    with Image.open(tmp_path / "one.jpg") as picture:
+        assert picture.format == "JPEG"
+    again = predict(examples / "rocket.jpg", "--draw", tmp_path / "several")
+    assert (again.code, "rocket.png exists" in again.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["rocket.jpg", "coffee.png", "--draw", "one.png"], "give a folder"),
+        (["rocket.jpg", "--draw", "one.gif"], "not a picture's name"),
+        (["rocket.jpg", "--coco", "--json"], "give one of them"),
+    ],
+)
+def test_options_that_do_not_fit(predict, examples, monkeypatch, arguments, fault):
+    monkeypatch.chdir(examples)
+    result = predict(*arguments)
+    assert (result.code, fault in result.err) == (2, True)
+
+
+def test_options_for_boxes_of_a_plan_without_any(predict, classifier, examples):
+    result = predict(examples / "rocket.jpg", "--coco", plan=classifier)
+    assert (result.code, "--output boxes" in result.err) == (2, True)
+
+
+def test_an_image_that_cannot_be_read_does_not_stop_the_others(predict, examples, tmp_path):
+    result = predict(tmp_path / "gone.jpg", examples / "rocket.jpg", "--json")
+    first, second = map(json.loads, result.lines)
+    assert (result.code, first["images"][0]["name"]) == (3, str(tmp_path / "gone.jpg"))
+    assert "does not exist" in first["error"]
+    assert second["images"][0]["boxes"]
+
+
+def test_explain_says_what_the_boxes_are(serfer_here, plan):
+    assert "boxes of 3 classes as yolov8 has them, in output0" in serfer_here("explain", plan).out

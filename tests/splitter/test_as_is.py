@@ -1,0 +1,356 @@
+"""What cannot be split runs as it is: in one task, image by image, with the file's own answers bit for bit."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from serfer.core.errors import ModelError, PlanWarning, QueryError
+from serfer.core.plan.answers import shaped
+from serfer.pipeline.result_cache import ResultCache
+from serfer.plan_directory import check_artefacts, load_plan
+from splitter.plan_dir.check import run_tiles
+from splitter.profiling import measured_part
+from splitter.split import split
+from splitter.whole import whole_plan
+from storage.memory import MemoryStore
+from tests.splitter.models import Net, opened
+
+
+def recurrent(size=8, opset=20, *, batch="N"):
+    """A convolution whose rows an LSTM reads; the output has no images on its first axis, (rows, 1, 5)."""
+    net = Net(2, size, size, opset=opset, batch=batch)
+    x = net.op("Relu", net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1]))
+    rows = net.op("Transpose", x, perm=[2, 0, 1, 3])
+    rows = net.op("Reshape", rows, net.constant(np.array([size, 1, 4 * size])))
+    net.op("LSTM", rows, net.constant(net.floats(1, 20, 4 * size)), net.constant(net.floats(1, 20, 5)), hidden_size=5)
+    net.nodes[-1].output[:] = ["all", "last"]
+    return net
+
+
+def several(net, *outputs):
+    """Return the model of a network with several outputs: names with their ONNX types and ranks."""
+    model = net.model(outputs[0][0])
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_tensor_value_info(name, kind, [None] * rank) for name, kind, rank in outputs)
+    return model
+
+
+def recurrent_model(**options):
+    net = recurrent(**options)
+    axes = [net.constant(np.array([1]))] if net.opset > 12 else []
+    net.op("Squeeze", "all", *axes, output="rows", **({} if axes else {"axes": [1]}))
+    return several(net, ("rows", TensorProto.FLOAT, 3), ("last", TensorProto.FLOAT, 3))
+
+
+def branching():
+    """An If whose branches read a constant and a tensor from around them."""
+    net = Net(1, 4, 4)
+    flat = net.linear(net.flat("x"), 16, 3)
+    weight = net.constant(net.floats(3))
+    total = net.op("ReduceSum", flat, keepdims=0)
+    positive = net.op("Greater", total, net.constant(np.float32(0)))
+
+    def branch(kind, name):
+        node = helper.make_node(kind, [flat, weight], [name], name=name)
+        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+
+    chosen = net.op("If", positive, then_branch=branch("Mul", "then"), else_branch=branch("Sub", "else"))
+    return net.model(chosen, dims=("N", 3))
+
+
+def foreign():
+    """An operator of another domain that ONNX Runtime's processor provider has."""
+    net = Net(1, 4, 4)
+    out = net.op("FastGelu", net.linear(net.flat("x"), 16, 3), domain="com.microsoft")
+    body = helper.make_graph(
+        net.nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 1, 4, 4])],
+        [helper.make_tensor_value_info(out, TensorProto.FLOAT, ["N", 3])],
+        net.weights,
+    )
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(body, opset_imports=imports, ir_version=10)
+
+
+def in_8_bits():
+    net = Net(3, 8, 8)
+    quantised = net.op("DynamicQuantizeLinear", "x")
+    net.nodes[-1].output[:] = [quantised, "scale", "zero"]
+    weight = net.constant(net.random.integers(0, 255, (4, 3, 3, 3), dtype=np.uint8))
+    sums = net.op("ConvInteger", quantised, weight, "zero", kernel_shape=[3, 3])
+    scores = net.op("Mul", net.op("Cast", sums, to=TensorProto.FLOAT), "scale")
+    return net.model(net.linear(net.flat(scores), 144, 5))
+
+
+def normalised_in_double():
+    """A network whose output is float64, and which takes the mean over all images of a batch."""
+    net = Net(2, 4, 4)
+    centred = net.op("Sub", "x", net.op("ReduceMean", "x", net.constant(np.array([0])), keepdims=1))
+    out = net.op("Cast", net.op("Add", "x", centred), to=TensorProto.DOUBLE)
+    return several(net, (out, TensorProto.DOUBLE, 4))
+
+
+WHOLE = {
+    "LSTM": recurrent_model,
+    "opset 11": lambda: recurrent_model(opset=11),
+    "a batch of 1": lambda: recurrent_model(batch=1),
+    "If": branching,
+    "com.microsoft": foreign,
+    "8 bits": in_8_bits,
+    "mixes images": normalised_in_double,
+}
+
+
+def own_answers(path, batch):
+    """Return the file's answers to images one by one, each output with the images on its first axis."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    answers = [session.run(None, {name: image[None]}) for image in batch]
+    return [
+        np.stack([value[0] if value.shape[0] == 1 else value for value in values])
+        for values in zip(*answers, strict=True)
+    ]
+
+
+def values(answer):
+    return list(answer.values()) if isinstance(answer, dict) else [answer]
+
+
+@pytest.fixture(autouse=True)
+def quickly(request, monkeypatch):
+    """Leave out the process that measures a part, unless a test is about that."""
+    if "measured" not in request.node.name:
+        monkeypatch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(model):
+        path = tmp_path / "net.onnx"
+        onnx.save(model, path)
+        return path
+
+    return save
+
+
+@pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
+def test_a_whole_plan_has_the_files_own_answers_bit_for_bit(make, saved, tmp_path):
+    path = saved(make())
+    plan = whole_plan(path, out=tmp_path / "plan")
+    assert (len(plan.stages), plan.tasks) == (1, 1)
+    assert load_plan(tmp_path / "plan") == plan
+    check_artefacts(plan, tmp_path / "plan")
+    shape = plan.input
+    batch = np.random.default_rng(1).standard_normal((3, shape.channels, shape.height, shape.width), dtype=np.float32)
+    expected = own_answers(path, batch)
+    for got, own in zip(values(run_tiles(plan, tmp_path / "plan", batch)), expected, strict=True):
+        assert got.shape == own.shape
+        assert np.array_equal(got, own.astype(got.dtype))
+
+
+@pytest.mark.parametrize("weights", ["zip", "fetched"])
+def test_workers_compute_a_whole_plan_wherever_its_weights_are(weights, saved, tmp_path):
+    path = saved(recurrent_model(size=16))
+    plan = whole_plan(path, out=tmp_path / "plan", weights=weights)
+    assert plan.stages[0].functions[0].weights.bytes >= 20 * 64 * 4
+    batch = np.random.default_rng(1).standard_normal((2, 2, 16, 16), dtype=np.float32)
+    with opened(tmp_path / "plan") as pipeline:
+        got = values(pipeline.run(batch))
+    for value, own in zip(got, own_answers(path, batch), strict=True):
+        assert np.array_equal(value, own)
+
+
+def test_the_plan_says_what_was_measured_here(saved, tmp_path):
+    plan = whole_plan(saved(recurrent_model()), out=tmp_path / "plan")
+    assert "measured here on one thread" in plan.why
+    assert plan.stages[0].tiles[0].serial_ms > 0
+
+
+def test_a_whole_plan_of_a_network_that_does_not_run_says_why(saved, tmp_path):
+    net = Net(1, 4, 4)
+    model = net.model(net.linear(net.flat("x"), 16, 3))
+    with pytest.raises(ModelError, match="does not run in ONNX Runtime"):
+        whole_plan(saved(model), np.zeros((1, 1, 5, 5), np.float32), tmp_path / "plan")
+    assert not (tmp_path / "plan").exists()
+
+
+def found_boxes(most=20):
+    """A detector's end: boxes of positions, scores of 2 classes, NonMaxSuppression, and the boxes that it selects."""
+    net = Net(2, 12, 12)
+    x = net.op("Relu", net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+    head = net.op("Reshape", net.conv(x, 4, 6, [1, 1]), net.constant(np.array([0, 6, 36])))
+    bounds = [net.constant(np.array([value])) for value in (0, 4, 6, 1)]
+    boxes = net.op("Transpose", net.op("Slice", head, bounds[0], bounds[1], bounds[3]), perm=[0, 2, 1])
+    scores = net.op("Sigmoid", net.op("Slice", head, bounds[1], bounds[2], bounds[3]))
+    limits = net.constant(np.array([most])), net.constant(np.float32([0.4])), net.constant(np.float32([0.7]))
+    chosen = net.op("NonMaxSuppression", boxes, scores, *limits, output="chosen")
+    position = net.op("Gather", chosen, net.constant(np.array(2)), axis=1)
+    flat = net.op("Squeeze", boxes, net.constant(np.array([0])))
+    return several(
+        net,
+        (net.op("Gather", flat, position, output="boxes"), TensorProto.FLOAT, 2),
+        (chosen, TensorProto.INT64, 2),
+    )
+
+
+def check_sizes(plan, directory, path, batch):
+    """Compare answers to single images, as large as the file's, and to several, padded with zeros."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    sizes = set()
+    with opened(directory) as pipeline:
+        several_answers = pipeline.run(batch)
+        for number, image in enumerate(batch):
+            one = pipeline.run(image[None])
+            for name, own in zip(("boxes", "chosen"), session.run(None, {"x": image[None]}), strict=True):
+                assert one[name].shape == (1, *own.shape)
+                assert np.abs(one[name][0] - own).max(initial=0) < 1e-5
+                assert several_answers[f"{name}.size"][number] == len(own)
+                assert np.abs(several_answers[name][number, : len(own)] - own).max(initial=0) < 1e-5
+                assert not several_answers[name][number, len(own) :].any()
+                sizes.add(len(own))
+    assert len(sizes) > 1
+    assert plan.output_tensors[0].sized_by == "boxes.size"
+
+
+@pytest.mark.parametrize("way", ["whole", "split"])
+def test_an_output_has_each_images_own_size(way, saved, tmp_path):
+    path = saved(found_boxes())
+    if way == "whole":
+        plan = whole_plan(path, out=tmp_path / "plan")
+    else:
+        plan = split(path, out=tmp_path / "plan", grids="2x2")
+        assert plan.stages[0].grid.tiles == 4
+    assert [tensor.dims for tensor in plan.output_tensors] == [(36, 4), (36, 3), (), ()]
+    batch = np.random.default_rng(1).standard_normal((3, 2, 12, 12), dtype=np.float32)
+    check_sizes(plan, tmp_path / "plan", path, batch * np.float32([[[[0.01]]], [[[1]]], [[[10]]]]))
+
+
+def test_an_output_that_is_larger_than_its_bound_fails_by_name(saved, tmp_path):
+    plan = whole_plan(saved(found_boxes(most=2)), out=tmp_path / "plan")
+    assert plan.output_tensors[0].dims == (4, 4)
+    values = [np.zeros((2, 4, 4)), np.zeros((2, 4, 3)), np.array([[4], [5]]), np.array([[4], [4]])]
+    with pytest.raises(QueryError, match="'boxes' for image 1 has 5 entries, the plan has room for 4"):
+        shaped(plan.output_tensors, values)
+
+
+def test_positions_of_values_are_an_output(saved, tmp_path):
+    net = Net(1, 4, 4, batch=1)
+    found = net.op("Transpose", net.op("NonZero", net.op("Relu", "x")), perm=[1, 0])
+    path = saved(several(net, (found, TensorProto.INT64, 2)))
+    plan = whole_plan(path, out=tmp_path / "plan")
+    assert plan.output_tensors[0].dims == (16, 4)
+    batch = np.random.default_rng(1).standard_normal((1, 1, 4, 4), dtype=np.float32)
+    answer = run_tiles(plan, tmp_path / "plan", batch)
+    assert np.array_equal(answer[found], own_answers(path, batch)[0])
+
+
+def test_an_answer_that_is_kept_has_its_size(saved, tmp_path):
+    plan = whole_plan(saved(found_boxes()), out=tmp_path / "plan")
+    cache = ResultCache(MemoryStore(), plan, 60.0)
+    answer = run_tiles(
+        plan, tmp_path / "plan", np.random.default_rng(1).standard_normal((1, 2, 12, 12), dtype=np.float32)
+    )
+    key = cache.key([b"question"])
+    cache.keep(key, answer)
+    kept = cache.find(key, 1)
+    assert all(np.array_equal(kept[name], value) for name, value in answer.items())
+
+
+def detector():
+    """Convolutions, an output of their own, and a Loop over what they computed."""
+    net = Net(2, 24, 24)
+    x = net.op("Relu", net.conv("x", 2, 6, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv(x, 6, 6, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+    scores = net.op("Sigmoid", x)
+    body = helper.make_graph(
+        [
+            helper.make_node("Mul", ["state", "halve"], ["next"]),
+            helper.make_node("Identity", ["go"], ["on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [1, 6, 12, 12]),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [1, 6, 12, 12]),
+        ],
+        [onnx.numpy_helper.from_array(np.float32(0.5), "halve")],
+    )
+    turns, true = net.constant(np.int64(3)), net.constant(np.ones((), bool))
+    looped = net.op("Loop", turns, true, x, body=body)
+    pooled = net.op("GlobalAveragePool", looped)
+    return several(net, (scores, TensorProto.FLOAT, 4), (net.flat(pooled), TensorProto.FLOAT, 2))
+
+
+def attention():
+    """Attention over positions with images on the second axis, as nn.MultiheadAttention has them."""
+    net = Net(2, 16, 16)
+    x = net.op("Relu", net.conv("x", 2, 8, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+    flat = net.op("Reshape", x, net.constant(np.array([0, 8, 64])))
+    rows = net.op("Transpose", flat, perm=[2, 0, 1])
+    left = net.op("Transpose", rows, perm=[1, 0, 2])
+    right = net.op("Transpose", rows, perm=[1, 2, 0])
+    weights = net.op("Softmax", net.op("MatMul", left, right), axis=-1)
+    mixed = net.op("Add", net.op("MatMul", weights, left), net.op("Transpose", rows, perm=[1, 0, 2]))
+    ordered = net.op("Transpose", mixed, perm=[1, 0, 2])
+    mean = net.op("ReduceMean", ordered, net.constant(np.array([0])), keepdims=0)
+    return net.model(net.linear(mean, 8, 5))
+
+
+TAILS = {"LSTM": lambda: recurrent_model(size=16), "Loop": detector, "attention": attention}
+
+
+@pytest.mark.parametrize("make", TAILS.values(), ids=TAILS)
+def test_convolutions_before_what_runs_as_it_is_are_tiled(make, saved, tmp_path):
+    path = saved(make())
+    plan = split(path, out=tmp_path / "plan", grids="2x2")
+    assert plan.stages[0].grid.tiles == 4
+    assert plan.stages[-1].grid.tiles == 1
+    shape = plan.input
+    batch = np.random.default_rng(1).standard_normal((3, shape.channels, shape.height, shape.width), dtype=np.float32)
+    for got, own in zip(values(run_tiles(plan, tmp_path / "plan", batch)), own_answers(path, batch), strict=True):
+        assert got.shape == own.shape
+        assert np.abs(got - own).max() <= 1e-5 * np.ptp(own)
+
+
+def test_the_plan_names_the_operator_that_keeps_others_together(saved, tmp_path):
+    plan = split(saved(detector()), out=tmp_path / "plan", grids="2x2")
+    assert "because of 't" in plan.why
+    assert "(Loop): which operators run depends on the data" in plan.why
+
+
+def fixed_grid():
+    """A grid for one image that the network samples: an operator without a rule, which does not run on a batch."""
+    net = Net(2, 8, 8)
+    x = net.op("Relu", net.conv("x", 2, 2, [3, 3], pads=[1, 1, 1, 1]))
+    region = net.constant(np.array([0, 0, 0.1, 0.1, 1, 1, 0.9, 0.9], np.float32))
+    sizes = net.constant(np.array([1, 2, 6, 6]))
+    cropped = net.op("Resize", x, region, "", sizes, coordinate_transformation_mode="tf_crop_and_resize")
+    return net.model(net.linear(net.flat(cropped), 72, 5))
+
+
+def test_what_does_not_run_on_a_batch_runs_as_it_is(saved, tmp_path):
+    path = saved(fixed_grid())
+    split(path, out=tmp_path / "plan")
+    batch = np.random.default_rng(1).standard_normal((3, 2, 8, 8), dtype=np.float32)
+    got = run_tiles(load_plan(tmp_path / "plan"), tmp_path / "plan", batch)
+    assert np.abs(got - own_answers(path, batch)[0]).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_a_module_that_takes_one_image_at_a_time_is_split(tmp_path):
+    import torch  # noqa: PLC0415 - slow to import
+
+    class Single(torch.nn.Module):
+        def forward(self, x):
+            return x.reshape(1, 48)
+
+    with pytest.warns(PlanWarning, match="one at a time"):
+        plan = split(Single().eval(), torch.zeros(1, 3, 4, 4), tmp_path / "plan")
+    assert plan.tasks == 1

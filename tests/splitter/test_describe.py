@@ -1,0 +1,156 @@
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import serfer
+from serfer.cli.main import app
+from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.plan import Pad, Preprocess, sealed
+from serfer.plan_directory import load_cold_plan, load_plan, write_plan
+from tests.e2e.small import LABELS, PREPROCESS, split_small
+
+PADDED = Preprocess(None, "opencv-bilinear", "BGR", 1.0, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0), Pad("centre", 114))
+TOML = """
+pad = "centre"
+channels = "BGR"
+scale = 1
+mean = [100, 110, 120]
+std = [50, 60, 70]
+"""
+
+
+@pytest.fixture(scope="module")
+def undescribed(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("bare"), preprocess=None, labels=(), activation=None)
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("padded"), preprocess=PADDED)
+
+
+@pytest.fixture
+def directory(undescribed, tmp_path):
+    return shutil.copytree(undescribed, tmp_path / "plan")
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "picture.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def answered(directory, picture):
+    with serfer.open(directory, workers="inprocess") as pipeline:
+        [result] = pipeline.classify([picture], top_k=len(LABELS))
+        return result
+
+
+def names_and_scores(result):
+    return [(prediction.label, prediction.score) for prediction in result.predictions]
+
+
+def test_a_described_plan_answers_as_one_that_was_split_so(directory, padded, picture):
+    digest = load_plan(directory).digest
+    with pytest.raises(PlanError, match="serfer describe DIR --preprocess FILE"):
+        answered(directory, picture)
+    plan = serfer.describe(directory, preprocess=PADDED, labels=LABELS, activation="softmax")
+    assert plan == load_plan(directory)
+    assert plan.digest == digest
+    assert names_and_scores(answered(directory, picture)) == names_and_scores(answered(padded, picture))
+
+
+def test_workers_that_know_the_old_preprocessing_apply_the_new_one(padded, tmp_path, picture):
+    plan = shutil.copytree(padded, tmp_path / "other")
+    serfer.describe(plan, preprocess=PREPROCESS)
+    original = split_small(tmp_path / "original")
+    assert names_and_scores(answered(plan, picture)) == names_and_scores(answered(original, picture))
+    assert names_and_scores(answered(plan, picture)) != names_and_scores(answered(padded, picture))
+
+
+def test_what_is_not_given_stays_and_what_was_comes_back(directory):
+    before = (directory / "plan.json").read_bytes()
+    serfer.describe(directory, labels=LABELS)
+    plan = serfer.describe(directory, activation="sigmoid")
+    assert (plan.labels, plan.activation, plan.preprocess) == (LABELS, "sigmoid", None)
+    serfer.describe(directory, labels=(), activation="none")
+    assert (directory / "plan.json").read_bytes() == before
+
+
+def test_a_cold_plan_is_described_too(directory):
+    cold = directory / "cold"
+    shutil.copytree(directory, cold)
+    plan = load_plan(cold)
+    slower = tuple(replace(stage, memory_mb=stage.memory_mb + 1) for stage in plan.stages)
+    write_plan(sealed(replace(plan, stages=slower)), cold)
+    plan = serfer.describe(directory, preprocess=PADDED)
+    assert load_cold_plan(directory, plan).preprocess == PADDED
+
+
+def test_answers_that_were_kept_are_not_given_for_another_description(directory):
+    def keys():
+        with serfer.open(directory, workers="inprocess", cache_s=60) as pipeline:
+            return pipeline._cache.key([b"image"])
+
+    serfer.describe(directory, preprocess=PADDED)
+    first = keys()
+    serfer.describe(directory, preprocess=PREPROCESS)
+    assert keys() != first
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"labels": ["a", "b"]}, InputError, "2 labels for a network with 7 outputs"),
+        ({"activation": "relu"}, UsageError, "softmax, sigmoid or none"),
+        (
+            {"preprocess": replace(PADDED, channels="L", mean=(0.0,), std=(1.0,))},
+            PlanError,
+            "takes 3 channels, its preprocessing gives L",
+        ),
+        ({"preprocess": "missing.toml"}, InputError, "missing.toml does not exist"),
+    ],
+)
+def test_mistakes_change_nothing(directory, given, error, words):
+    before = (directory / "plan.json").read_bytes()
+    with pytest.raises(error, match=words):
+        serfer.describe(directory, **given)
+    assert (directory / "plan.json").read_bytes() == before
+
+
+def test_a_directory_without_a_plan_is_named(tmp_path):
+    with pytest.raises(PlanError, match="is not a plan directory"):
+        serfer.describe(tmp_path, activation="none")
+
+
+class TestCommand:
+    def run(self, *arguments):
+        done = CliRunner().invoke(app, ["describe", *map(str, arguments)])
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    def test_it_changes_and_shows_a_plan(self, directory, tmp_path):
+        shown = self.run(directory).output
+        assert "the plan takes arrays only" in shown
+        assert "no labels: classes are numbers" in shown
+        (tmp_path / "p.toml").write_text(TOML)
+        (tmp_path / "labels.txt").write_text("\n".join(LABELS))
+        done = self.run(
+            directory, "--preprocess", tmp_path / "p.toml", "--labels", tmp_path / "labels.txt", "--output", "softmax"
+        )
+        assert load_plan(directory).preprocess == PADDED
+        assert (
+            "an image is padded with 114 to 34 x 34 pixels (centre), opencv-bilinear; BGR; "
+            "(x - (100, 110, 120)) / (50, 60, 70)" in done.output
+        )
+        assert "7 labels: label-0, label-1, label-2, label-3, label-4, ..." in done.output
+        assert "Start again what serves" in done.output.replace("\n", " ")
+        shown = json.loads(self.run(directory, "--json").stdout)
+        assert (shown["activation"], shown["preprocess"]["pad"]) == ("softmax", {"place": "centre", "value": 114})

@@ -1,0 +1,159 @@
+"""A network's file in place of a plan directory: made once, kept by what it depends on, run whole."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import serfer
+from serfer.core.errors import ModelError, PlanError, PlanWarning, UsageError
+from serfer.core.exactness import relative_error
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from serfer.wiring.network_file import assumed_preprocess, assumption, outside_weights, plan_of_file
+from splitter.network.description import Description
+from tests.e2e.small import CLASSES, LABELS, PREPROCESS, SIZE, batch, small_onnx
+
+ASSUMED = "stretched to 34 x 34 pixels, RGB, their values times 1/255"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def settings(cache):
+    return Settings(cache_dir=cache)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("small") / "small.onnx"
+    onnx.save(small_onnx(), path)
+    return path
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def made(settings, said):
+    """Return a plan's directory, and whether it was made now."""
+
+    def run(path, example=None, settings=settings, **described):
+        del said[:]
+        directory = plan_of_file(path, settings, said.append, example, Description(**described))
+        return directory, any(text.startswith("reading small.onnx, once") for text in said)
+
+    return run
+
+
+def whole(path, images):
+    return ort.InferenceSession(path).run(None, {"input": images})[0]
+
+
+def test_a_file_is_opened_as_a_plan_directory_is_and_answers_as_onnx_runtime_does(file, settings):
+    with pytest.warns(PlanWarning, match=ASSUMED):
+        opened = serfer.open(str(file), store="memory://", settings=settings)
+    with opened as pipeline:
+        assert (pipeline.plan.model, pipeline.plan.tasks) == ("small", 1)
+        images = batch(3)
+        assert relative_error(pipeline.run(images), whole(file, images)) < 1e-6
+        assert pipeline.run(np.zeros((2, SIZE, SIZE, 3), np.uint8)).shape == (2, CLASSES)
+
+
+def test_what_says_how_images_and_answers_are_is_the_plans(file, settings):
+    described = {"preprocess": PREPROCESS, "labels": LABELS, "activation": "softmax"}
+    with serfer.open(file, store="memory://", settings=settings, **described) as pipeline:
+        plan = pipeline.plan
+    assert (plan.preprocess, plan.labels, plan.activation) == tuple(described.values())
+    assert assumption(plan) == ""
+
+
+def test_a_plan_is_made_once_and_again_when_what_it_depends_on_changes(file, made, tmp_path):
+    first, _ = made(file)
+    assert made(file) == (first, False)
+    other = tmp_path / "small.onnx"
+    onnx.save(small_onnx(), other)
+    assert made(other) == (first, False)  # wherever it lies
+    onnx.save(small_onnx(seed=1), other)
+    changed, is_new = made(other, labels=LABELS)
+    assert (changed != first, is_new) == (True, True)
+    assert load_plan(changed).labels == LABELS
+    assert made(other, labels=LABELS) == (changed, False)
+
+
+def test_weights_in_other_files_count_too(made, tmp_path):
+    path = tmp_path / "small.onnx"
+    onnx.save(small_onnx(), path, save_as_external_data=True, location="weights", size_threshold=0)
+    assert {*outside_weights(path)} == {"weights"}
+    first, _ = made(path)
+    assert made(path) == (first, False)
+    weights = tmp_path / "weights"
+    weights.write_bytes((2 * np.frombuffer(weights.read_bytes(), np.float32)).tobytes())
+    assert made(path)[0] != first
+
+
+def test_a_plan_that_was_altered_in_the_cache_is_made_again(made, file, tmp_path):
+    settings = Settings(cache_dir=tmp_path / "cache")
+    directory, _ = made(file, settings=settings)
+    (directory / load_plan(directory).unsplit.path).write_bytes(b"altered")
+    assert made(file, settings=settings) == (directory, True)
+    assert made(file, settings=settings) == (directory, False)
+
+
+def test_a_file_that_fails_leaves_nothing_in_the_cache(made, tmp_path):
+    path = tmp_path / "small.onnx"
+    path.write_bytes(b"not a network")
+    settings = Settings(cache_dir=tmp_path / "cache")
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        made(path, settings=settings)
+    assert [entry.name for entry in (tmp_path / "cache" / "plans").iterdir() if not entry.name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize(
+    ("channels", "expected"),
+    [
+        (3, "RGB, their values times 1/255"),
+        (1, "grey, their"),
+        (4, "give it arrays (serfer run FILE.npy, Pipeline.run), (N, 4, 34, 34) float32"),
+    ],
+)
+def test_what_is_assumed_of_images_is_said(file, made, channels, expected):
+    plan = load_plan(made(file)[0])
+    shape = replace(plan.input, channels=channels)
+    assumed = assumed_preprocess(shape)
+    assert expected in assumption(replace(plan, input=shape, preprocess=assumed))
+    assert channels == 4 or len(assumed.mean) == channels
+
+
+class TestWrongUse:
+    def test_a_file_that_is_not_there_or_none(self, made, tmp_path):
+        with pytest.raises(ModelError, match=r"no\.onnx does not exist: give an \.onnx file"):
+            made(tmp_path / "no.onnx")
+        os.mkfifo(tmp_path / "pipe.onnx")
+        with pytest.raises(ModelError, match="is not a file"):
+            made(tmp_path / "pipe.onnx")
+        with (tmp_path / "large.onnx").open("wb") as file:
+            file.truncate(2 * 1024**3 + 1)
+        with pytest.raises(ModelError, match="larger than 2 GB"):
+            made(tmp_path / "large.onnx")
+
+    def test_a_file_has_no_functions_in_aws(self, file, settings):
+        with pytest.raises(UsageError, match="has no functions in AWS: split it"):
+            serfer.open(file, workers="aws", store="s3://bucket", settings=settings)
+
+    def test_a_plan_has_its_own_description(self, file, made, settings):
+        directory, _ = made(file)
+        with pytest.raises(UsageError, match=r"describe an \.onnx file"):
+            serfer.open(directory, labels=LABELS, settings=settings)
+
+    def test_a_file_where_a_plan_directory_is_meant(self, file):
+        with pytest.raises(PlanError, match=r"is a network's file, not a plan directory: .*serfer split"):
+            load_plan(file)

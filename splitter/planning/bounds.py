@@ -25,6 +25,7 @@ from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.units import FLOAT_BYTES, MS_PER_S
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from splitter.planning.limits import Fit
 from splitter.planning.ort_kernels import operator_work
 from splitter.tiling import operators
 from splitter.tiling.receptive_field import clipped
@@ -112,8 +113,8 @@ class StepBounds:
         none = np.zeros((len(spans), 1, grid.tiles))
         ends = GangEnds.of(self._load(none, none, spans), self._platform)
         inside = compute_seconds(serial, parallel, granted) + ends.reading_s + ends.writing_s
-        price = gang_price(grid.tiles, inside, ends.carrying_s, 0.0, self._memory, self._platform)
-        return self._with_sides(spans, price)
+        seconds, usd = gang_price(grid.tiles, inside, ends.carrying_s, 0.0, self._memory, self._platform)
+        return self._with_sides(spans, (seconds, usd + self._starts_usd(grid.tiles)))
 
     def _stages(self, work: tuple[_Work, _Work], spans: _Spans, tasks: int) -> tuple[Floats, Floats]:
         """Price stages of such nodes that divide their work evenly.
@@ -122,7 +123,13 @@ class StepBounds:
         """
         serial, parallel = (np.repeat(each[:, :, None], tasks, axis=-1) for each in _of(work, spans, tasks))
         seconds, usd = stage_price(self._load(serial, parallel, spans), self._memory[:, None], self._platform)
-        return seconds, usd - tasks * billed_usd(self._memory, 1 / MS_PER_S, self._platform.functions)
+        rounded = tasks * billed_usd(self._memory, 1 / MS_PER_S, self._platform.functions)
+        return seconds, usd - rounded + self._starts_usd(tasks)
+
+    def _starts_usd(self, tasks: int) -> Floats:
+        """Price the starts of so many environments without weights, in the share of the queries that are cold."""
+        usd = Fit((), half=False, weight_bytes=0).starts_usd(tasks, self._memory, self._platform, 0)
+        return np.zeros(len(self._memory)) if usd is None else usd
 
     def _load(self, serial: Floats, parallel: Floats, spans: _Spans) -> StageLoad:
         """Return the load of tasks that divide evenly what steps of such nodes move."""

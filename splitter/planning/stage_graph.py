@@ -133,8 +133,7 @@ class StageGraph:
         empty = replace(candidate.fit, weight_bytes=0, weights_in=ZIP)
         later = candidate.fit.cold_seconds(platform) - empty.cold_seconds(platform)
         seconds = edge.seconds[:, 0] + platform.cold_share * later
-        convex = self.goal.has_no_limits and not platform.cold_share  # expected seconds do not add up along a chain
-        return OneFunction(seconds, edge.usd[:, 0], convex=convex)
+        return OneFunction(seconds, edge.usd[:, 0], convex=self.goal.has_no_limits)
 
     @cached_property
     def _limits(self) -> FunctionLimits:

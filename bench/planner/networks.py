@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from onnxscript import ir
 
 import serfer
@@ -24,13 +25,14 @@ from bench.planner.architectures import architectures
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import TOLERANCE, difference
+from serfer.core.plan import AS_IS
 from splitter.network.by_name.named_model import RANDOM, NamedModel, build
 from splitter.network.graph import MAP_RANK, Graph
-from splitter.network.source import load
-from splitter.network.unsupported import unsplit_kinds
+from splitter.network.source import Source, load
+from splitter.network.unsupported import CannotSplitError, unsplit_kinds
 from splitter.network.zoo import drawn_by_seed, with_random_weights
 from splitter.plan_dir.check import run_tiles
-from splitter.tiling.from_onnx import from_onnx
+from splitter.tiling.from_onnx import from_onnx, split_graph
 from splitter.tiling.operators import tiled_kinds
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class Row:
     """The split of a network: its stages' grids, and how many of its convolutions on maps are on 2x2 tiles.
 
     `error` is relative to the logits' range; `reason` is why a network was refused, else empty. `seconds` of a
-    processor were taken by export and split.
+    processor were taken by export and split. With `as_is`, what depends on an operator without a rule is one operator,
+    whose convolutions are not counted.
     """
 
     network: Network
@@ -83,13 +86,15 @@ class Row:
     error: float = 0.0
     reason: str = ""
     seconds: float = 0.0
+    as_is: bool = False
 
     @property
     def how(self) -> str:
         """One of "tiled", "in part", "whole" (as all, some or none of its convolutions are on tiles) and "refused"."""
         if self.reason:
             return "refused"
-        return "tiled" if self.tiled == self.convolutions > 0 else "in part" if self.tiled else "whole"
+        all_tiled = self.tiled == self.convolutions > 0 and not self.as_is
+        return "tiled" if all_tiled else "in part" if self.tiled else "whole"
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -131,12 +136,21 @@ def measure(network: Network) -> Row:
         except ModelError as refusal:
             return Row(network, reason=_kinds_only(str(refusal)), seconds=time.process_time() - began)
         seconds = time.process_time() - began
-        graph = from_onnx(source.onnx, network.size, network.size)
+        graph = _graph(source, example)
         deviation = difference(run_tiles(plan, Path(home) / "plan", example), source.run(example))
     on_maps = {node.name for node in graph.nodes if node.kind == "Conv" and _is_map(graph, node.output)}
     tiled = {item.name for stage in plan.stages if str(stage.grid) == GRID for item in stage.operators} & on_maps
     grids = tuple(str(stage.grid) for stage in plan.stages)
-    return Row(network, grids, len(tiled), len(on_maps), deviation.error, seconds=seconds)
+    as_is = any(node.kind == AS_IS for node in graph.nodes)
+    return Row(network, grids, len(tiled), len(on_maps), deviation.error, seconds=seconds, as_is=as_is)
+
+
+def _graph(source: Source, example: NDArray[np.float32]) -> Graph:
+    """Return the graph of a network as `split` reads it: what cannot be split is one node."""
+    try:
+        return from_onnx(source.onnx, *example.shape[2:])
+    except CannotSplitError as refusal:
+        return split_graph(source, example, refusal)[0]
 
 
 def _is_map(graph: Graph, tensor: str) -> bool:

@@ -21,11 +21,15 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from serfer.core.errors import ModelError
+from serfer.core.plan import AS_IS
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import Node, Weights
 
-AS_IS, AS_IS_OUTPUT = "AsIs", "AsIsOutput"
-"""Kinds of nodes: the part itself, and one of its results where it has several."""
+AS_IS_OUTPUT = "AsIsOutput"
+"""The kind of a node that is one result of a part that has several; a part itself is of kind AS_IS."""
+MOST_BYTES = (1 << 31) - (1 << 26)
+"""Weights of a part at most: its ONNX model has them inside where a function fetches them, and 2 GB at most."""
 PART, NUMBER = "part", "number"
 """The attribute of an AS_IS node, an AsIsPart, and of an AS_IS_OUTPUT node: which result."""
 STEP_BY_STEP = frozenset({"GRU", "LSTM", "Loop", "RNN", "Scan"})
@@ -85,6 +89,12 @@ class AsIsPart:
 
     def __repr__(self) -> str:
         return f"AsIsPart({hashlib.sha256(self.body.SerializeToString()).hexdigest()[:16]})"
+
+    @property
+    def name(self) -> str:
+        """Its first operator's name, and how many more it has: what a plan's operators are listed by."""
+        first, more = self.operators[0][0] if self.operators else "nothing", len(self.operators) - 1
+        return f"{first} and {more:,} more" if more > 0 else first
 
     @property
     def results(self) -> int:
@@ -156,6 +166,12 @@ def as_is_nodes(
     needed = {name for node in nodes for name in names_read(node)}
     large = {_INSIDE + name: value for name, value in model.large.items() if name in needed}
     small = [tensor for tensor in model.proto.graph.initializer if tensor.name in needed]
+    size = sum(value.nbytes for value in large.values())
+    if size > MOST_BYTES:
+        raise ModelError(
+            f"what cannot be split has {size:,} bytes of weights, more than the {MOST_BYTES:,} that one task can have: "
+            f"{reasons[0] if reasons else 'the whole network runs as it is'}"
+        )
     glue = _Glue(opset)
     inner = [_inside(node) for node in nodes]
     computed = {result.name: result.dims for result in results}
@@ -179,11 +195,11 @@ def as_is_nodes(
     inputs = (*(tensor.name for tensor in given), *large)
     shapes: dict[str, tuple[int, ...]] = {name: (1, *dims) for name, dims in computed.items()}
     if len(computed) == 1:
-        node = Node("as-is", AS_IS, inputs, results[0].name, {PART: part})
+        node = Node(part.name, AS_IS, inputs, results[0].name, {PART: part})
         return AsIsNodes((node,), large, shapes, frozenset())
     bundle = "as-is.bundle"
     shapes[bundle] = (1, sum(map(prod, computed.values())))
-    whole = Node("as-is", AS_IS, inputs, bundle, {PART: part})
+    whole = Node(part.name, AS_IS, inputs, bundle, {PART: part})
     readers = (
         Node(f"as-is.{number}", AS_IS_OUTPUT, (bundle,), name, {NUMBER: number}) for number, name in enumerate(computed)
     )

@@ -126,7 +126,8 @@ def _of_several(tensors: _Tensors) -> list[DetectionHead]:
     chosen = [tensor for tensor in tensors if _is(tensor, "int64", 2) and tensor.dims[1] == _INDICES]
     tables = [tensor for tensor in tensors if _is(tensor, "float32", 2) and tensor.dims[1] == corners.dims[0]]
     if chosen and tables and tables[0] != corners:
-        return [DetectionHead(SELECTED, (chosen[0].name, corners.name, tables[0].name), max_iou=_ALL)]
+        outputs = (chosen[0].name, corners.name, tables[0].name, *filter(None, [chosen[0].sized_by]))
+        return [DetectionHead(SELECTED, outputs, max_iou=_ALL)]
     rows = [tensor for tensor in tensors if tensor.dims == corners.dims[:1]]
     classes = [tensor for tensor in rows if tensor.dtype != "float32" or _called(tensor, "class", "label", "cls")]
     scores = [tensor for tensor in rows if tensor.dtype == "float32" and tensor not in classes[:1]]
@@ -134,6 +135,7 @@ def _of_several(tensors: _Tensors) -> list[DetectionHead]:
         return []
     score = next((tensor for tensor in scores if _called(tensor, "score", "conf")), scores[0])
     count = [tensor.name for tensor in tensors if prod(tensor.dims) == 1 and _called(tensor, "num", "count")][:1]
+    count = [corners.sized_by] if corners.sized_by else count
     outputs = (corners.name, score.name, classes[0].name, *count)
     tensorflow = corners.name.lower().startswith(_TENSORFLOW)
     return [DetectionHead(NMS, outputs, max_iou=_ALL, corners="yxyx" if tensorflow else "xyxy", relative=tensorflow)]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import FileTensors
+from serfer.core.plan import FileTensors, Preprocess
 from serfer.core.plan.pixels import whole_numbers
 from serfer.core.plan.validation import MAX_NAME
 from splitter.network.external_weights import ExternalWeightsModel
@@ -54,6 +54,7 @@ _OF_CHANNELS_FIRST = frozenset(
     }
 )
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
+_WHITE = 255  # the largest value of a pixel
 _NOISE = 48
 """The standard deviation of whole numbers that stand for an image's."""
 
@@ -125,6 +126,17 @@ class GivenInput:
         low, high = (-128, 127) if self.dtype == "int8" else (0, min(numbers[-1], 255))  # as images have them
         middle, spread = (low + high + 1) // 2, _NOISE if high > 1 else 1
         return np.clip(np.rint(images * spread + middle), low, high).astype(np.float32)
+
+    def suited(self, preprocess: Preprocess | None) -> Preprocess | None:
+        """Return what a file's metadata say of its images, for whole numbers with pixels as they are: that is inside.
+
+        None for a type that does not hold pixels.
+        """
+        numbers = whole_numbers(self.dtype)
+        if preprocess is None or numbers is None:
+            return preprocess
+        zeros, ones = (0.0,) * len(preprocess.mean), (1.0,) * len(preprocess.mean)
+        return replace(preprocess, scale=1.0, mean=zeros, std=ones) if _WHITE in numbers else None
 
     def _numbers(self, images: NDArray[np.float32]) -> Array:
         numbers = whole_numbers(self.dtype)

@@ -18,6 +18,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -63,6 +64,7 @@ _MENDED = ("topologically sorted", "GroupNormalization is deprecated")
 """What the checker says of files that ONNX Runtime runs."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
+_NO_VIEW = "Cannot view a tensor"
 _SILENT = 4
 """ONNX Runtime's level of errors that end the process: others are raised, and reported by SerFer."""
 
@@ -343,7 +345,7 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsMo
     """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
     try:
         with _inductor_cache(), _quiet():
-            return _as_onnx(module, example)
+            return _as_onnx_by_parts(module, example)
     except Exception as error:  # the exporter raises many kinds; all mean that the network cannot be traced
         raise ModelError(f"the network cannot be exported: {_why_not(error)}") from error
 
@@ -404,6 +406,47 @@ def _as_onnx(network: torch.nn.Module | torch.export.ExportedProgram, example: t
     if program is None:
         raise RuntimeError("torch's exporter returns nothing")
     return ExternalWeightsModel.of(program.model)
+
+
+def _as_onnx_by_parts(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsModel:
+    """Export a module, with attention as products and a softmax where torch's exporter cannot split it afterwards.
+
+    What torch fuses leaves its result in another order of memory than its parts do, so that a reshape that follows is
+    traced as a view, which fails when the exporter puts the parts in place.
+    """
+    import torch  # noqa: PLC0415 - slow to import
+
+    try:
+        return _as_onnx(module, example)
+    except Exception as error:
+        if _NO_VIEW not in _why_not(error):
+            raise
+        with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention_by_parts):
+            return _as_onnx(module, example)
+
+
+def _attention_by_parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,  # noqa: ARG001 - in evaluation mode there is none
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - as above
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> torch.Tensor:
+    """Compute attention as the documentation of torch.nn.functional.scaled_dot_product_attention defines it."""
+    import torch  # noqa: PLC0415 - slow to import
+
+    if enable_gqa:
+        key, value = (heads.repeat_interleave(query.size(-3) // heads.size(-3), -3) for heads in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if masked else scores + attn_mask
+    return scores.softmax(-1) @ value
 
 
 @contextmanager
@@ -531,9 +574,18 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
     as_given = _runner(path, given, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
-    source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
+    source = Source(path.stem, f"from {path.name}", light, run, given.suited(known.preprocess), labels, exported=False)
     source = replace(source, origin=known.origin, detects=known.detects, given=given)
     return replace(source, unread=unread, as_given=as_given), example
+
+
+def channels_of(path: Path) -> int | None:
+    """Return how many channels the images of an ONNX file have, None where it does not fix that or cannot be read."""
+    try:
+        model, _ = with_usual_input(ExternalWeightsModel.of(ir.load(path)))
+    except Exception:  # noqa: BLE001 - `load` says what is wrong with the file
+        return None
+    return next((dim.dim_value for dim in _dims(model)[1:2]), 0) or None
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
@@ -656,5 +708,8 @@ def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def _plainly(error: Exception) -> str:
     """Return ONNX Runtime's message without its status, its own source's places and the path."""
+    if wrong := re.findall(r"index: (\d+) Got: (\d+) Expected: (\d+)", str(error)):
+        axes = ", ".join(f"{expected} on axis {axis}, not {got}" for axis, got, expected in wrong)
+        return f"its input is fixed to {axes}: give that size, or none"
     inside = r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|/onnxruntime_src/.*?\) (?=[A-Z])"
     return re.sub(inside, "", str(error).strip().partition("\n")[0])

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from splitter.network.as_is import AS_IS
+from serfer.core.plan import AS_IS
 from splitter.network.graph import INLINE_BYTES, Graph, Node
 
 _BLOCK = 1 << 16

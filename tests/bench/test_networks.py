@@ -39,6 +39,7 @@ def test_a_row_that_is_measured_again_takes_its_place_and_the_others_stay(tmp_pa
     ("row", "how"),
     [
         (Row(NETWORKS[0], ("2x2", "1"), 4, 4), "tiled"),
+        (Row(NETWORKS[0], ("2x2", "1"), 4, 4, as_is=True), "in part"),
         (Row(NETWORKS[0], ("1",), 0, 4), "whole"),
         (Row(NETWORKS[0], ("1",)), "whole"),
         (Row(NETWORKS[0], reason="why"), "refused"),

@@ -10,6 +10,8 @@ from serfer.core.errors import ModelError, PlanWarning, QueryError
 from serfer.core.plan.answers import shaped
 from serfer.pipeline.result_cache import ResultCache
 from serfer.plan_directory import check_artefacts, load_plan
+from serfer.variants.quantising import with_quantised
+from splitter.network import as_is
 from splitter.plan_dir.check import run_tiles
 from splitter.profiling import measured_part
 from splitter.split import split
@@ -136,7 +138,7 @@ def values(answer):
 @pytest.fixture(autouse=True)
 def quickly(request, monkeypatch):
     """Leave out the process that measures a part, unless a test is about that."""
-    if "measured" not in request.node.name:
+    if "measure" not in request.node.name:
         monkeypatch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
 
 
@@ -376,3 +378,21 @@ def test_a_module_that_takes_one_image_at_a_time_is_split(tmp_path):
     with pytest.warns(PlanWarning, match="one at a time"):
         plan = split(Single().eval(), torch.zeros(1, 3, 4, 4), tmp_path / "plan")
     assert plan.tasks == 1
+
+
+def test_a_part_with_more_weights_than_a_model_holds_is_refused(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(as_is, "MOST_BYTES", 1000)
+    with pytest.raises(ModelError, match=r"5,120 bytes of weights, more than the 1,000 that one task can have"):
+        whole_plan(saved(recurrent_model(size=16)), out=tmp_path / "plan")
+
+
+def test_the_process_that_measures_reads_no_module_of_the_working_directory(saved, tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.chdir(tmp_path)
+    assert "measured here" in whole_plan(saved(recurrent_model()), out=tmp_path / "there" / "plan").why
+
+
+def test_a_network_that_runs_as_it_is_has_no_form_in_8_bits(saved, tmp_path):
+    plan = whole_plan(saved(recurrent_model()), out=tmp_path / "plan")
+    with pytest.raises(ModelError, match="cannot be quantised: a part of it runs as it was given"):
+        with_quantised(plan, tmp_path / "plan", None, tmp_path / "int8")

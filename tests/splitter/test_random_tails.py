@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnxscript import ir
 
 from serfer.core.exactness import relative_error
-from splitter.network.as_is import AS_IS
+from serfer.core.plan import AS_IS
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.onnx_models import session_of
 from splitter.network.source import Source

@@ -102,7 +102,7 @@ def test_a_plan_of_another_size_is_another_plan(serfer_here, tmp_path, examples)
         (["no.onnx", "rocket.jpg"], 3, "no.onnx does not exist"),
         (["small.onnx", "rocket.jpg", "--size", "32"], 2, "write HEIGHTxWIDTH"),
         (["small.onnx", "rocket.jpg", "--size", "99x99"], 3, "fixed to 34 on axis 2, not 99, 34 on axis 3, not 99"),
-        (["small.onnx", "rocket.jpg", "--output", "loud"], 2, "the output is softmax, sigmoid"),
+        (["small.onnx", "rocket.jpg", "--output", "loud"], 2, "softmax, sigmoid or none, not 'loud'"),
         (["small.onnx", "rocket.jpg", "--workers", "aws", "--store", "s3://b/p"], 2, "has no functions in AWS"),
         (["small.onnx", "rocket.jpg", "--stack", "serfer-dev"], 2, "serfer package plan"),
     ],

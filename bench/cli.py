@@ -89,6 +89,7 @@ planner = parts(
         "gillis": ("bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
         "breakeven": ("bench.planner.breakeven:command", "From where on splitting beats one large function."),
         "places": ("bench.planner.weight_places:command", "Price the places of weights: warm and cold, fp32 and fp16."),
+        "defaults": ("bench.planner.defaults:command", "What cold queries and the width of gangs change for the zoo."),
         "prediction": ("bench.planner.prediction:command", "Predicted against measured stage latencies."),
     },
 )

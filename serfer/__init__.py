@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from serfer.core.errors import WrongAnswerError as WrongAnswerError
     from serfer.core.http_messages import Objectives as Objectives
     from serfer.core.http_messages import SelectedVariant as SelectedVariant
+    from serfer.core.http_messages import ServedPrediction as ServedPrediction
     from serfer.core.http_messages import ServedRegistration as ServedRegistration
     from serfer.core.http_messages import ServedReport as ServedReport
     from serfer.core.plan import Plan as Plan
@@ -146,6 +147,7 @@ __all__ = [
     "SelectedVariant",
     "SerferError",
     "ServedOutput",
+    "ServedPrediction",
     "ServedRegistration",
     "ServedReport",
     "ServedResult",
@@ -197,6 +199,7 @@ _HOMES = {
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
     "SelectedVariant": ("serfer.core.http_messages", "SelectedVariant"),
     "ServedOutput": ("serfer.client.results", "ServedOutput"),
+    "ServedPrediction": ("serfer.core.http_messages", "ServedPrediction"),
     "ServedRegistration": ("serfer.core.http_messages", "ServedRegistration"),
     "ServedReport": ("serfer.core.http_messages", "ServedReport"),
     "ServedResult": ("serfer.client.results", "ServedResult"),

@@ -267,8 +267,10 @@ def _fit_as_opencv(image: Image.Image, preprocess: Preprocess, placement: Placem
 
 def _edged(pixels: Pixels, side: int, value: int) -> Pixels:
     """Return pixels with one row and column of padding where they are less than `side`: all that is interpolated."""
-    edges = [(0, int(size < side)) for size in pixels.shape[:2]]
-    return np.pad(pixels, [*edges, (0, 0)], constant_values=value)
+    height, width, channels = pixels.shape
+    edged = np.full((height + (height < side), width + (width < side), channels), value, dtype=np.uint8)
+    edged[:height, :width] = pixels
+    return edged
 
 
 def _framed(pixels: Pixels, pad: Pad, placement: Placement, shape: Shape) -> Pixels:

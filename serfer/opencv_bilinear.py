@@ -35,13 +35,14 @@ def resize(
         return _picked(pixels, rows, columns)
     if of == (2 * size[0], 2 * size[1]):
         return _halved(pixels, rows, columns)
-    result = np.empty((len(rows), len(columns), pixels.shape[2]), dtype=np.uint8)
-    strip = max(1, _STRIP // (len(columns) * pixels.shape[2]))
-    across = _taps(columns, of[1], size[1])
+    flat = pixels.reshape(pixels.shape[0], -1)
+    across = _with_channels(_taps(columns, of[1], size[1]), pixels)
+    result = np.empty((len(rows), len(columns) * pixels.shape[2]), dtype=np.uint8)
+    strip = max(1, _STRIP // result.shape[1])
     for top in range(0, len(rows), strip):
         part = slice(top, top + strip)
-        result[part] = _mixed(pixels, _taps(rows[part], of[0], size[0]), across)
-    return result
+        result[part] = _mixed(flat, _taps(rows[part], of[0], size[0]), across)
+    return result.reshape(len(rows), len(columns), pixels.shape[2])
 
 
 def _positions(side: int, part: slice) -> _Indices:
@@ -65,16 +66,35 @@ def _taps(positions: _Indices, size: int, resized: int) -> _Taps:
     return first.astype(np.intp), np.rint(both).astype(np.int32)
 
 
-def _mixed(pixels: _Bytes, down: _Taps, across: _Taps) -> NDArray[np.int32]:
-    """Return the rows and columns that have these taps."""
-    (upper, weights), (left, shares) = down, across
-    rows, places = np.unique(np.stack([upper, upper + 1]), return_inverse=True)
-    mixed = _picked(pixels, rows, left) * shares[:, :1]
-    mixed += _picked(pixels, rows, left + 1) * shares[:, 1:]
+def _with_channels(taps: _Taps, pixels: _Bytes) -> tuple[_Indices, NDArray[np.int32]]:
+    """Return where the first and the second of the two that mix are in a flat row, (2, N * C), and their weights."""
+    (first, weights), (_, width, channels) = taps, pixels.shape
+    both = np.stack([first, first + 1]).clip(0, width - 1)
+    places = both[..., None] * channels + np.arange(channels)
+    return places.reshape(2, -1), np.repeat(weights.T, channels, axis=1)
+
+
+def _mixed(flat: _Bytes, down: _Taps, across: tuple[_Indices, NDArray[np.int32]]) -> NDArray[np.int32]:
+    """Return the rows and columns that have these taps, of rows (H, W * C)."""
+    (upper, weights), (places, shares) = down, across
+    rows, row_places = np.unique(np.stack([upper, upper + 1]).clip(0, len(flat) - 1), return_inverse=True)
+    chosen = flat[rows]
+    mixed, more = (np.multiply(chosen.take(places[tap], axis=1), shares[tap], dtype=np.int32) for tap in (0, 1))
+    mixed += more
     mixed >>= 4  # products with 11 more bits then stay below 2^31
-    high, low = (mixed[places[tap]] * weights[:, tap, None, None] >> 16 for tap in (0, 1))
-    total: NDArray[np.int32] = high + low + 2
-    return total >> 2
+    total = _shares(mixed, row_places[0], weights[:, 0])
+    total += _shares(mixed, row_places[1], weights[:, 1])
+    total += 2
+    total >>= 2
+    return total
+
+
+def _shares(mixed: NDArray[np.int32], rows: _Indices, weights: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the upper or the lower rows' shares, in quarters of a level, rounded down as OpenCV does."""
+    shares: NDArray[np.int32] = mixed.take(rows, axis=0)
+    shares *= weights[:, None]
+    shares >>= 16
+    return shares
 
 
 def _halved(pixels: _Bytes, rows: _Indices, columns: _Indices) -> _Bytes:

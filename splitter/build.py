@@ -19,6 +19,7 @@ from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import ARGMAX, Description, Reduction
+from splitter.network.detection_heads import BoxOptions
 from splitter.network.graph import Graph
 from splitter.network.metadata import FileDescription
 from splitter.network.reductions import of_one_class, with_reduction
@@ -272,7 +273,10 @@ def _check_layout(graph: Graph) -> None:
 def _check_example(graph: Graph, sample: Array) -> None:
     channels = graph.shape(graph.input).channels
     if sample.shape[1] != channels:
-        raise ModelError(f"the model takes images of {channels} channels, the example has {sample.shape[1]}")
+        raise ModelError(
+            f"the model takes images of {channels} channels, the example has {sample.shape[1]}: give --channels "
+            f"{channels}"
+        )
 
 
 def _described(source: Source, given: Description, graph: Graph) -> tuple[Source, str]:
@@ -309,11 +313,19 @@ def _check_answer(graph: Graph, source: Source) -> None:
 
 
 def _with_boxes(graph: Graph, source: Source, description: Description) -> Source:
-    """Return the source with what its outputs say of boxes, if that was asked for."""
-    if description.boxes is None:
+    """Return the source with what its outputs say of boxes, if that was asked for.
+
+    Where nothing was, a file whose metadata are a detector's has boxes if its outputs are such.
+    """
+    tensors, shape, labels = graph.output_tensors, graph.shape(graph.input), len(source.labels)
+    if description.boxes is not None:
+        return replace(source, detection=description.boxes.head(tensors, shape, labels))
+    if not source.detects or description.activation or description.reduction:
         return source
-    head = description.boxes.head(graph.output_tensors, graph.shape(graph.input), len(source.labels))
-    return replace(source, detection=head)
+    try:
+        return replace(source, detection=BoxOptions().head(tensors, shape, labels))
+    except ModelError:
+        return source
 
 
 def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> Source:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from serfer.core.errors import InputError
-from serfer.core.plan import Plan, Preprocess, check_sound, classes_of, dump_plan, labels_fit
+from serfer.core.plan import DetectionHead, Plan, Preprocess, check_sound, classes_of, dump_plan, labels_fit
 from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE
+from serfer.core.plan.pixels import check_numbers
 from serfer.files import write_whole
 from serfer.images import check_channels
 from serfer.plan_directory import load_plan
 from splitter.network.description import Description
+from splitter.network.detection_heads import with_classes
 from splitter.plan_dir.output_directory import alone_in
 
 
@@ -33,10 +35,11 @@ def describe(
         preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
             (docs/how-to/preprocess.md).
         labels: The names of the outputs, or the path of a file with one a line.
-        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none".
+        activation: What turns the outputs into scores: "softmax", "sigmoid" or "none"; or "boxes", as `split` has it.
 
     Raises:
-        PlanError: the directory has no plan, or the network takes images of other channels.
+        PlanError: the directory has no plan, or the network takes images of other channels or numbers.
+        ModelError: the outputs are not those of a detector, or it has fewer classes than there are labels.
         InputError: a file that was given cannot be used, there are not as many labels as outputs, or the plan cannot
             be written.
         UsageError: another value.
@@ -54,6 +57,15 @@ def describe(
     return plans[-1]
 
 
+def _detection(plan: Plan, given: Description, labels: int) -> DetectionHead | None:
+    """Return a detector's head with so many labels; None where the outputs are said to be scores, or ever were."""
+    if given.boxes:
+        return given.boxes.head(plan.output_tensors, plan.input, labels)
+    if plan.detection is None or given.activation:
+        return None
+    return with_classes(plan.detection, plan.output_tensors, plan.input, labels)
+
+
 def _changed(plan: Plan, given: Description, *, keep_labels: bool) -> Plan:
     before = plan.description
     after = replace(
@@ -62,10 +74,13 @@ def _changed(plan: Plan, given: Description, *, keep_labels: bool) -> Plan:
         labels=before.labels if keep_labels else given.labels,
         activation=given.activation or before.activation,
     )
+    after = replace(after, detection=_detection(plan, given, len(after.labels)))
     changed = plan.redescribed(after)
     if given.preprocess:
         check_channels(given.preprocess, plan.input)
-    if not labels_fit(changed):
+        if plan.file:
+            check_numbers(given.preprocess, plan.file.input, plan.file.dtype)
+    if after.detection is None and not labels_fit(changed):
         classes = classes_of(plan.output, plan.output_tensors[0])
         raise InputError(f"there are {len(after.labels)} labels for a network with {classes} outputs")
     check_sound(changed)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from unittest import mock
 
 import numpy as np
+import onnx
 import pytest
 
 from serfer.api.auth.keys import add_key, read_keys, remove_key
@@ -24,9 +25,11 @@ from serfer.raster.results.parts import ResultParts
 from serfer.registry import Registrations, open_registry
 from serfer.registry.registration import RegistrationRequest, RegistrationState, RegistrationStep
 from serfer.registry.registration_record import SUBMISSIONS, document_name
+from serfer.settings import Settings
+from serfer.wiring.network_file import plan_of_file
 from storage import open_store
 from tests.applications.worlds import DIGEST, NOW, register, variant, version
-from tests.e2e.small import CLASSES, split_small
+from tests.e2e.small import CLASSES, small_onnx, split_small
 from tests.results.stored import array_of, dense
 
 PROCESSES = range(4)
@@ -98,6 +101,21 @@ def test_an_applications_record_keeps_each_version_and_each_release(place, by_fo
     assert {(each.network, each.version) for each in record.networks} == made
     assert record.live_release.networks == {f"net-{process}": len(TIMES) for process in PROCESSES}
     assert record.live_release.number >= len(made)
+
+
+def open_file(process, place):
+    said = []
+    directory = plan_of_file(place / "small.onnx", Settings(cache_dir=place / "cache"), said.append)
+    (place / f"{process} {directory.name}").write_text("".join(said))
+
+
+def test_a_network_file_becomes_one_plan_that_one_process_makes(tmp_path, by_four):
+    onnx.save(small_onnx(), tmp_path / "small.onnx")
+    by_four(open_file, tmp_path)
+    [plan] = [path for path in (tmp_path / "cache" / "plans").iterdir() if not path.name.startswith(".")]
+    check_artefacts(load_plan(plan), plan)
+    told = [tmp_path / f"{process} {plan.name}" for process in PROCESSES]
+    assert sum("reading small.onnx, once" in path.read_text() for path in told) == 1
 
 
 def register_one(process, place, owners):

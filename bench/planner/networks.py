@@ -25,7 +25,7 @@ from bench.planner.architectures import architectures
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import TOLERANCE, difference
-from splitter.network.as_is import AS_IS
+from serfer.core.plan import AS_IS
 from splitter.network.by_name.named_model import RANDOM, NamedModel, build
 from splitter.network.graph import MAP_RANK, Graph
 from splitter.network.source import Source, load

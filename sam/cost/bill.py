@@ -115,7 +115,7 @@ class Bill:
             )
         notes += self._of_second_invocation()
         if deployed.options.snapstart:
-            notes.append("a start from a snapshot takes as long as one without: what it saves was not measured")
+            notes.append("what a start from a snapshot takes is assumed (lambda.restore, lambda.snapshot_rate: K)")
         if deployed.plan.store.partition("+")[0] not in _SPLIT_FOR[deployed.options.store]:
             better = _SPLIT_FOR[deployed.options.store][0]
             notes.append(

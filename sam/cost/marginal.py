@@ -88,7 +88,8 @@ class Deployed:
         """Return where the plan runs, at the price of its stage functions' compute."""
         functions = self.facts.functions
         price = getattr(functions, self.workers_price.removeprefix("lambda."))
-        return Platform(replace(functions, price_gb_second=price), self.store, cold_share)
+        priced = replace(functions, price_gb_second=price)
+        return Platform(priced, self.store, cold_share, snapstart=self.options.snapstart)
 
     @property
     def on_demand(self) -> Deployed:
@@ -146,7 +147,7 @@ def _started_beside(deployed: Deployed) -> list[Line]:
     tasks = used = usd = 0.0
     steps = _steps(deployed)
     for step in steps:
-        seconds = step.load.cold_start(platform).seconds
+        seconds = step.load.cold_start(platform).billed_seconds
         tasks += step.load.tasks
         used += step.load.tasks * step.memory_mb / _MB_PER_GB * seconds
         usd += step.load.tasks * float(billed_usd(step.memory_mb, seconds, platform.functions))
@@ -216,7 +217,7 @@ class _Step:
 
     def tasks_s(self, platform: Platform) -> Floats:
         """Return what each of its invocations is billed for, cold starts with their share."""
-        cold = platform.cold_share * self.load.cold_start(platform).seconds
+        cold = platform.cold_share * self.load.cold_start(platform).billed_seconds
         if self.gang:
             price = price_gang(self.gang, self.memory_mb, platform)
             return np.full(self.load.tasks, price.billed_s / self.load.tasks + cold)

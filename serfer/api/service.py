@@ -140,9 +140,10 @@ class Service:
     """Answers for several models; the first of `pipelines` is the one that is meant where none is named.
 
     `applications` select among variants, whose pipelines come and go beside those of the `models`; a `registrar`
-    registers networks in them, and `jobs` are offline work. `results` is the
-    store of the results that it keeps, which it closes; None where it keeps none. `repository` are the networks of an
-    instance, None elsewhere. `store` is that of the state that drivers share, by default the first model's.
+    registers networks in them, `jobs` are offline work, and a `plan_watch` blocks while it looks at plan directories.
+    `results` is the store of the results that it keeps, which it closes; None where it keeps none. `repository` are
+    the networks of an instance, None elsewhere. `store` is that of the state that drivers share, by default the first
+    model's.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class Service:
         self.applications: Applications | None = None
         self.registrar: Registrar | None = None
         self.jobs: OfflineJobs | None = None
+        self.plan_watch: Callable[[], None] | None = None
         self.admission = admission
         self.load = LoadMonitor(self.pipelines, admission.in_flight)
         self.decoders = decoders or Decoders()
@@ -372,6 +374,8 @@ class Service:
             doubtful = self._doubtful
             looks = {name: pipeline.look(start=doubtful) for name, pipeline in self.pipelines.items()}
             found = await asyncio.gather(*looks.values(), return_exceptions=True)
+            if self.plan_watch is not None:
+                await asyncio.to_thread(self.plan_watch)
             states = dict(zip(looks, found, strict=True))
             models = [_known(states[name]) for name in self.models]
             variants = [each for name, each in states.items() if name not in self.models and isinstance(each, Health)]

@@ -149,11 +149,27 @@ def classify(
                 if trace is not None:
                     traced.append(TracedQuery.of(name, pipeline.last))
             ending.figures = _figures(names, len(names), failures, turns)
+            _print_forced(pipeline.plan, from_zoo=plan is None and not stack and not as_json)
         if trace is not None and traced:
             _write_trace(trace, pipeline.plan, traced)
         if failures:
             ending.error = str(failures[0])
             raise typer.Exit(failures[0].exit_code)
+
+
+def _print_forced(plan: Plan, *, from_zoo: bool) -> None:
+    """Say where the zoo's plan is split to be looked at, and another one is predicted to be faster and cheaper."""
+    mine = next((other for other in plan.alternatives if other.chosen), None)
+    better = [each for each in plan.alternatives if mine and each.fits and each.ms < mine.ms and each.usd < mine.usd]
+    if from_zoo and mine and better:
+        best = min(better, key=lambda other: other.ms * other.usd)
+        grids = ", ".join(str(stage.grid) for stage in plan.stages)
+        out.print(
+            f"the zoo shows this network split on {grids}, which the planner would not choose: {plain(best.stages)} is "
+            f"predicted to take {best.ms / mine.ms:.2f} of its time for {best.usd / mine.usd:.2f} of its dollars "
+            f"(serfer split {plain(plan.model)} --out plan)",
+            soft_wrap=True,
+        )
 
 
 def names_of(images: Sequence[str]) -> list[str]:
@@ -260,8 +276,10 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None, wor
     """Print one query's answer: classes, stages, dollars, and how far it is from the unsplit model's."""
     for image in report.images:
         out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+        shares = all(0 <= prediction.score <= 1 for prediction in image.predictions)  # else the network's own numbers
         for prediction in image.predictions:
-            out.print(f"  {prediction.score:8.2%}  {plain(prediction.label)}")
+            score = f"{prediction.score:8.2%}" if shares else f"{prediction.score:8.4g}"
+            out.print(f"  {score}  {plain(prediction.label)}")
     print_report(report, plan, workers)
     if delta is not None:
         same = "same first class" if delta.same_top else "ANOTHER first class"

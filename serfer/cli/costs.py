@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.explain import print_cold_choice, print_cold_starts
+from serfer.cli.explain import print_cold_choice, print_cold_starts, print_starting_ways
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import err, out
@@ -205,6 +205,7 @@ def _print_prices(prices: Prices) -> None:
     out.print(f"a query: {_query_price(prices.query)}")
     out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
     print_cold_starts(plan, prices.cold)
+    print_starting_ways(prices.ways, prices.cold_share)
     if prices.cold_plan and prices.choice:
         print_cold_choice(prices.cold_plan, prices.choice, burst.queries)
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")

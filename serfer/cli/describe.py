@@ -32,7 +32,10 @@ def describe(
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
     output: Annotated[
-        str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
+        str | None,
+        typer.Option(
+            help="What the outputs are: scores, by softmax, sigmoid or none; or boxes, as serfer split has it."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,7 +58,10 @@ def _show(plan: Plan, *, as_json: bool) -> None:
         return
     for line in described(plan):
         out.print(line, soft_wrap=True)
-    out.print(f"scores: {plan.activation}" if plan.classifies else "the outputs are not scores of classes")
+    if plan.detection:
+        out.print(plain(plan.detection.in_words()), soft_wrap=True)
+    else:
+        out.print(f"scores: {plan.activation}" if plan.classifies else "the outputs are not scores of classes")
 
 
 def described(plan: Plan) -> list[str]:

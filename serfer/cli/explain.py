@@ -18,11 +18,12 @@ from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
 from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
-from serfer.core.costs.pricing import store_of, uses_store
+from serfer.core.costs.pricing import cold_share_of, store_of, uses_store
+from serfer.core.costs.starting_ways import StartingWay, starting_ways
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
 from serfer.core.inline_outputs import PAYLOAD_SHARE
-from serfer.core.plan import CONTAINER, DetectionHead, Plan, Stage, explained
+from serfer.core.plan import CONTAINER, Plan, Stage, explained
 from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import load_cold_plan, load_plan
@@ -136,7 +137,9 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     _print_packages(plan)
     _print_deployment_options(plan)
     _print_changes(plan)
-    print_cold_starts(plan, price_cold(priced, Platform.over(load_settings().facts(), plan.store)))
+    platform = Platform.over(load_settings().facts(), plan.store, cold_share_of(plan))
+    print_cold_starts(plan, price_cold(priced, platform))
+    print_starting_ways(starting_ways(priced, platform), platform.cold_share)
     out.print(plain(plan.why))
     tasks = [priced.stages[stage].grid.tiles for stage in sorted({stage for stage, _ in plan.functions})]
     spread = latency([(ms / MS_PER_S, count) for ms, count in zip(plan.predicted_ms, tasks, strict=True)], facts)
@@ -191,7 +194,7 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
         table.add_row(plain(tensor.name), "x".join(map(str, tensor.dims)) or "1", tensor.dtype, byte_size(size))
     out.print(table)
     if plan.detection:
-        out.print(plain(_boxes(plan.detection)), soft_wrap=True)
+        out.print(plain(plan.detection.in_words()), soft_wrap=True)
     last, limit = plan.stages[-1], int(facts.sync_payload_limit * PAYLOAD_SHARE)
     largest = max(last.written(tile) for tile in last.tiles)
     if largest > limit:
@@ -200,16 +203,6 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
             f"carries {byte_size(limit)} of tensors: it goes through the store (smaller: serfer split "
             "--reduce; left where tiles write it: serfer run --keep)"
         )
-
-
-def _boxes(head: DetectionHead) -> str:
-    """Return a sentence on a detector's head."""
-    classes = f" of {head.classes} classes" if head.classes else ""
-    overlaps = "" if head.max_iou == 1 else f", none over {head.max_iou:g} of the union with a better one"
-    return (
-        f"boxes{classes} as {head.family} has them, in {', '.join(head.outputs)}: at most {head.max_boxes}, of a score "
-        f"of {head.min_score:g} or more{overlaps} (serfer predict)"
-    )
 
 
 def _print_gangs(plan: Plan) -> None:
@@ -279,6 +272,24 @@ def print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
     out.print(
         f"the first answer, where every environment is cold, as predicted: {MS_PER_S * cold.seconds:,.0f} ms (the "
         "environments of all stages start as the query starts)"
+    )
+
+
+def print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None:
+    """Print what a plan takes in every way to start: its places of weights, with SnapStart and without."""
+    cold = f"{100 * cold_share:.3g}% cold"
+    head = "first answer ms", "$ a million cold", f"ms, {cold}", f"$ a million, {cold}", "$ a month", "fits"
+    table = columns("", "weights in", *head, left=(0, 1))
+    for way in ways:
+        figures = f"{MS_PER_S * way.cold_seconds:,.0f}", f"{_MILLION * way.cold_usd:,.2f}"
+        mixed = f"{MS_PER_S * way.seconds:,.1f}", f"{_MILLION * way.usd:,.2f}", f"{way.month_usd:,.2f}"
+        place = f"{way.weights_in}, SnapStart" if way.snapstart else way.weights_in
+        table.add_row("->" if way.chosen else "", place, *figures, *mixed, "yes" if way.fits else "no")
+    out.print(table)
+    out.print(
+        "ways to start, as predicted; of SnapStart (serfer package --snapstart) restoring is assumed (lambda.restore, "
+        "lambda.snapshot_rate), and snapshots cost their month whether queries come or not",
+        soft_wrap=True,
     )
 
 

@@ -11,15 +11,24 @@ import typer
 
 from serfer.cli.classify import data_of, names_of
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.network_options import (
+    ChannelsOption,
+    FileOptions,
+    LabelsOption,
+    OutputOption,
+    PreprocessOption,
+    SizeOption,
+)
 from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
     ModelOption,
     ObjectStoreOption,
-    PlanOption,
+    PlanOrFileOption,
     StackOption,
     StoreOption,
     WorkersOption,
+    network_among,
     opened,
     plan_directory,
     print_json,
@@ -48,10 +57,19 @@ _SHOWN = 8  # values of a vector
 def predict(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE...", help="Image files, or folders of them; - reads one from standard input."),
+        typer.Argument(
+            metavar="[NETWORK.onnx] IMAGE...",
+            help="Image files, or folders of them; - reads one from standard input. An .onnx file among them is the "
+            "network, which is run as it is.",
+        ),
     ],
     model: ModelOption = None,
-    plan: PlanOption = None,
+    plan: PlanOrFileOption = None,
+    size: SizeOption = None,
+    channels: ChannelsOption = None,
+    preprocess: PreprocessOption = None,
+    labels: LabelsOption = None,
+    output: OutputOption = None,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
@@ -79,10 +97,12 @@ def predict(
 
     Each image is one query. Maps and masks are written to files by serfer run.
     """
+    images, plan = network_among(images, plan)
     names = names_of(images)
     if as_coco and as_json:
         raise UsageError("--coco and --json are two forms of one answer: give one of them")
-    directory = plan_directory(plan, model, stack)
+    file = FileOptions.of(size, channels, preprocess, labels, output)
+    directory = plan_directory(plan, model, stack, file, workers)
     _check_boxes(load_plan(directory), draw, "--coco" if as_coco else "--draw" if draw else "")
     target = _Drawings(draw, len(names), load_settings().image_limits()) if draw else None
     found: list[PredictedImage] = []
@@ -149,7 +169,7 @@ class _Drawings:
 def _check_boxes(plan: Plan, draw: Path | None, option: str) -> None:
     """Refuse options for boxes of a plan that gives none, before anything starts."""
     if option and plan.detection is None:
-        raise UsageError(f"{option} is for boxes: split the network with --output boxes (docs/how-to/detect.md)")
+        raise UsageError(f"{option} is for boxes: describe the plan with --output boxes (docs/how-to/detect.md)")
     if draw and draw.suffix and draw.suffix.lower() not in PICTURES and not draw.is_dir():
         raise UsageError(f"--draw {draw} is not a picture's name: it should end in {', '.join(PICTURES)}")
 

@@ -156,7 +156,8 @@ def split(
         typer.Option(help="The input's HEIGHTxWIDTH; a model known by name or an ONNX file may fix its own."),
     ] = None,
     channels: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="The input's channels, with --size; 3 by default.")
+        int | None,
+        typer.Option(min=1, max=4096, help="The input's channels, with --size; the file's, or 3, by default."),
     ] = None,
     preprocess: Annotated[
         Path | None, typer.Option(help="A TOML file: how an image becomes the input (docs/how-to/preprocess.md).")
@@ -198,7 +199,7 @@ def split(
     as_json: JsonOption = False,
 ) -> None:
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
-    example = example_of(size, channels)
+    example = example_of(size, channels, model)
     if example is None and ".py:" in model:
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
     chosen = named_model(model, weights_file, random, download)

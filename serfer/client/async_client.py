@@ -28,6 +28,7 @@ from serfer.core.http_messages import (
     JobStatus,
     Objectives,
     ServedModel,
+    ServedPrediction,
     ServedRegistration,
     ServedReport,
 )
@@ -37,9 +38,9 @@ class AsyncClient:
     """A service's client for asyncio; tasks of one event loop may share it.
 
     `api_key` is sent with each request. A call takes at most `timeout_s`, in which it is tried again up to `retries`
-    times where the service cannot be reached or has no room. With `retry_safe` all tries of a `classify` have one
-    idempotency key, so that the service computes it once: it looks into its store before and keeps the answer after it,
-    two round trips for each call. `transport` is httpx's, and with `sleep` and `clock` for tests.
+    times where the service cannot be reached or has no room. With `retry_safe` all tries of a `classify` or `predict`
+    have one idempotency key, so that the service computes it once: it looks into its store before and keeps the answer
+    after it, two round trips for each call. `transport` is httpx's, and with `sleep` and `clock` for tests.
 
     Every call raises the errors of ServiceError's family: KeyRefusedError, RequestRefusedError,
     ServiceUnavailableError, ServiceDeadlineError.
@@ -85,6 +86,40 @@ class AsyncClient:
         options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key, application, objectives)
         body = await asyncio.to_thread(upload, images, names)
         return await self._session.run(self._conversation.classify(body, options))
+
+    async def predict(  # noqa: PLR0913 - a query's options, by name
+        self,
+        images: Image | Sequence[Image],
+        *,
+        model: str | None = None,
+        application: str | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
+        top_k: int = 5,
+        min_score: float | None = None,
+        deadline_ms: int | None = None,
+        explain: bool = False,
+        names: Sequence[str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> ServedPrediction:
+        """Ask what any network finds in images, all in one query, and return its report.
+
+        By its `kind`, each image has `predictions`, the `boxes` of a detector (of at least `min_score`, in the image's
+        own pixels), or `outputs`: vectors' values, maps as PNG or where the service keeps them. Everything else is as
+        for `classify`.
+        """
+        options = QueryOptions(
+            model,
+            top_k,
+            deadline_ms,
+            explain,
+            idempotency_key,
+            application,
+            objectives,
+            min_score=min_score,
+            classifies=False,
+        )
+        body = await asyncio.to_thread(upload, images, names)
+        return await self._session.run(self._conversation.predict(body, options))
 
     async def submit(
         self,

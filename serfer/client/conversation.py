@@ -28,6 +28,7 @@ from serfer.client.messages import (
     Upload,
     failure,
     read_models,
+    read_prediction,
     read_registration,
     read_report,
     read_status,
@@ -44,7 +45,7 @@ from serfer.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from serfer.core.http_messages import JobStatus, ServedModel, ServedRegistration, ServedReport
+from serfer.core.http_messages import JobStatus, ServedModel, ServedPrediction, ServedRegistration, ServedReport
 from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.zarr import METADATA
 
@@ -125,6 +126,11 @@ class Conversation:
         """Classify images."""
         reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe))
         return read_report(reply)
+
+    def predict(self, upload: Upload, options: QueryOptions) -> Steps[ServedPrediction]:
+        """Ask what a network finds in images."""
+        reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe))
+        return read_prediction(reply)
 
     def submit(self, upload: Upload, options: QueryOptions) -> Steps[str]:
         """Hand images in, and return the id under which their result will be found."""

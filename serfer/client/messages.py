@@ -31,6 +31,7 @@ from serfer.core.http_messages import (
     JobStatus,
     Objectives,
     ServedModel,
+    ServedPrediction,
     ServedRegistration,
     ServedReport,
 )
@@ -126,7 +127,8 @@ class Upload:
 class QueryOptions:
     """The options of a query; None leaves one to the service.
 
-    `application` and `objectives` are asked for in place of a `model`.
+    `application` and `objectives` are asked for in place of a `model`. One that `classifies` wants classes alone; boxes
+    are wanted of at least `min_score`.
     """
 
     model: str | None
@@ -136,6 +138,8 @@ class QueryOptions:
     idempotency_key: str | None = None
     application: str | None = None
     objectives: Objectives = NO_OBJECTIVES
+    min_score: float | None = None
+    classifies: bool = True
 
     def call(self, upload: Upload, expected: HTTPStatus, headers: Mapping[str, str], *, once: bool) -> Call:
         """Return the request, which has an idempotency key if one was given or it counts `once`; raises UsageError."""
@@ -149,11 +153,12 @@ class QueryOptions:
             "deadline_ms": None if self.deadline_ms is None else str(self.deadline_ms),
             "explain": "true" if self.explain else None,
             "application": self.application,
+            "min_score": None if self.min_score is None else repr(float(self.min_score)),
             **self._objectives(),
         }
         return Call(
             method="POST",
-            path="/v1/classify",
+            path="/v1/classify" if self.classifies else "/v1/predict",
             expected=(expected,),
             params={name: value for name, value in given.items() if value is not None},
             headers={"Content-Type": upload.content_type, **keyed, **headers},
@@ -209,6 +214,11 @@ class _Models:
 def read_report(reply: Reply) -> ServedReport:
     """Return a reply's report; raises ServiceError that names what is wrong with it."""
     return _structured(ServedReport, _with_timeline(document_of(reply)), "report", reply)
+
+
+def read_prediction(reply: Reply) -> ServedPrediction:
+    """Return a reply's report of what was found; raises ServiceError that names what is wrong with it."""
+    return _structured(ServedPrediction, _with_timeline(document_of(reply)), "report", reply)
 
 
 def read_status(reply: Reply) -> JobStatus:

@@ -125,14 +125,19 @@ def _end2end(_head: DetectionHead, values: Sequence[Array], _size: tuple[int, in
 
 def _nms(_head: DetectionHead, values: Sequence[Array], _size: tuple[int, int]) -> Boxes:
     corners, scores, classes, *count = values
-    many = min(len(scores), max(0, int(count[0].reshape(-1)[0]))) if count else len(scores)
+    many = _many(len(scores), count)
     kinds = np.rint(classes[:many]).astype(np.int64)  # some files have them as floats
     return Boxes(corners[:many].astype(np.float64), scores[:many].astype(np.float64), kinds)
 
 
+def _many(rows: int, count: Sequence[Array]) -> int:
+    """Return how many of so many rows there are: what lies behind them is padding."""
+    return min(rows, max(0, int(np.ravel(count[0])[0]))) if count else rows
+
+
 def _selected(_head: DetectionHead, values: Sequence[Array], _size: tuple[int, int]) -> Boxes:
-    indices, corners, scores = values
-    classes, places = np.unique(indices[:, 1:].astype(np.int64), axis=0).T
+    indices, corners, scores, *count = values
+    classes, places = np.unique(indices[: _many(len(indices), count), 1:].astype(np.int64), axis=0).T
     inside = (classes >= 0) & (classes < len(scores)) & (places >= 0) & (places < len(corners))
     classes, places = classes[inside], places[inside]
     return Boxes(corners[places].astype(np.float64), scores[classes, places].astype(np.float64), classes)

@@ -17,7 +17,7 @@ import numpy as np
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import StoreError, UnavailableError
 from serfer.core.plan import Plan, answer_digest
-from serfer.core.plan.answers import Outputs
+from serfer.core.plan.answers import Outputs, padded, shaped
 from storage.store import Bytes, Store
 
 
@@ -49,13 +49,14 @@ class ResultCache:
         if len(value) != sum(sizes):
             return None  # not ours, or cut off
         starts = accumulate(sizes, initial=0)
-        return {
-            tensor.name: np.frombuffer(value[start : start + size], np.dtype(tensor.dtype)).reshape(batch, *tensor.dims)
+        values = [
+            np.frombuffer(value[start : start + size], np.dtype(tensor.dtype)).reshape(batch, *tensor.dims)
             for tensor, start, size in zip(tensors, starts, sizes, strict=False)
-        }
+        ]
+        return shaped(tensors, values)
 
     def keep(self, key: str, outputs: Outputs) -> None:
         """Keep an answer; where the store cannot, it was not worth failing for."""
         with contextlib.suppress(StoreError, UnavailableError):
-            value = b"".join(output.tobytes() for output in outputs.values())
+            value = b"".join(output.tobytes() for output in padded(self._plan.output_tensors, outputs).values())
             self._store.put(key, protect(value, key), self._ttl)

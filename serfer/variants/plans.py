@@ -16,11 +16,11 @@ from serfer.core.costs.account import DEFAULT
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.pricing import cold_share_of
 from serfer.core.errors import PlanError, PlanWarning
-from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan import FileTensors, Plan, Preprocess, sealed
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.pipeline.labelled.accuracy import check_labelled
 from serfer.pipeline.reference import normalised
-from serfer.plan_directory import check_artefacts, is_network_file, load_plan
+from serfer.plan_directory import check_artefacts, is_network_file, load_plan, write_plan
 from serfer.variants.candidates import PlanRequest
 from serfer.variants.images import ImageFiles
 from serfer.wiring.network_file import assumed_preprocess, assumption
@@ -29,6 +29,7 @@ Progress = Callable[[str], None]
 _UNDESCRIBED: Final = (
     "nothing says how an image becomes the network's input: give --preprocess FILE.toml (in Python, preprocess=)"
 )
+_AS_IS: Final = "what cannot be split of the network runs as it is, in one task (serfer explain says why)"
 _HALF_VCPU: Final = 0.5
 _WITHIN: Final = 1 + 1e-9  # of dollars that were written as text
 
@@ -58,6 +59,12 @@ class BaseNetwork:
     digest: str
     assumed: str = ""
 
+    @property
+    def kept(self) -> str:
+        """Say that a part of the network is not split, empty where there is none."""
+        parts = [operator for stage in self.plan.stages for operator in stage.operators if operator.kind == "AsIs"]
+        return _AS_IS if parts else ""
+
 
 def read_network(
     network: Any,  # noqa: ANN401 - as splitter.split takes it
@@ -73,6 +80,7 @@ def read_network(
     also for a network that does not classify images.
     """
     directory = work / "base"
+    given: Plan | None = None
     if isinstance(network, Path | str) and (Path(network) / PLAN_FILE).exists():
         given = load_plan(Path(network))
         check_artefacts(given, Path(network))
@@ -84,6 +92,8 @@ def read_network(
     if options.preprocess is None and not says:
         raise PlanError(_UNDESCRIBED)  # before the network is read and split
     plan = _split(network, directory, options, facts, precision="fp32", progress=progress)
+    if given is not None:
+        plan = _with_file(plan, given.file, directory)
     check_labelled(plan)
     plan, said = _described(plan)
     onnx = directory / f"{name}.onnx"  # beside the weights: its name is what plans call the network
@@ -98,7 +108,7 @@ def _described(plan: Plan) -> tuple[Plan, str]:
     """
     if plan.preprocess is not None:
         return plan, ""
-    assumed = assumed_preprocess(plan.input)
+    assumed = assumed_preprocess(plan)
     if assumed is None:
         raise PlanError(_UNDESCRIBED)
     plan = replace(plan, preprocess=assumed)
@@ -148,7 +158,14 @@ def make_plan(
         if calibration is None:
             raise PlanError("a head is fitted to images that accuracy is not measured on: give 100 images or more")
         chosen |= {"gap": "always", "calibration": _calibration(plan, calibration)}
-    return _split(str(base.onnx), out, options, facts, progress=progress, **chosen)
+    return _with_file(_split(str(base.onnx), out, options, facts, progress=progress, **chosen), plan.file, out)
+
+
+def _with_file(plan: Plan, file: FileTensors | None, directory: Path) -> Plan:
+    """Return a plan of a graph that SerFer wrote with the tensors of the file from which that was read."""
+    plan = sealed(replace(plan, file=file))
+    write_plan(plan, directory)
+    return plan
 
 
 def short_name(plan: Plan, request: PlanRequest) -> str:

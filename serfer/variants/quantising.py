@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import Artefact, Plan, sealed
+from serfer.core.plan import AS_IS, Artefact, Plan, sealed
 from serfer.core.plan.layout import QUANTISED
 from serfer.pipeline.reference import normalised
 from serfer.plan_directory import file_sha256, write_plan
@@ -26,8 +26,10 @@ _BATCH: Final = 8
 def with_quantised(plan: Plan, directory: Path, images: ImageFiles, out: Path) -> Plan:
     """Copy a plan directory to `out`, with its whole network in 8 bits beside the rest, and return its plan.
 
-    Raises ModelError for a network that ONNX Runtime's quantiser does not take.
+    Raises ModelError for a network that ONNX Runtime's quantiser does not take, or of which a part runs as given.
     """
+    if any(operator.kind == AS_IS for stage in plan.stages for operator in stage.operators):
+        raise ModelError("this network cannot be quantised: a part of it runs as it was given")
     shutil.copytree(directory, out)
     path = out / QUANTISED
     try:

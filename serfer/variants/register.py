@@ -130,7 +130,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
                     classes=base.plan.output.width,
                     labels=labels_digest,
                     validation=recorded,
-                    remarks=(*filter(None, [base.assumed]), *remarks, *_absent(images, base.plan)),
+                    remarks=(*filter(None, [base.assumed, base.kept]), *remarks, *_absent(images, base.plan)),
                 )
         return _registered(kept, app, found.id, network_name, made=True)
 

@@ -2,7 +2,8 @@
 
 A file of a hundred bytes may ask for a loop of hours or for all memory, or end the process that reads it. So a process
 without credentials goes first, with bounds of nodes, memory, processor and wall-clock time: it reads the file, makes
-the splitter's graph of it, and computes two images, as the registration will.
+the splitter's graph of it, and computes two images, as the registration will. What cannot be split runs as it is, but a
+file with loops or branches is refused then: other images may take another time.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MOST_NODES: Final = 50_000
 """Nodes of a network, those of a function as often as it is called."""
 LONGEST_S: Final = 300.0
 PROCESSOR_S: Final = 240.0
+_CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _MOST_DEPTH: Final = 32  # of functions and subgraphs in one another
 _LEAST_MEMORY: Final = 3072 * MIB
 _COPIES: Final = 4  # of the file in memory: as it is read, as the graph, and in two sessions
@@ -108,6 +110,22 @@ def check_bounds(path: Path) -> None:
         raise ModelError(f"{path.name} has more than {MOST_NODES:,} nodes, those of functions at each call")
 
 
+def check_control_flow(path: Path) -> None:
+    """Refuse an ONNX file that runs as it is and whose operators loop or branch; raises ModelError.
+
+    What they take may depend on the image, so that two images say nothing of a third.
+    """
+    import onnx  # noqa: PLC0415 - it takes a while to load
+
+    model = onnx.load(path, load_external_data=False)
+    node = next((node for node in _nodes(model) if node.op_type in _CONTROL_FLOW), None)
+    if node is not None:
+        raise ModelError(
+            f"operator {node.name!r} ({node.op_type}) decides by its input what is computed: images may take any time "
+            "and memory, so that only the command serfer register takes such a network"
+        )
+
+
 class _Nodes:
     """Counts nodes, in subgraphs and functions, too, and how deep these lie in one another."""
 
@@ -134,6 +152,16 @@ class _Nodes:
         if name not in self._counted:
             self._counted[name] = self.count(function.node, depth + 1)
         return self._counted[name]
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield every operator of a model, of subgraphs and functions too."""
+    waiting = [*model.graph.node, *chain.from_iterable(function.node for function in model.functions)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for attribute in node.attribute:
+            waiting += chain.from_iterable(graph.node for graph in (attribute.g, *attribute.graphs))
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -169,11 +197,20 @@ def _try(job: TrialJob) -> None:
     import numpy as np  # noqa: PLC0415 - what is refused by now needs none of it
 
     from splitter.network.source import load  # noqa: PLC0415 - same
-    from splitter.tiling.from_onnx import from_onnx  # noqa: PLC0415 - same
+    from splitter.network.unsupported import CannotSplitError  # noqa: PLC0415 - same
+    from splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph  # noqa: PLC0415 - same
 
     source, example = load(path, example_of(job.size))
     source.run(np.repeat(example, _IMAGES, axis=0))
-    from_onnx(source.onnx, example.shape[2], example.shape[3], source.outputs)
+    if source.unread:
+        check_control_flow(path)
+        whole_graph(source, example)
+        return
+    try:
+        from_onnx(source.onnx, example.shape[2], example.shape[3], source.outputs)
+    except CannotSplitError as refusal:
+        check_control_flow(path)
+        split_graph(source, example, refusal)
 
 
 def main() -> None:

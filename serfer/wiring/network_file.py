@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import ModelError, PlanError
-from serfer.core.plan import Plan, Preprocess, Shape, sealed
+from serfer.core.plan import Plan, Preprocess, sealed
 from serfer.extras import named_extras
 from serfer.files import locked
 from serfer.packaging.build_cache import assembled, in_use
@@ -32,10 +32,6 @@ from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write
 from serfer.settings import Settings
 from splitter.network.description import Description
 
-ARRAYS_ONLY: Final = (
-    "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes its "
-    "input (docs/how-to/preprocess.md)"
-)
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
 _MOST_LOCATION: Final = 4096  # bytes of the name of a file of weights
 _EXTERNAL: Final = re.compile(rb"\x6a[\x80-\xff]?[\x00-\x7f]\Z", re.DOTALL)  # its field 13, with the entry's length
@@ -45,6 +41,8 @@ _SHOWN: Final = 40  # characters of a file's name in its plan's
 _KEY: Final = 16  # hex digits
 _ASSUMED: Final = {3: "RGB", 1: "L"}
 """The order of an image's channels, by how many the network takes, where nothing says it."""
+_TOO_SMALL: Final = ("int8", "bool")
+"""Types of inputs that do not hold an image's 0 to 255."""
 
 
 @named_extras()
@@ -77,32 +75,34 @@ def plan_of_file(
     return target
 
 
-def assumed_preprocess(shape: Shape) -> Preprocess | None:
-    """Return how an image becomes an input where nothing says it: stretched, times 1/255; None where none fits."""
-    channels = _ASSUMED.get(shape.channels)
-    if channels is None:
+def assumed_preprocess(plan: Plan) -> Preprocess | None:
+    """Return how an image becomes a plan's input where nothing says it; None where no image has such numbers.
+
+    It is stretched; its values are divided by 255, or left as they are where the file takes whole numbers.
+    """
+    channels, numbers = _ASSUMED.get(plan.input.channels), plan.file.dtype if plan.file else "float32"
+    scale = 1 / 255 if numbers.startswith("float") else 1.0
+    if channels is None or numbers in _TOO_SMALL:
         return None
     count = len(channels)
-    return Preprocess(
-        resize=None,
-        interpolation="bilinear",
-        channels=channels,
-        scale=1 / 255,
-        mean=(0.0,) * count,
-        std=(1.0,) * count,
-    )
+    return Preprocess(None, "bilinear", channels, scale, mean=(0.0,) * count, std=(1.0,) * count)
 
 
 def assumption(plan: Plan) -> str:
-    """Say what was assumed about the images of a file's plan, empty where they are preprocessed in another way."""
-    if plan.preprocess is None:
-        return ARRAYS_ONLY
-    if plan.preprocess != assumed_preprocess(plan.input):
+    """Say what was assumed about the images of a file's plan; empty where they are preprocessed in another way."""
+    shape, assumed = plan.input, plan.preprocess
+    if assumed is None:
+        return (
+            f"{plan.model} takes {shape.channels} channels of numbers that image files do not have: give it arrays "
+            f"(serfer run FILE.npy, Pipeline.run), (N, {shape.channels}, {shape.height}, {shape.width}) float32"
+        )
+    if assumed != assumed_preprocess(plan):
         return ""
-    colours = "RGB" if plan.preprocess.channels == "RGB" else "grey"
+    colours = "RGB" if assumed.channels == "RGB" else "grey"
+    values = "as they are, 0 to 255" if assumed.scale == 1 else "times 1/255"
     return (
-        f"assumed: images of {plan.model} are stretched to {plan.input.height} x {plan.input.width} pixels, {colours}, "
-        "their values times 1/255; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
+        f"assumed: images of {plan.model} are stretched to {shape.height} x {shape.width} pixels, {colours}, their "
+        f"values {values}; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
     )
 
 
@@ -200,9 +200,9 @@ def _make(
         directory,
         preprocess=description.preprocess,
         labels=description.labels,
-        activation=description.activation,
+        activation=description.output,
         progress=progress,
     )
-    assumed = assumed_preprocess(plan.input)
+    assumed = assumed_preprocess(plan)
     if plan.preprocess is None and assumed is not None:
         write_plan(sealed(replace(plan, preprocess=assumed)), directory)

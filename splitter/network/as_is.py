@@ -21,11 +21,15 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from serfer.core.errors import ModelError
+from serfer.core.plan import AS_IS
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import Node, Weights
 
-AS_IS, AS_IS_OUTPUT = "AsIs", "AsIsOutput"
-"""Kinds of nodes: the part itself, and one of its results where it has several."""
+AS_IS_OUTPUT = "AsIsOutput"
+"""The kind of a node that is one result of a part that has several; a part itself is of kind AS_IS."""
+MOST_BYTES = (1 << 31) - (1 << 26)
+"""Weights of a part at most: its ONNX model has them inside where a function fetches them, and 2 GB at most."""
 PART, NUMBER = "part", "number"
 """The attribute of an AS_IS node, an AsIsPart, and of an AS_IS_OUTPUT node: which result."""
 STEP_BY_STEP = frozenset({"GRU", "LSTM", "Loop", "RNN", "Scan"})
@@ -39,6 +43,10 @@ IN_8_BITS = frozenset(
 """Kinds of operators whose kernels differ between processors."""
 SIZED_BY_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 """Kinds of operators whose result has a size that depends on the data."""
+SIZE = ".size"
+"""What is appended to the name of an output for that of its size, which depends on the image."""
+BRANCHING = frozenset({"If", "Loop", "SequenceAt"})
+"""Kinds of operators whose result may have a size that depends on the data, as operators inside decide."""
 _INSIDE = "as-is/"
 """What names inside begin with: they are apart from all names around it."""
 _AXES_AS_INPUT = 13
@@ -83,9 +91,26 @@ class AsIsPart:
         return f"AsIsPart({hashlib.sha256(self.body.SerializeToString()).hexdigest()[:16]})"
 
     @property
+    def name(self) -> str:
+        """Its first operator's name, and how many more it has: what a plan's operators are listed by."""
+        first, more = self.operators[0][0] if self.operators else "nothing", len(self.operators) - 1
+        return f"{first} and {more:,} more" if more > 0 else first
+
+    @property
     def results(self) -> int:
         """How many results it has."""
         return len(self.body.output)
+
+
+@dataclass(frozen=True)
+class Varying:
+    """The axis along which an output's size depends on the image, and the most of it that a plan has.
+
+    The axis is the file's; an image's own first axis of 1 counts.
+    """
+
+    axis: int
+    bound: int
 
 
 @dataclass(frozen=True)
@@ -97,6 +122,13 @@ class Result:
     dims: tuple[int, ...]
     leading: bool
     """Whether the operators give it a first axis of one image."""
+    varying: Varying | None = None
+    """Where its size depends on the image: `dims` has the bound there."""
+
+    @property
+    def size_name(self) -> str:
+        """The name of the result that is its size, where that depends on the image."""
+        return f"{self.name}{SIZE}"
 
 
 @dataclass(frozen=True)
@@ -126,20 +158,31 @@ def as_is_nodes(
     results: Sequence[Result],
     reasons: Sequence[Reason] = (),
 ) -> AsIsNodes:
-    """Return operators of a model as a part of a graph that reads `given` and computes `results`, in float32."""
+    """Return operators of a model as a part of a graph that reads `given` and computes `results`, in float32.
+
+    It also computes the sizes of those whose size depends on the image.
+    """
     opset = opset_of(model.proto)
     needed = {name for node in nodes for name in names_read(node)}
     large = {_INSIDE + name: value for name, value in model.large.items() if name in needed}
     small = [tensor for tensor in model.proto.graph.initializer if tensor.name in needed]
+    size = sum(value.nbytes for value in large.values())
+    if size > MOST_BYTES:
+        raise ModelError(
+            f"what cannot be split has {size:,} bytes of weights, more than the {MOST_BYTES:,} that one task can have: "
+            f"{reasons[0] if reasons else 'the whole network runs as it is'}"
+        )
     glue = _Glue(opset)
     inner = [_inside(node) for node in nodes]
+    computed = {result.name: result.dims for result in results}
+    computed |= {result.size_name: () for result in results if result.varying}
     body = helper.make_graph(
         [*(step for tensor in given for step in glue.enter(tensor)), *inner]
         + [step for result in results for step in glue.leave(result)],
         "image",
         [helper.make_tensor_value_info(f"{tensor.name}.image", tensor.kind, tensor.dims) for tensor in given],
-        [helper.make_tensor_value_info(f"{result.name}.result", TensorProto.FLOAT, result.dims) for result in results],
-        [glue.axes, *map(_inside_tensor, small)],
+        [helper.make_tensor_value_info(f"{name}.result", TensorProto.FLOAT, dims) for name, dims in computed.items()],
+        [glue.axes, *map(_inside_tensor, small), *glue.constants],
     )
     domains = {item.domain: item.version for item in model.proto.opset_import if item.domain not in ("", "ai.onnx")}
     used = {node.domain for node in _all_nodes(nodes)}
@@ -150,16 +193,15 @@ def as_is_nodes(
         tuple(reasons),
     )
     inputs = (*(tensor.name for tensor in given), *large)
-    shapes = {result.name: (1, *result.dims) for result in results}
-    if len(results) == 1:
-        node = Node("as-is", AS_IS, inputs, results[0].name, {PART: part})
+    shapes: dict[str, tuple[int, ...]] = {name: (1, *dims) for name, dims in computed.items()}
+    if len(computed) == 1:
+        node = Node(part.name, AS_IS, inputs, results[0].name, {PART: part})
         return AsIsNodes((node,), large, shapes, frozenset())
     bundle = "as-is.bundle"
-    shapes[bundle] = (1, sum(prod(result.dims) for result in results))
-    whole = Node("as-is", AS_IS, inputs, bundle, {PART: part})
+    shapes[bundle] = (1, sum(map(prod, computed.values())))
+    whole = Node(part.name, AS_IS, inputs, bundle, {PART: part})
     readers = (
-        Node(f"as-is.{number}", AS_IS_OUTPUT, (bundle,), result.name, {NUMBER: number})
-        for number, result in enumerate(results)
+        Node(f"as-is.{number}", AS_IS_OUTPUT, (bundle,), name, {NUMBER: number}) for number, name in enumerate(computed)
     )
     return AsIsNodes((whole, *readers), large, shapes, frozenset({bundle}))
 
@@ -231,6 +273,7 @@ class _Glue:
     def __init__(self, opset: int) -> None:
         self._as_input = opset >= _AXES_AS_INPUT
         self.axes = numpy_helper.from_array(np.array([0]), "axes")
+        self.constants: list[TensorProto] = []
 
     def enter(self, tensor: Given) -> Iterator[onnx.NodeProto]:
         """Yield the operators that make what the body's operators read of a tensor."""
@@ -246,10 +289,36 @@ class _Glue:
         if result.leading:
             yield self._step("Squeeze", source, f"{source}.image")
             source = f"{source}.image"
+        if result.varying:
+            axis = result.varying.axis - result.leading
+            yield from self._sized(result, source, axis)
+            source = f"{result.name}.bounded"
         if result.kind != TensorProto.FLOAT:
             yield helper.make_node("Cast", [source], [target], to=TensorProto.FLOAT)
         else:
             yield helper.make_node("Identity", [source], [target])
+
+    def _sized(self, result: Result, source: str, axis: int) -> Iterator[onnx.NodeProto]:
+        """Yield what pads a tensor by its bound and crops it to that, and what has its size as a number."""
+        name, bound = result.name, result.dims[axis]
+        pads = np.zeros(2 * len(result.dims), dtype=np.int64)
+        pads[len(result.dims) + axis] = bound
+        at = self._constant(f"{name}.axis", [axis])
+        bounds = [self._constant(f"{name}.start", [0]), self._constant(f"{name}.stop", [bound]), at]
+        wide = helper.make_node("Cast", [source], [f"{name}.wide"], to=TensorProto.FLOAT)
+        amounts = self._constant(f"{name}.pads", pads)
+        yield wide
+        yield helper.make_node("Pad", [f"{name}.wide", amounts], [f"{name}.padded"])
+        yield helper.make_node("Slice", [f"{name}.padded", *bounds], [f"{name}.bounded.float"])
+        yield helper.make_node("Cast", [f"{name}.bounded.float"], [f"{name}.bounded"], to=result.kind)
+        yield helper.make_node("Shape", [source], [f"{name}.shape"])
+        index = self._constant(f"{name}.index", axis)
+        yield helper.make_node("Gather", [f"{name}.shape", index], [f"{name}.count"])
+        yield helper.make_node("Cast", [f"{name}.count"], [f"{result.size_name}.result"], to=TensorProto.FLOAT)
+
+    def _constant(self, name: str, value: Any) -> str:  # noqa: ANN401 - numbers of any kind
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype=np.int64), name))
+        return name
 
     def _step(self, kind: str, source: str, target: str) -> onnx.NodeProto:
         if self._as_input:

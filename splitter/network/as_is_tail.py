@@ -56,7 +56,7 @@ class _Tensors:
 
 def with_as_is_tail(
     model: ExternalWeightsModel,
-    answer: Answer,
+    answers: Sequence[Answer],
     size: tuple[int, int],
     names: tuple[str, ...],
     refusal: CannotSplitError,
@@ -64,7 +64,7 @@ def with_as_is_tail(
 ) -> PlainNetwork | None:
     """Return a model of which a part runs as it is; None where nothing before that part is worth splitting.
 
-    `refusal` says why not all of it can be split, `answer` is its answer to one image of `size`.
+    `refusal` says why not all of it can be split, `answers` are its own to images of `size`.
     """
     try:
         light = prepared(model, *size)
@@ -80,7 +80,7 @@ def with_as_is_tail(
                     return None
                 blocked |= dict.fromkeys(another.outputs, another.reason)
             else:
-                return _joined(parts, before.graph, answer, names, reduction)
+                return _joined(parts, before.graph, answers, names, reduction)
     except ModelError:
         raise
     except Exception:  # noqa: BLE001 - ONNX's passes raise many kinds; the whole network can do without them
@@ -104,7 +104,8 @@ class _Parts:
         graph, tensors = model.proto.graph, _Tensors.of(model.proto)
         image = model.inputs[0].name
         makers = {name: node for node in graph.node for name in node.output if name}
-        stop = {name for name in blocked if name in makers}  # others were made while it was read, from these
+        known = [makers[name] for name in blocked if name in makers]  # others were made from these on reading
+        stop = {name for node in known for name in node.output if name}
         if not stop or any(node.op_type in IN_8_BITS for node in graph.node):
             return None
         computed = _depending(graph.node, {image})
@@ -115,7 +116,7 @@ class _Parts:
             odd = [name for name in read if name != image and not tensors.can_be_read(name)]
             if not odd:
                 break
-            stop |= {*odd}
+            stop |= {name for tensor in odd for name in makers[tensor].output if name}
         before = _made_by(makers, [*read, *(value.name for value in graph.output if value.name not in after)], {image})
         if len(read) > MOST_OUTPUTS or not any(node.op_type in _WORTH_SPLITTING for node in before):
             return None
@@ -195,11 +196,10 @@ def _unread(node: onnx.NodeProto, tensors: _Tensors, used: set[str]) -> str:
 
 
 def _joined(
-    parts: _Parts, before: Graph, answer: Answer, names: tuple[str, ...], reduction: Reduction | None
+    parts: _Parts, before: Graph, answers: Sequence[Answer], names: tuple[str, ...], reduction: Reduction | None
 ) -> PlainNetwork | None:
     """Return the graph of what comes before with the part that runs as it is behind it."""
-    outputs = tuple(value.name for value in parts.whole.proto.graph.output)
-    results = {result.name: result for result in results_of(parts.whole.proto, answer)}
+    results = {result.name: result for result in results_of(parts.whole, answers)}
     made = {name for node in parts.nodes for name in node.output}
     if any(before.shapes.get(tensor.name) != (1, *tensor.dims) for tensor in parts.read):
         return None
@@ -210,16 +210,15 @@ def _joined(
         [result for name, result in results.items() if name in made],
         parts.reasons,
     )
-    graph = _with_tail(before, tail, outputs)
+    graph = _with_tail(before, tail)
     return described(graph, parts.whole.proto, names, results, reduction)
 
 
-def _with_tail(before: Graph, tail: AsIsNodes, outputs: tuple[str, ...]) -> Graph:
+def _with_tail(before: Graph, tail: AsIsNodes) -> Graph:
     return replace(
         before,
         nodes=(*before.nodes, *tail.nodes),
         weights=before.weights | tail.weights,
         shapes=before.shapes | tail.shapes,
-        outputs=outputs,
         others=before.others | tail.bundles,
     )

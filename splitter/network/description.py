@@ -73,6 +73,11 @@ class Description:
     reduction: Reduction | None = None
     boxes: BoxOptions | None = None
 
+    @property
+    def output(self) -> str | None:
+        """What the outputs are, as `--output` has it; None where that was not said."""
+        return str(self.boxes) if self.boxes else self.activation
+
     @classmethod
     def of(
         cls,
@@ -96,7 +101,7 @@ class Description:
         boxes = BoxOptions.of(activation) if activation is not None and is_boxes(activation) else None
         activation = NO_SCORES if boxes else activation
         if activation is not None and activation not in ACTIVATIONS:
-            raise UsageError(f"the output is softmax, sigmoid, none or boxes, not {activation!r}")
+            raise UsageError(f"the output is boxes, softmax, sigmoid or none, not {activation!r}")
         if boxes and reduction:
             raise UsageError(f"{reduction} is for a map: with --output boxes there is none")
         names = read_labels(Path(labels)) if isinstance(labels, Path | str) else labels

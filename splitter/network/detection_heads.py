@@ -43,6 +43,13 @@ class BoxOptions:
     max_iou: float | None = None
     max_boxes: int | None = None
 
+    def __str__(self) -> str:
+        """Write the options as `of` reads them."""
+        shares = {"score": self.min_score, "iou": self.max_iou}
+        numbers = [f"{name}={share:.9f}" for name, share in shares.items() if share is not None]
+        numbers += [] if self.max_boxes is None else [f"most={self.max_boxes}"]
+        return ",".join([BOXES if self.family is None else f"{BOXES}:{self.family}", *numbers])
+
     @classmethod
     def of(cls, text: str) -> Self:
         """Read `boxes[:FAMILY][,score=S][,iou=I][,most=N]`; raises UsageError that says what is wrong."""
@@ -71,7 +78,7 @@ class BoxOptions:
         found += [] if found or self.family is None else _said(self.family, tensors)
         if not found:
             raise ModelError(_unknown(self.family, tensors))
-        head = _with_classes(found[0], tensors, (shape.height, shape.width), labels)
+        head = with_classes(found[0], tensors, shape, labels)
         given: dict[str, Any] = {
             "min_score": self.min_score,
             "max_iou": self.max_iou,
@@ -81,6 +88,23 @@ class BoxOptions:
             return replace(head, **{name: value for name, value in given.items() if value is not None})
         except PlanError as error:
             raise UsageError(f"--output {BOXES}: {error}") from error
+
+
+def with_classes(head: DetectionHead, tensors: _Tensors, shape: Shape, labels: int) -> DetectionHead:
+    """Return the head with its number of classes; raises ModelError where there are more labels than that.
+
+    Columns behind the classes are not theirs: a network that also segments has as many as its masks.
+    """
+    before = BEFORE_CLASSES.get(head.family)
+    if before is None:
+        return replace(head, classes=labels)
+    dims = next(tensor.dims for tensor in tensors if tensor.name == head.outputs[0])
+    first = has_columns_first(head.family, dims, (shape.height, shape.width))
+    columns = dims[0 if first else 1] - before
+    if labels > columns:
+        raise ModelError(f"there are {labels} labels for a detector with {columns} classes")
+    masks = sum(tensor.dims[0] for tensor in tensors if len(tensor.dims) == 3)  # noqa: PLR2004 - maps
+    return replace(head, classes=labels or (columns - masks if 0 < masks < columns else columns))
 
 
 def is_boxes(text: str) -> bool:
@@ -102,7 +126,8 @@ def _of_several(tensors: _Tensors) -> list[DetectionHead]:
     chosen = [tensor for tensor in tensors if _is(tensor, "int64", 2) and tensor.dims[1] == _INDICES]
     tables = [tensor for tensor in tensors if _is(tensor, "float32", 2) and tensor.dims[1] == corners.dims[0]]
     if chosen and tables and tables[0] != corners:
-        return [DetectionHead(SELECTED, (chosen[0].name, corners.name, tables[0].name), max_iou=_ALL)]
+        outputs = (chosen[0].name, corners.name, tables[0].name, *filter(None, [chosen[0].sized_by]))
+        return [DetectionHead(SELECTED, outputs, max_iou=_ALL)]
     rows = [tensor for tensor in tensors if tensor.dims == corners.dims[:1]]
     classes = [tensor for tensor in rows if tensor.dtype != "float32" or _called(tensor, "class", "label", "cls")]
     scores = [tensor for tensor in rows if tensor.dtype == "float32" and tensor not in classes[:1]]
@@ -110,6 +135,7 @@ def _of_several(tensors: _Tensors) -> list[DetectionHead]:
         return []
     score = next((tensor for tensor in scores if _called(tensor, "score", "conf")), scores[0])
     count = [tensor.name for tensor in tensors if prod(tensor.dims) == 1 and _called(tensor, "num", "count")][:1]
+    count = [corners.sized_by] if corners.sized_by else count
     outputs = (corners.name, score.name, classes[0].name, *count)
     tensorflow = corners.name.lower().startswith(_TENSORFLOW)
     return [DetectionHead(NMS, outputs, max_iou=_ALL, corners="yxyx" if tensorflow else "xyxy", relative=tensorflow)]
@@ -144,22 +170,6 @@ def _said(family: str, tensors: _Tensors) -> list[DetectionHead]:
         fits = [tensor for tensor in flat if min(tensor.dims) > BEFORE_CLASSES[family]]
     iou = _ALL if family == END2END else MAX_IOU
     return [DetectionHead(family, (tensor.name,), max_iou=iou) for tensor in fits[:1]]
-
-
-def _with_classes(head: DetectionHead, tensors: _Tensors, size: tuple[int, int], labels: int) -> DetectionHead:
-    """Return the head with its number of classes; raises ModelError where there are more labels than that.
-
-    Columns behind the classes are not theirs: a network that also segments has as many as its masks.
-    """
-    before = BEFORE_CLASSES.get(head.family)
-    if before is None:
-        return replace(head, classes=labels)
-    dims = next(tensor.dims for tensor in tensors if tensor.name == head.outputs[0])
-    columns = dims[0 if has_columns_first(head.family, dims, size) else 1] - before
-    if labels > columns:
-        raise ModelError(f"there are {labels} labels for a detector with {columns} classes")
-    masks = sum(tensor.dims[0] for tensor in tensors if len(tensor.dims) == 3)  # noqa: PLR2004 - maps
-    return replace(head, classes=labels or (columns - masks if 0 < masks < columns else columns))
 
 
 def _is(tensor: OutputTensor, dtype: str, rank: int) -> bool:

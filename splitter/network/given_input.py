@@ -22,7 +22,7 @@ from onnx import AttributeProto, TensorProto, TensorShapeProto, helper, numpy_he
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import FileTensors, Preprocess
-from serfer.core.plan.pixels import normalise
+from serfer.core.plan.pixels import whole_numbers
 from serfer.core.plan.validation import MAX_NAME
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import MAP_RANK
@@ -44,8 +44,6 @@ _TYPES: dict[int, str] = {
 }
 _AS_THEY_ARE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """Types that need no rewrite here: float16 is widened with the whole network."""
-_LARGEST = 2**24
-"""Whole numbers up to which float32 has every one."""
 _CHANNELS = (1, 3, 4)
 _KEEP_AXES = PER_VALUE | BROADCAST | {"Pad", "QuantizeLinear", "DequantizeLinear"}
 _OF_CHANNELS_FIRST = frozenset(
@@ -56,6 +54,7 @@ _OF_CHANNELS_FIRST = frozenset(
     }
 )
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
+_WHITE = 255  # the largest value of a pixel
 _NOISE = 48
 """The standard deviation of whole numbers that stand for an image's."""
 
@@ -80,16 +79,6 @@ class GivenInput:
         output = self.outputs[0] if len(self.outputs) == 1 else ""
         named = 0 < len(self.name) <= MAX_NAME and len(output) <= MAX_NAME
         return FileTensors(self.name, self.dtype, self.axes, output) if named else None
-
-    @property
-    def whole_numbers(self) -> range | None:
-        """The whole numbers of an image, as far as float32 has them; None where the input takes any number."""
-        if self.dtype.startswith("float"):
-            return None
-        if self.dtype == "bool":
-            return range(2)
-        limits = np.iinfo(self.dtype)
-        return range(max(int(limits.min), -_LARGEST), min(int(limits.max), _LARGEST) + 1)
 
     @property
     def batched(self) -> bool:
@@ -121,30 +110,36 @@ class GivenInput:
             yield np.ascontiguousarray(filled if self.batched else filled[0]), len(part)
 
     def answers(self, name: str, value: Array, images: int) -> Array:
-        """Return an output of a run, which had so many images, with an axis for them."""
-        return value[None] if name in self.stacked else value[:images]
+        """Return an output of a run, which had so many images, with an axis for them; a filled batch is cut to them.
+
+        Other outputs stay as they are: of one image, the first axis may be another one.
+        """
+        if name in self.stacked:
+            return value[None]
+        return value if images == self.batch else value[:images]
 
     def like_images(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return images whose values the input takes: those given, or whole numbers in place of a noise's fractions."""
-        numbers = self.whole_numbers
+        numbers = whole_numbers(self.dtype)
         if numbers is None or np.array_equal(images, self._numbers(images)):
             return images
         low, high = (-128, 127) if self.dtype == "int8" else (0, min(numbers[-1], 255))  # as images have them
         middle, spread = (low + high + 1) // 2, _NOISE if high > 1 else 1
         return np.clip(np.rint(images * spread + middle), low, high).astype(np.float32)
 
-    def check_numbers(self, preprocess: Preprocess) -> None:
-        """Raise ModelError where a description makes other numbers of pixels than the input's type has."""
-        pixels = np.arange(256, dtype=np.uint8).reshape(1, 256, 1, 1).repeat(len(preprocess.channels), axis=3)
-        values = normalise(pixels, preprocess)
-        if self.whole_numbers is not None and not np.array_equal(values, self._numbers(values)):
-            raise ModelError(
-                f"the model's input {self.name!r} is {self.dtype}, and the preprocessing gives it other numbers than "
-                "the pixels': it takes them as they are, scale 1, mean 0 and std 1"
-            )
+    def suited(self, preprocess: Preprocess | None) -> Preprocess | None:
+        """Return what a file's metadata say of its images, for whole numbers with pixels as they are: that is inside.
+
+        None for a type that does not hold pixels.
+        """
+        numbers = whole_numbers(self.dtype)
+        if preprocess is None or numbers is None:
+            return preprocess
+        zeros, ones = (0.0,) * len(preprocess.mean), (1.0,) * len(preprocess.mean)
+        return replace(preprocess, scale=1.0, mean=zeros, std=ones) if _WHITE in numbers else None
 
     def _numbers(self, images: NDArray[np.float32]) -> Array:
-        numbers = self.whole_numbers
+        numbers = whole_numbers(self.dtype)
         if numbers is not None:
             images = np.clip(np.rint(images), numbers[0], numbers[-1])
         return images.astype(self.dtype)
@@ -157,6 +152,7 @@ def with_usual_input(model: ExternalWeightsModel) -> tuple[ExternalWeightsModel,
     """
     rewrite = _Rewrite(model)
     rewrite.drop_repeated_outputs()
+    rewrite.free_negative_sizes()
     given = _described(rewrite)
     if given.batch > 1:
         rewrite.take_batch(given.batch)
@@ -207,7 +203,8 @@ def _axes_of_images(rewrite: _Rewrite, sizes: Sequence[int]) -> str:
         return CHANNELS_LAST
     if any(node.op_type in _OF_CHANNELS_FIRST for node in readers):
         return CHANNELS_FIRST
-    return CHANNELS_LAST if sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS else CHANNELS_FIRST
+    last = sizes[3] in _CHANNELS and sizes[1] not in _CHANNELS and not 0 < sizes[1] < sizes[3]
+    return CHANNELS_LAST if last else CHANNELS_FIRST
 
 
 def _axes_of_one_image(rewrite: _Rewrite, sizes: Sequence[int]) -> str | None:
@@ -291,6 +288,13 @@ class _Rewrite:
         self.graph.node.insert(0, helper.make_node(kind, [name], [before], name=f"{before}.{kind}", **attributes))
         return name
 
+    def free_negative_sizes(self) -> None:
+        """Leave the sizes open that exporters of PaddlePaddle write as -1."""
+        for dim in (dim for value in self.model.inputs for dim in value.type.tensor_type.shape.dim):
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
+                self.changed = True
+
     def drop_repeated_outputs(self) -> None:
         """List each output once: answers have them by name."""
         outputs = {value.name: value for value in self.graph.output}
@@ -359,7 +363,7 @@ class _Rewrite:
         if name not in _names_read(self.graph):
             return
         steps = [helper.make_node("Cast", [image], [name], name=f"{name}.Cast", to=kind)]
-        numbers = GivenInput(name, _TYPES[kind]).whole_numbers
+        numbers = whole_numbers(_TYPES[kind])
         if numbers is not None:
             ends = [
                 self._constant(f"{image}.{end}", np.float32(value))

@@ -22,6 +22,7 @@ from onnxscript import ir
 from onnxscript.ir.passes.common import RemoveUnusedNodesPass
 
 from serfer.core.errors import ModelError
+from serfer.core.plan import OutputTensor
 from splitter.network import half_floats, whole_numbers
 from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
 from splitter.network.description import Reduction
@@ -58,11 +59,15 @@ _MOST_OPTIMIZED = 512 * 512
 
 @dataclass(frozen=True)
 class PlainNetwork:
-    """A network whose operators are plain, and the names and numpy types of its outputs."""
+    """A network whose operators are plain, and the names and numpy types of its outputs.
+
+    Of a network of which a part runs as it is, `given` describes the outputs as the model has them, before a reduction.
+    """
 
     graph: Graph
     outputs: tuple[str, ...]
     types: tuple[str, ...]
+    given: tuple[OutputTensor, ...] = ()
 
 
 def plain_network(
@@ -272,7 +277,8 @@ def _without_late_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
     rounded_up = [node for node in model.graph.node if _attributes(node).get("ceil_mode")]
     for node in rounded_up:  # in order: each may change the size of the maps after it
         inferred = shape_inference.infer_shapes(model, data_prop=True)
-        shapes = {value.name: _static_shape(value) for value in (*inferred.graph.value_info, *inferred.graph.input)}
+        values = (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)
+        shapes = {value.name: _static_shape(value) for value in values}
         sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
         pads = floor_pads(_attributes(node), *sizes) if all(sizes) else None
         if pads is None:

@@ -32,11 +32,15 @@ _PIXEL_RANGES = {  # scale, mean, standard deviation
 
 @dataclass(frozen=True)
 class FileDescription:
-    """The preprocessing and the labels that a file's metadata give, and whose metadata those are, in words."""
+    """The preprocessing and the labels that a file's metadata give, and whose metadata those are, in words.
+
+    Its network `detects` where they are those of a detector, if its outputs are such.
+    """
 
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     origin: str = ""
+    detects: bool = False
 
     @property
     def sentence(self) -> str:
@@ -63,8 +67,9 @@ def _of_ultralytics(known: Mapping[str, str], shape: tuple[int, ...]) -> FileDes
     if not {"stride", "names"} <= known.keys():
         return None
     labels, task = parse_names(known["names"]), known.get("task", "")
-    preprocess = _of_task(task, "rtdetr" in known.get("description", "").lower().replace("-", ""), shape)
-    return FileDescription(preprocess, labels, f"ultralytics, {task}" if task else "YOLOv5")
+    stretched = "rtdetr" in known.get("description", "").lower().replace("-", "")
+    preprocess, detects = _of_task(task, stretched, shape), task in ("", "detect", "segment", "pose") and not stretched
+    return FileDescription(preprocess, labels, f"ultralytics, {task}" if task else "YOLOv5", detects)
 
 
 def _of_task(task: str, stretched: bool, shape: tuple[int, ...]) -> Preprocess | None:  # noqa: FBT001 - of one caller

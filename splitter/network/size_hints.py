@@ -17,6 +17,7 @@ _KEYS = ("imgsz", "image_size", "img_size", "input_size")
 _LONGEST = 100  # characters of such a value
 _MOST = 65_536
 _STRIDED = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool", "ConvTranspose", "ConvInteger", "QLinearConv"})
+_USUAL_CHANNELS = 3
 _SIDES = (224, 256)
 """Usual sides of images: one of them is an example of a size where the stride divides it, else the stride is."""
 
@@ -76,7 +77,9 @@ def in_words(model: ExternalWeightsModel, known: Sequence[int]) -> str:
     steps = strides(model)
     example = "x".join(str(side or _usual(step)) for side, step in zip(known, steps, strict=True))
     named = "x".join(str(side) if side else word for side, word in zip(known, ("HEIGHT", "WIDTH"), strict=True))
-    return f"give --size {named} (in Python an example){_multiples(known, steps)}, such as {example}"
+    channels = model.inputs[0].type.tensor_type.shape.dim[1].dim_value
+    also = f" --channels {channels}" if channels not in (0, _USUAL_CHANNELS) else ""
+    return f"give --size {named}{also} (in Python an example){_multiples(known, steps)}, such as {example}"
 
 
 def _usual(step: int) -> int:
@@ -85,4 +88,4 @@ def _usual(step: int) -> int:
 
 def _multiples(known: Sequence[int], steps: Size) -> str:
     free = dict.fromkeys(step for side, step in zip(known, steps, strict=True) if not side)
-    return f", by its strides multiples of {' and '.join(map(str, free))}" if max(free) > 1 else ""
+    return f", often multiples of its strides, {' and '.join(map(str, free))}" if max(free) > 1 else ""

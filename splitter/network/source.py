@@ -31,6 +31,7 @@ from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
+from serfer.core.plan.pixels import check_numbers
 from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
 from splitter.network.by_name.named_model import NamedModel, build, is_named
@@ -50,8 +51,8 @@ Run = Callable[[Array], Answer]
 Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
-_MIN_SCAN_OPSET = 9
-"""The oldest opset whose Scan a part that runs as it is can be."""
+_MIN_SCAN_OPSET = 11
+"""The oldest opset in which a part that runs as it is can be written: Scan and Pad."""
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 _WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
@@ -80,8 +81,9 @@ class Source:
     `preprocess` and `labels` are, where they are a file's; there may be more or fewer of these labels than classes.
     `exported`: `onnx` was exported from a module here; `outputs` are then the names of its outputs. `sized`: its
     programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
-    boxes, if that was asked for. `notes` say what of its description a plan does not do. `unread` says why its
-    operators cannot be read, so that it can only run as it is; empty where they can.
+    boxes, if they are a detector's; `detects`: the file's metadata say so. `notes` say what of its description a plan
+    does not do. `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
+    `as_given` runs a model in 8 bits with ONNX Runtime's own kernels, as what runs as it is does; None for others.
     """
 
     name: str
@@ -97,8 +99,10 @@ class Source:
     sized: SizedExports | None = None
     given: GivenInput | None = None
     detection: DetectionHead | None = None
+    detects: bool = False
     notes: tuple[str, ...] = ()
     unread: str = ""
+    as_given: Run | None = None
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
@@ -109,9 +113,9 @@ class Source:
         return self.given.like_images(images) if self.given else images
 
     def check_numbers(self, preprocess: Preprocess) -> None:
-        """Raise ModelError where a description gives fractions to an input of whole numbers."""
+        """Raise PlanError where a description gives numbers that the input of a file does not have."""
         if self.given:
-            self.given.check_numbers(preprocess)
+            check_numbers(preprocess, self.given.name, self.given.dtype)
 
     def alike(self, one: Size, other: Size) -> bool:
         """Return whether images of two sizes are computed by one ONNX model."""
@@ -566,10 +570,22 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
+            example = given.like_images(example)
     known = read_metadata(properties, example.shape)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
-    source = Source(path.stem, f"from {path.name}", light, run, known.preprocess, labels, exported=False)
-    return replace(source, origin=known.origin, given=given, unread=unread), example
+    as_given = _runner(path, given, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
+    source = Source(path.stem, f"from {path.name}", light, run, given.suited(known.preprocess), labels, exported=False)
+    source = replace(source, origin=known.origin, detects=known.detects, given=given)
+    return replace(source, unread=unread, as_given=as_given), example
+
+
+def channels_of(path: Path) -> int | None:
+    """Return how many channels the images of an ONNX file have, None where it does not fix that or cannot be read."""
+    try:
+        model, _ = with_usual_input(ExternalWeightsModel.of(ir.load(path)))
+    except Exception:  # noqa: BLE001 - `load` says what is wrong with the file
+        return None
+    return next((dim.dim_value for dim in _dims(model)[1:2]), 0) or None
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
@@ -642,19 +658,27 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
             f"{path} does not fix its input's channels: give --size {dims[2]}x{dims[3]} and --channels (in Python an "
             "example)"
         )
-    if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
+    if prod(dims[1:]) > MAX_ELEMENTS:
         given = " x ".join(map(str, dims[1:]))
-        raise ModelError(f"{path} takes images of {given}: an image has at least 1 and at most {MAX_ELEMENTS:,} values")
+        raise ModelError(f"{path} takes images of {given}: an image has at most {MAX_ELEMENTS:,} values")
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 
-def _runner(path: Path, given: GivenInput) -> Run:
-    """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free."""
+def _is_in_8_bits(node: onnx.NodeProto) -> bool:
+    return node.op_type in ("DequantizeLinear", "QuantizeLinear")
+
+
+def _runner(path: Path, given: GivenInput, *, own_kernels: bool = False) -> Run:
+    """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free.
+
+    With `own_kernels`, operators between DequantizeLinear and QuantizeLinear are computed in 8 bits.
+    """
     session: ort.InferenceSession | None = None
     options = ort.SessionOptions()
     set_threads(options, threads=0)
     options.log_severity_level = _SILENT
-    options.add_session_config_entry("session.disable_quant_qdq", "1")  # its 8-bit kernels saturate on some processors
+    if not own_kernels:  # they saturate on some processors
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
 
     def run(batch: Array) -> Answer:
         nonlocal session
@@ -684,5 +708,8 @@ def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def _plainly(error: Exception) -> str:
     """Return ONNX Runtime's message without its status, its own source's places and the path."""
+    if wrong := re.findall(r"index: (\d+) Got: (\d+) Expected: (\d+)", str(error)):
+        axes = ", ".join(f"{expected} on axis {axis}, not {got}" for axis, got, expected in wrong)
+        return f"its input is fixed to {axes}: give that size, or none"
     inside = r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|/onnxruntime_src/.*?\) (?=[A-Z])"
     return re.sub(inside, "", str(error).strip().partition("\n")[0])

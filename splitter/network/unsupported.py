@@ -37,10 +37,6 @@ _REASONS = {
         "ImageDecoder",
     ): "it does not work on float32 images; leave it out of the model",
     ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"): IN_8_BITS,
-    (
-        "GroupNormalization",
-    ): "of opset 18 to 20 it has a scale for each group, and ONNX does not infer its shape; export it with opset 21, "
-    "or with opset 20 as exporters do, as Reshape, InstanceNormalization and Reshape",
     ("LSTM", "GRU", "RNN"): "it goes through its input step by step",
 }
 _WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx.inliner
 from numpy.typing import NDArray
-from onnx import helper, shape_inference
+from onnx import helper
 
 from serfer.core.errors import ModelError
-from serfer.core.plan.answers import Answer, Outputs
+from serfer.core.plan import OutputTensor
+from serfer.core.plan.answers import Answer, as_answer, padded_along, shaped
 from splitter.network import whole_numbers
 from splitter.network.as_is import (
     IN_8_BITS,
-    SIZED_BY_DATA,
+    SIZE,
     AsIsNodes,
     Given,
     Reason,
     Result,
+    Varying,
     as_is_nodes,
-    names_read,
     opset_of,
 )
 from splitter.network.description import Reduction
@@ -32,17 +33,18 @@ from splitter.network.ingest import PlainNetwork, with_static_input
 from splitter.network.outputs import default_names, numpy_type
 from splitter.network.reductions import reduced
 from splitter.network.source import Run
+from splitter.network.varying_sizes import varying_outputs
 
 
 def whole_network(
     model: ExternalWeightsModel,
-    answer: Answer,
+    answers: Sequence[Answer],
     size: tuple[int, int],
     names: tuple[str, ...] = (),
     reasons: Sequence[Reason] = (),
     reduction: Reduction | None = None,
 ) -> PlainNetwork:
-    """Return a model as one part that runs as it is; `answer` is its own answer to one image of `size`.
+    """Return a model as one part that runs as it is; `answers` are its own to images of `size`, one by one.
 
     Raises ModelError where it does not take one image, or gives what no plan can hold.
     """
@@ -50,8 +52,7 @@ def whole_network(
     image = light.inputs[0]
     tensor = image.type.tensor_type
     shape = tuple(dim.dim_value for dim in tensor.shape.dim)
-    results = results_of(light.proto, answer)
-    _check_sizes(light)
+    results = results_of(light, answers)
     part = as_is_nodes(
         light,
         light.proto.graph.node,
@@ -63,10 +64,19 @@ def whole_network(
     return described(graph, light.proto, names, {result.name: result for result in results}, reduction)
 
 
-def results_of(model: onnx.ModelProto, answer: Answer) -> list[Result]:
-    """Return a model's outputs, each once, as `answer`, its own answer to one image, has them."""
-    arrays = dict(zip((value.name for value in model.graph.output), in_order(answer), strict=True))
-    return [_result(value, arrays[name]) for name, value in {value.name: value for value in model.graph.output}.items()]
+def results_of(model: ExternalWeightsModel, answers: Sequence[Answer]) -> list[Result]:
+    """Return a model's outputs, each once, by its own answers to images, one by one.
+
+    Of outputs whose size depends on the image, `dims` have the bound.
+    """
+    outputs = model.proto.graph.output
+    given = [in_order(answer) for answer in answers]
+    arrays = dict(zip((value.name for value in outputs), given[0], strict=True))
+    varying = varying_outputs(model, given)
+    return [
+        _result(value, arrays[name], varying.get(name))
+        for name, value in {value.name: value for value in outputs}.items()
+    ]
 
 
 def described(
@@ -76,13 +86,27 @@ def described(
     results: Mapping[str, Result],
     reduction: Reduction | None,
 ) -> PlainNetwork:
-    """Return a graph with its outputs reduced, with their names (the model's own without `names`) and types."""
-    given = names or tuple(value.name for value in model.graph.output)
-    outputs = zip(graph.outputs, given, strict=True)
-    types = [numpy_type(results[output].kind, name, cast=True) for output, name in outputs]
+    """Return a graph with its outputs reduced, with their names (the model's own without `names`) and types.
+
+    The sizes of outputs that depend on the image come last.
+    """
+    own = tuple(value.name for value in model.graph.output)
+    sized = [output for output in own if results[output].varying]
+    given = names or own
+    given = given if sized else default_names(given, tuple((1, *results[output].dims) for output in own))
+    tensors = [_tensor(name, results[output]) for output, name in zip(own, given, strict=True)]
+    tensors += [OutputTensor(f"{tensor.name}{SIZE}", (), "int64") for tensor in tensors if tensor.sized_by]
+    graph = replace(graph, outputs=(*own, *(results[output].size_name for output in sized)))
     graph, changed = reduced(graph, reduction) if reduction else (graph, {})
-    types = [changed.get(number, kind) for number, kind in enumerate(types)]
-    return PlainNetwork(graph, default_names(given, tuple(graph.shapes[name] for name in graph.outputs)), tuple(types))
+    types = tuple(changed.get(number, tensor.dtype) for number, tensor in enumerate(tensors))
+    return PlainNetwork(graph, tuple(tensor.name for tensor in tensors), types, tuple(tensors))
+
+
+def _tensor(name: str, result: Result) -> OutputTensor:
+    kind = numpy_type(result.kind, name, cast=True)
+    if result.varying is None:
+        return OutputTensor(name, result.dims, kind)
+    return OutputTensor(name, result.dims, kind, f"{name}{SIZE}", result.varying.axis - result.leading)
 
 
 def in_order(answer: Answer) -> list[NDArray[Any]]:
@@ -90,26 +114,41 @@ def in_order(answer: Answer) -> list[NDArray[Any]]:
     return list(answer.values()) if isinstance(answer, dict) else [answer]
 
 
-def image_by_image(run: Run, answer: Answer) -> Run:
+def image_by_image(run: Run, tensors: Sequence[OutputTensor]) -> Run:
     """Return a model as a function of a batch that computes one image at a time, as its part in a plan does.
 
-    `answer` is the model's to one image: outputs without an axis for images get one.
+    `tensors` describe the plan's outputs: those without an axis for images get one, those whose size depends on the
+    image are as large as the largest of the batch.
     """
-    known = {name: _dims(value) for name, value in _by_name(answer).items()}
+    own = [tensor for tensor in tensors if not any(other.sized_by == tensor.name for other in tensors)]
 
-    def alone(image: NDArray[np.float32]) -> Outputs:
-        return {name: _of_one_image(value, known[name], name) for name, value in _by_name(run(image)).items()}
+    def alone(image: NDArray[np.float32]) -> list[NDArray[Any]]:
+        values = list(zip(own, in_order(run(image)), strict=True))
+        sizes = [np.array([_whole(value, tensor).shape[tensor.axis]]) for tensor, value in values if tensor.sized_by]
+        return [*(_of_one_image(value, tensor) for tensor, value in values), *sizes]
 
     def batched(batch: NDArray[np.float32]) -> Answer:
-        answers = [alone(image[None]) for image in batch]
-        outputs = {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
-        return outputs.get("", outputs)
+        parts = zip(*(alone(image[None]) for image in batch), strict=True)
+        return as_answer(shaped(tensors, [np.concatenate(values) for values in parts]))
 
     return batched
 
 
-def _by_name(answer: Answer) -> Outputs:
-    return answer if isinstance(answer, dict) else {"": answer}
+def _whole(value: NDArray[Any], tensor: OutputTensor) -> NDArray[Any]:
+    """Return one image's output without an axis for images."""
+    return value[0] if value.ndim > len(tensor.dims) and len(value) == 1 else value
+
+
+def _of_one_image(value: NDArray[Any], tensor: OutputTensor) -> NDArray[Any]:
+    whole = _whole(value, tensor)
+    if tensor.sized_by:
+        whole = padded_along(whole, tensor.axis, tensor.dims[tensor.axis])
+    if whole.shape != tensor.dims:
+        raise ModelError(
+            f"the size of the model's output {tensor.name!r} depends on the image: {whole.shape} of one, {tensor.dims} "
+            "of another, and ONNX does not tell by which operator; export it with outputs of one size"
+        )
+    return whole[None]
 
 
 def _dims(value: NDArray[Any]) -> tuple[int, ...]:
@@ -117,66 +156,16 @@ def _dims(value: NDArray[Any]) -> tuple[int, ...]:
     return value.shape[1:] if value.shape[:1] == (1,) else value.shape
 
 
-def _of_one_image(value: NDArray[Any], dims: tuple[int, ...], name: str) -> NDArray[Any]:
-    if value.shape not in (dims, (1, *dims)):
-        raise ModelError(
-            f"the size of the model's output {name} depends on the image: {value.shape} of one, "
-            f"{(1, *dims)} of another; export it with outputs of one size"
-        )
-    wide = value.reshape(1, *dims)
-    return wide.astype(np.float32) if wide.dtype in (np.float16, np.float64) else wide
-
-
-def _result(value: onnx.ValueInfoProto, array: NDArray[Any]) -> Result:
+def _result(value: onnx.ValueInfoProto, array: NDArray[Any], varying: Varying | None) -> Result:
     kind = value.type.tensor_type.elem_type or helper.np_dtype_to_tensor_dtype(array.dtype)
     numpy_type(kind, value.name, cast=True)
-    if not array.size:
-        raise ModelError(f"the model's output {value.name!r} is empty; give an example of larger images")
-    return Result(value.name, kind, _dims(array), array.shape[:1] == (1,))
-
-
-def _check_sizes(model: ExternalWeightsModel) -> None:
-    """Refuse outputs whose size depends on the data."""
-    sized = sized_by_data(model.proto)
-    if sized:
-        name, node = next(iter(sized.items()))
-        kind = node.op_type
-        raise ModelError(
-            f"the size of the model's output {name!r} depends on the data, by operator {node.name or node.output[0]!r} "
-            f"({kind}): export the network without it"
-        )
-
-
-def sized_by_data(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    """Return the outputs whose size ONNX does not infer, each with the operator before it that sizes by the data."""
-    try:
-        inferred = shape_inference.infer_shapes(model, data_prop=True).graph
-    except Exception:  # noqa: BLE001 - it raises several kinds, and says nothing then
-        inferred = model.graph
-    known = {
-        value.name: value.type.tensor_type
-        for value in inferred.output
-        if value.type.tensor_type.HasField("shape")
-        and all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
-    }
-    makers = {name: node for node in model.graph.node for name in node.output}
-    found = {}
-    for name in (value.name for value in model.graph.output if value.name not in known):
-        before = [node for node in _before(makers, name) if node.op_type in SIZED_BY_DATA]
-        if before:
-            found[name] = before[0]
-    return found
-
-
-def _before(makers: Mapping[str, onnx.NodeProto], name: str) -> Iterator[onnx.NodeProto]:
-    """Yield the operators that a tensor depends on, the nearest first."""
-    waiting, seen = [name], set[str]()
-    while waiting:
-        node = makers.get(waiting.pop(0))
-        if node is not None and node.output[0] not in seen:
-            seen.add(node.output[0])
-            yield node
-            waiting.extend(names_read(node))
+    if varying is None:
+        if not array.size:
+            raise ModelError(f"the model's output {value.name!r} is empty; give an example of larger images")
+        return Result(value.name, kind, _dims(array), array.shape[:1] == (1,))
+    leading = varying.axis > 0 and array.shape[:1] == (1,)
+    shape = [varying.bound if axis == varying.axis else size for axis, size in enumerate(array.shape)]
+    return Result(value.name, kind, tuple(shape[leading:]), leading, varying)
 
 
 def _graph(model: ExternalWeightsModel, part: AsIsNodes, image: str, shape: tuple[int, ...]) -> Graph:
@@ -185,7 +174,7 @@ def _graph(model: ExternalWeightsModel, part: AsIsNodes, image: str, shape: tupl
         part.nodes,
         part.weights,
         image,
-        tuple(value.name for value in model.proto.graph.output),
+        (),
         {image: shape, **part.shapes},
         opset_of(model.proto),
         others=part.bundles,

@@ -3,8 +3,9 @@
 Every step of a chain, a stage or a gang, is an invocation, and its tiles compute together at least what the operators
 of the whole network compute that no partition saves (`Profiles.least`, on the rows and columns that are read at all).
 Its slowest task takes at least the mean of its tasks. So the seconds and the dollars of any chain that has a certain
-step are at least those of the step with its work divided evenly, whatever it reads and writes, and of what is before
-and after it in one step each, on whatever number of tiles is best for them. They are priced as the search prices steps.
+step are at least those of the step with its work divided evenly, and of what is before and after it in one step each,
+on whatever number of tiles is best for them. Of what they move, only the answer counts, which goes to the driver, and
+one tensor that each step writes for the next, at a function's bandwidth. All is priced as the search prices steps.
 
 Where even this is beaten by the network as one function, no chain with that step can be the best: not for a weighting
 of seconds and dollars, nor for their product, nor, where a goal has limits, within them. The search leaves it out.
@@ -13,21 +14,22 @@ of seconds and dollars, nor for their product, nor, where a goal has limits, wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.costs.cost_model import Floats, Platform, StageLoad, billed_usd, gang_price, stage_price
+from serfer.core.costs.cost_model import Floats, GangEnds, Platform, StageLoad, billed_usd, gang_price, stage_price
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.units import MS_PER_S
+from serfer.core.units import FLOAT_BYTES, MS_PER_S
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from splitter.planning.limits import Fit
 from splitter.planning.ort_kernels import operator_work
 from splitter.tiling import operators
-from splitter.tiling.receptive_field import clipped, spans_of
-from splitter.tiling.regions import AxisInput, axis_node
+from splitter.tiling.receptive_field import clipped
+from splitter.tiling.regions import AxisInput, AxisNode, axis_node
 from splitter.tiling.tiling_rule import extent
 
 _SAME = 1e-9  # relative: what is beaten by less is searched
@@ -84,7 +86,11 @@ class StepBounds:
     def __init__(
         self, graph: Graph, profiles: Profiles, platform: Platform, memory_mb: Sequence[int], counts: Iterable[int]
     ) -> None:
-        self._platform, self._count = platform, len(graph.nodes)
+        store = replace(platform.store, price_byte=0.0)  # another path may have none
+        self._platform, self._count = replace(platform, store=store, objects=None), len(graph.nodes)
+        made = [0, *(graph.shape(node.output).elements for node in graph.nodes)]
+        self._written = FLOAT_BYTES * np.array([*made[:-1], 0], dtype=float)
+        self._answer = FLOAT_BYTES * float(sum(graph.shape(name).elements for name in graph.outputs))
         self._memory = np.array(memory_mb, dtype=float)
         parts = _least_parts(graph, profiles)
         tiled = np.array([operators.tileable(graph, node) for node in graph.nodes])
@@ -104,8 +110,11 @@ class StepBounds:
         """Return those of chains that have a gang of such nodes on a grid."""
         granted = vcpus(self._memory, self._platform.functions.memory_per_vcpu)
         serial, parallel = _of(self._by_rows, spans, grid.tiles)
-        inside = compute_seconds(serial, parallel, granted)
-        return self._with_sides(spans, gang_price(grid.tiles, inside, 0.0, 0.0, self._memory, self._platform))
+        none = np.zeros((len(spans), 1, grid.tiles))
+        ends = GangEnds.of(self._load(none, none, spans), self._platform)
+        inside = compute_seconds(serial, parallel, granted) + ends.reading_s + ends.writing_s
+        seconds, usd = gang_price(grid.tiles, inside, ends.carrying_s, 0.0, self._memory, self._platform)
+        return self._with_sides(spans, (seconds, usd + self._starts_usd(grid.tiles)))
 
     def _stages(self, work: tuple[_Work, _Work], spans: _Spans, tasks: int) -> tuple[Floats, Floats]:
         """Price stages of such nodes that divide their work evenly.
@@ -113,10 +122,24 @@ class StepBounds:
         Bills are of whole milliseconds, each rounded up, so uneven ones may be up to one less for each task.
         """
         serial, parallel = (np.repeat(each[:, :, None], tasks, axis=-1) for each in _of(work, spans, tasks))
+        seconds, usd = stage_price(self._load(serial, parallel, spans), self._memory[:, None], self._platform)
+        rounded = tasks * billed_usd(self._memory, 1 / MS_PER_S, self._platform.functions)
+        return seconds, usd - rounded + self._starts_usd(tasks)
+
+    def _starts_usd(self, tasks: int) -> Floats:
+        """Price the starts of so many environments without weights, in the share of the queries that are cold."""
+        usd = Fit((), half=False, weight_bytes=0).starts_usd(tasks, self._memory, self._platform, 0)
+        return np.zeros(len(self._memory)) if usd is None else usd
+
+    def _load(self, serial: Floats, parallel: Floats, spans: _Spans) -> StageLoad:
+        """Return the load of tasks that divide evenly what steps of such nodes move."""
+        tasks, stops = parallel.shape[-1], np.array([stop for _, stop in spans])
+        moved, answer = (
+            np.repeat(each[:, None, None] / tasks, tasks, axis=-1)
+            for each in (self._written[stops], (stops == self._count) * self._answer)
+        )
         none = np.zeros(tasks)
-        load = StageLoad(serial, parallel, none, none, none, none, none)
-        seconds, usd = stage_price(load, self._memory[:, None], self._platform)
-        return seconds, usd - tasks * billed_usd(self._memory, 1 / MS_PER_S, self._platform.functions)
+        return StageLoad(serial, parallel, moved, none, none, none, answer)  # moved, with no request for it
 
     def _with_sides(self, spans: _Spans, own: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         before = self._sides([(0, start) for start, _ in spans])
@@ -156,18 +179,38 @@ def _before(parts: Floats, able: NDArray[np.bool_]) -> tuple[_Work, _Work]:
 def _least_parts(graph: Graph, profiles: Profiles) -> Floats:
     """Return serial and parallel seconds of each operator that all tiles of any partition take: an array (2, nodes)."""
     rows, cols = (_least_extents(graph, axis) for axis in (ROW_AXIS, COL_AXIS))
-    known: dict[object, tuple[float, float]] = {}
+    adds_up = _Reading()
     parts = []
     for node in graph.nodes:
         region = Rect(Span(0, rows[node.output]), Span(0, cols[node.output]))
         work = operator_work(graph, node, region) if region.area else None
         if work is None or node.kind in (operators.TILE_POOL, operators.TILE_SUM):
             parts.append((0.0, 0.0))  # such tiles' shares depend on the grid, and are small
-        else:
-            if work not in known:
-                known[work] = profiles.least(work)
-            parts.append(known[work])
+            continue
+        sides = ((ROW_AXIS, region.rows.size), (COL_AXIS, region.cols.size))
+        reads = all(adds_up(axis_node(graph, node, axis), size) for axis, size in sides)
+        parts.append(profiles.least(work if reads else replace(work, read=0)))
     return np.array(parts).T
+
+
+class _Reading:
+    """Whether all tiles of any partition of an operator's output read at least what one tile of its size does."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, int, int], bool] = {}
+
+    def __call__(self, node: AxisNode, rows: int) -> bool:
+        return all(self._adds_up(read, rows) for read in node.inputs.values())
+
+    def _adds_up(self, read: AxisInput, rows: int) -> bool:
+        """Return whether fewer rows, from the first on, read as many for each row or more."""
+        key = read.field, read.size, rows
+        if key not in self._known:
+            count = np.arange(1, rows + 1)
+            spans = clipped(read.field(np.array([np.zeros_like(count), count])), read.size)
+            lengths = spans[1] - spans[0]
+            self._known[key] = bool((lengths * rows >= lengths[-1] * count).all())
+        return self._known[key]
 
 
 def _least_extents(graph: Graph, axis: int) -> dict[str, int]:
@@ -192,7 +235,8 @@ def _least_extents(graph: Graph, axis: int) -> dict[str, int]:
 
 def _rows_read(size: int, read: AxisInput) -> tuple[int, int]:
     """Return how many rows of an input all of `size` rows of the output read, and how many one of them does at most."""
-    rows = clipped(read.field(spans_of([Span(row, row + 1) for row in range(size)])), read.size)
+    each = np.arange(size)
+    rows = clipped(read.field(np.array([each, each + 1])), read.size)
     change = np.zeros(read.size + 1, dtype=int)
     np.add.at(change, rows[0], 1)
     np.subtract.at(change, rows[1], 1)

@@ -228,6 +228,7 @@ def _times(ratio: float) -> str:
 def alternative(chain: Chain, platform: Platform, *, chosen: bool) -> Alternative:
     """Return a chain as a plan lists it among others, on a platform with a share of cold queries."""
     cold_s = first_answer(chain, platform)
+    starts = sum(float(edge.cold_usd[memory]) for edge, memory in chain.steps if edge.cold_usd is not None)
     return Alternative(
         describe(chain),
         tasks=sum(step[0].grid.tiles for step in steps_of(chain)),
@@ -237,6 +238,7 @@ def alternative(chain: Chain, platform: Platform, *, chosen: bool) -> Alternativ
         chosen=chosen,
         warm_ms=round(chain.seconds * MS_PER_S, 3),
         cold_ms=round(cold_s * MS_PER_S, 3),
+        warm_usd=chain.usd - starts,
     )
 
 

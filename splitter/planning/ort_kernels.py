@@ -20,7 +20,8 @@ from math import prod
 
 from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
-from splitter.network.as_is import AS_IS, AS_IS_OUTPUT, STEP_BY_STEP
+from serfer.core.plan import AS_IS
+from splitter.network.as_is import AS_IS_OUTPUT, STEP_BY_STEP
 from splitter.network.graph import MAP_RANK, NCHW, Graph, Node
 from splitter.network.operator_kinds import POOLS
 from splitter.tiling import operators

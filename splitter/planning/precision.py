@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from splitter.network.as_is import AS_IS
+from serfer.core.plan import AS_IS
 from splitter.network.graph import INLINE_BYTES, Graph, Node
 
 _BLOCK = 1 << 16
@@ -30,7 +30,9 @@ def storable(graph: Graph, nodes: Iterable[Node]) -> frozenset[str]:
     return frozenset(
         name
         for name, value in weights.items()
-        if value.dtype == np.float32 and value.nbytes > INLINE_BYTES and rounding(value) <= _WORST_ROUNDING
+        if value.dtype == np.float32
+        and value.nbytes > INLINE_BYTES
+        and graph.once(_rounding_of, name) <= _WORST_ROUNDING
     )
 
 
@@ -39,7 +41,7 @@ def predicted_loss(graph: Graph, names: Iterable[str]) -> float:
 
     Errors of layers are independent and pass through the others as they are: the root of the sum of their squares.
     """
-    return math.hypot(*(rounding(graph.weights[name]) for name in names))
+    return math.hypot(*(graph.once(_rounding_of, name) for name in names))
 
 
 def storable_within(graph: Graph, max_loss: float) -> frozenset[str]:
@@ -47,7 +49,7 @@ def storable_within(graph: Graph, max_loss: float) -> frozenset[str]:
     chosen: list[str] = []
     lost = 0.0
     for name in sorted(storable(graph, graph.nodes), key=lambda name: (-graph.weights[name].nbytes, name)):
-        more = math.hypot(lost, rounding(graph.weights[name]))
+        more = math.hypot(lost, graph.once(_rounding_of, name))
         if more <= max_loss:
             chosen, lost = [*chosen, name], more
     return frozenset(chosen)
@@ -57,6 +59,10 @@ def rounded_up(loss: float) -> float:
     """Round a loss up to one digit."""
     unit = 10.0 ** math.floor(math.log10(loss)) if loss else 1.0
     return math.ceil(round(loss / unit, 9)) * unit
+
+
+def _rounding_of(graph: Graph, name: str) -> float:
+    return rounding(graph.weights[name])
 
 
 def rounding(value: NDArray[np.float32]) -> float:

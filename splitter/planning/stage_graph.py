@@ -20,6 +20,7 @@ from splitter.planning.bounds import OneFunction, StepBounds
 from splitter.planning.gang_candidates import GangCandidates, exchange_points, gang_grids
 from splitter.planning.gang_prices import CandidateGang, GangPrices, unbeaten, with_one_gang
 from splitter.planning.limits import FunctionLimits, WeightStorage
+from splitter.planning.optional import optional
 from splitter.planning.search import Edge, Goal, Search, Vertex
 from splitter.planning.split_options import Budget
 from splitter.planning.stage_costs import StageEnumerator, StageWork
@@ -99,12 +100,15 @@ class StageGraph:
         return {grid: self._unbeaten(spans, grid, gangs=True) for grid in self._gang_grids}
 
     def _unbeaten(self, spans: Sequence[_Span], grid: Grid, *, gangs: bool) -> frozenset[_Span]:
-        if self._one_function is None or not spans:
-            return frozenset(spans)
-        seconds, usd = (self._bounds.gangs if gangs else self._bounds.stages)(spans, grid)
-        beaten = self._one_function.beats(seconds, usd).tolist()  # with each memory
-        whole = {(0, len(self.graph.nodes))} if grid == ONE else set[_Span]()
-        return frozenset(span for span, without in zip(spans, beaten, strict=True) if not all(without)) | whole
+        def left() -> frozenset[_Span]:
+            if self._one_function is None or not spans:
+                return frozenset(spans)
+            seconds, usd = (self._bounds.gangs if gangs else self._bounds.stages)(spans, grid)
+            beaten = self._one_function.beats(seconds, usd).tolist()  # with each memory
+            whole = {(0, len(self.graph.nodes))} if grid == ONE else set[_Span]()
+            return frozenset(span for span, without in zip(spans, beaten, strict=True) if not all(without)) | whole
+
+        return optional("a bound of the search", left, lambda: frozenset(spans))
 
     @cached_property
     def _bounds(self) -> StepBounds:
@@ -129,8 +133,7 @@ class StageGraph:
         empty = replace(candidate.fit, weight_bytes=0, weights_in=ZIP)
         later = candidate.fit.cold_seconds(platform) - empty.cold_seconds(platform)
         seconds = edge.seconds[:, 0] + platform.cold_share * later
-        convex = self.goal.has_no_limits and not platform.cold_share  # expected seconds do not add up along a chain
-        return OneFunction(seconds, edge.usd[:, 0], convex=convex)
+        return OneFunction(seconds, edge.usd[:, 0], convex=self.goal.has_no_limits)
 
     @cached_property
     def _limits(self) -> FunctionLimits:

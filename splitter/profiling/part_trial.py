@@ -32,7 +32,7 @@ def measured(model: Path, inputs: Path) -> tuple[float, int]:
 
     `inputs` is an .npz file of the model's inputs. Raises ModelError where the model does not run.
     """
-    command = [sys.executable, "-m", __name__, str(model), str(inputs)]
+    command = [sys.executable, "-P", "-m", __name__, str(model), str(inputs)]  # -P: no modules of the working directory
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603 - ourselves
     except subprocess.TimeoutExpired as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from splitter.network.as_is import AS_IS, AS_IS_OUTPUT, NUMBER, PART, AsIsPart, scan
+from serfer.core.plan import AS_IS
+from splitter.network.as_is import AS_IS_OUTPUT, NUMBER, PART, AsIsPart, scan
 from splitter.network.graph import Axes, Graph, Node
 from splitter.tiling.onnx_builder import OnnxBuilder
 from splitter.tiling.tiling_rule import Rule, TileOperator

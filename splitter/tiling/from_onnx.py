@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx
 
-from splitter.network.as_is import Reason
+from serfer.core.plan.answers import Answer
+from splitter.network.as_is import BRANCHING, SIZED_BY_DATA, Reason
 from splitter.network.as_is_tail import with_as_is_tail
 from splitter.network.description import Reduction
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import MAP_RANK, NCHW, Axes, Graph
-from splitter.network.ingest import plain_network
+from splitter.network.ingest import PlainNetwork, plain_network
 from splitter.network.outputs import with_described_outputs
 from splitter.network.source import Array, Source
 from splitter.network.unsupported import CannotSplitError
@@ -42,16 +44,14 @@ def from_onnx(
 def whole_graph(
     source: Source, sample: Array, reasons: Sequence[Reason] = (), reduction: Reduction | None = None
 ) -> tuple[Graph, Source]:
-    """Return the graph of a network that runs as it is, whole, from its answer to an image, (N, C, H, W) float32.
+    """Return the graph of a network that runs as it is, whole, from its answers to an image, (N, C, H, W) float32.
 
     With it comes the source, which then computes one image at a time, as that part does. `reasons` say what keeps it
     together. Raises ModelError where it does not take one image, or does not run.
     """
-    answer = source.run(sample[:1])
     height, width = sample.shape[2:]
-    plain = whole_network(source.onnx, answer, (height, width), source.outputs, reasons, reduction)
-    graph = _with_axes(with_described_outputs(_with_axes(plain.graph), plain.outputs, plain.types))
-    return graph, replace(source, run=image_by_image(source.run, answer))
+    plain = whole_network(source.onnx, _answers(source, sample), (height, width), source.outputs, reasons, reduction)
+    return _finished(source, plain)
 
 
 def split_graph(
@@ -61,13 +61,33 @@ def split_graph(
 
     `refusal` says why not all of it can be split.
     """
-    answer = source.run(sample[:1])
-    height, width = sample.shape[2:]
-    plain = with_as_is_tail(source.onnx, answer, (height, width), source.outputs, refusal, reduction)
+    answers, (height, width) = _answers(source, sample), sample.shape[2:]
+    plain = with_as_is_tail(source.onnx, answers, (height, width), source.outputs, refusal, reduction)
     if plain is None:
-        return whole_graph(source, sample, [refusal.reason], reduction)
+        plain = whole_network(source.onnx, answers, (height, width), source.outputs, [refusal.reason], reduction)
+    return _finished(source, plain)
+
+
+def _answers(source: Source, sample: Array) -> list[Answer]:
+    """Return the model's answers to the sample; and where sizes may depend on the image, to others, one by one."""
+    answers = [source.run(sample[:1])]
+    if any(node.op_type in SIZED_BY_DATA | BRANCHING for node in source.onnx.proto.graph.node):
+        noise = np.random.default_rng(2).random((1, *sample.shape[1:]), dtype=np.float32)
+        answers += [source.run(image) for image in (noise, np.zeros_like(noise))]
+    return answers
+
+
+def _finished(source: Source, plain: PlainNetwork) -> tuple[Graph, Source]:
     graph = _with_axes(with_described_outputs(_with_axes(plain.graph), plain.outputs, plain.types))
-    return graph, replace(source, run=image_by_image(source.run, answer))
+    sized = {tensor.name: tensor for tensor in plain.given if tensor.sized_by}
+    answers = tuple(
+        replace(tensor, sized_by=sized[tensor.name].sized_by, axis=sized[tensor.name].axis)
+        if tensor.name in sized
+        else tensor
+        for tensor in graph.answers
+    )
+    run = image_by_image(source.as_given or source.run, plain.given)
+    return replace(graph, answers=answers), replace(source, run=run)
 
 
 def _with_axes(graph: Graph) -> Graph:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from splitter.network.as_is import AS_IS, AS_IS_OUTPUT
+from serfer.core.plan import AS_IS
+from splitter.network.as_is import AS_IS_OUTPUT
 from splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
 from splitter.network.operator_kinds import BROADCAST, PER_VALUE, POOLS
 from splitter.tiling.as_is import AsIs, AsIsOutput, runs_as_it_is

@@ -126,7 +126,9 @@ class _Making:
         self.notes.extend(_check(network, self.example))
         for small in dict.fromkeys(_small(size) for size in self.sizes):
             if small != self.small:
-                self.notes.extend(_check_other(network, _example(self.example.shape[1], small)))
+                self.notes.extend(
+                    _check_other(network, network.source.like_images(_example(self.example.shape[1], small)))
+                )
         return cut, choice
 
     def overlapping(self, wanted: WindowRequest, overlap: int) -> tuple[WindowTiles, WindowChoice]:

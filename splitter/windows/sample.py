@@ -50,7 +50,7 @@ def sample_of(
     """
     if file is None:
         height, width = _sample_size(network, cut, size, size)
-        return Sample("a generated image", generated(channels, height, width))
+        return Sample("a generated image", network.source.like_images(generated(channels, height, width)))
     with open_raster(file) as source:
         if source.bands != channels:
             raise InputError(f"{file} has {source.bands} bands, and the network takes {channels} channels")

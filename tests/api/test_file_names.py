@@ -19,9 +19,13 @@ from serfer.api.http.body import ApiLimits
 from serfer.api.http.tensors import TensorForm
 from serfer.api.routes.inference import signature_of
 from serfer.api.service import Service
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import PlanError
 from serfer.core.plan import INPUT_AXES, FileTensors, dump_plan, parse_plan, sealed
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
+from serfer.variants.candidates import PlanRequest
+from serfer.variants.plans import NetworkOptions, make_plan, read_network
 from tests.api.conftest import Observed, running
 from tests.splitter.models import Net
 
@@ -145,6 +149,20 @@ def test_any_axes_become_those_of_queries(axes):
     taken = form.as_queries(as_file)
     assert taken.dtype == np.float32
     assert np.array_equal(taken, images)
+
+
+@pytest.mark.usefixtures("url")
+def test_variants_of_a_network_keep_its_files_tensors(home, tmp_path):
+    options, facts = NetworkOptions(None, WHOLE, tuple("abcde")), shipped_aws()
+    (tmp_path / "work").mkdir()
+    base = read_network(str(home / "keras"), "keras", options, facts, tmp_path / "work", lambda _: None)
+    plan = make_plan(base, PlanRequest("fp32", whole=True), tmp_path / "plan", facts, None, lambda _: None)
+    assert (
+        base.plan.file
+        == plan.file
+        == load_plan(tmp_path / "plan").file
+        == FileTensors("input", "uint8", "NHWC", "dense_3")
+    )
 
 
 @pytest.mark.usefixtures("url")

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -9,9 +10,11 @@ import pytest
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
+from serfer.api.plan_watch import PlanWatch
 from serfer.api.service import Service
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.health import Health
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.caches import new_cache
@@ -64,6 +67,48 @@ class TestWords:
         text = http.get("/readyz").json()["store"]
         assert text.startswith("first second")
         assert len(text) == 300
+
+
+class TestChangedPlans:
+    @pytest.fixture
+    def watched(self, small_plan, tmp_path, monkeypatch):
+        directory = shutil.copytree(small_plan, tmp_path / "plan")
+        logged = []
+        monkeypatch.setattr("serfer.api.plan_watch.write", lambda _level, event, fields: logged.append((event, fields)))
+        watch = PlanWatch({"small": directory}, {"small": load_plan(directory)})
+        return directory, watch, logged
+
+    def test_a_plan_that_was_described_again_is_told_once(self, watched):
+        directory, watch, logged = watched
+        watch.look()
+        assert logged == []
+        serfer.describe(directory, activation="none")
+        watch.look()
+        watch.look()
+        [(event, fields)] = logged
+        assert event == "restart to serve what has changed"
+        assert (fields["model"], "described again" in fields["reason"]) == ("small", True)
+
+    def test_another_plan_is_told_and_one_that_is_gone_or_damaged_is_not(self, watched):
+        directory, watch, logged = watched
+        (directory / "plan.json").write_text("{")
+        watch.look()
+        (directory / "plan.json").unlink()
+        watch.look()
+        assert logged == []
+        shutil.copytree(split_small(directory.parent / "other", seed=1), directory, dirs_exist_ok=True)
+        watch.look()
+        assert "another plan" in logged[0][1]["reason"]
+
+    def test_a_service_looks_with_its_other_looks(self, http, service, watched):
+        directory, watch, logged = watched
+        service.plan_watch = watch.look
+        serfer.describe(directory, activation="none")
+        assert http.get("/readyz").status_code == 200
+        deadline = time.monotonic() + PATIENCE
+        while not logged:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def eventually_is(http, status):

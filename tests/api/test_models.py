@@ -73,6 +73,10 @@ def test_alternatives_are_listed_with_unsplit_networks_apart(small, plan):
     assert all(one["tasks"] == 1 and "one function" in one["stages"] for one in small["unsplit"])
     times = [one["predicted_ms"] for one in small["unsplit"]]
     assert times == sorted(times)
+    (own,) = (one for one in small["competitors"] if one["verdict"] == "chosen")
+    assert plan.cold_share == 0.02
+    assert own["predicted_ms"] == pytest.approx(small["predicted_ms"], abs=0.01)
+    assert own["predicted_cost_usd"] == pytest.approx(small["predicted_cost_usd"], rel=1e-6)
 
 
 def test_own_regions_partition_the_image_within_input_regions(small):

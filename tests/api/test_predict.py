@@ -1,5 +1,6 @@
 """POST /v1/predict: what any network finds in images."""
 
+import asyncio
 import base64
 import io
 import json
@@ -16,6 +17,7 @@ from serfer.api.app import make_app
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.service import Service
 from serfer.core.coco import coco
+from serfer.core.errors import RequestRefusedError
 from serfer.settings import Settings
 from storage import open_store
 from tests.api.conftest import PATIENCE, Observed, png, running
@@ -197,3 +199,22 @@ def test_classify_says_what_to_use_and_tensors_are_as_before(http, plans):
     [output] = http.post("/v2/models/boxes/infer", json={"inputs": [tensor]}).json()["outputs"]
     with serfer.open(plans["boxes"], workers="inprocess") as pipeline:
         assert np.array_equal(np.float32(output["data"]).reshape(output["shape"]), pipeline.run(pixels))
+
+
+def test_both_clients_get_the_pipelines_answer(service, found):
+    pictures, names = [PIXELS, turned()], ["a.png", "b.jpg"]
+
+    async def asked():
+        async with serfer.AsyncClient(service, timeout_s=PATIENCE) as client:
+            return await client.predict(pictures, names=names, model="boxes", min_score=0.9, explain=True)
+
+    with serfer.Client(service, timeout_s=PATIENCE) as client:
+        for model, kind in (("small", "classes"), ("boxes", "boxes"), ("drawn", "map"), ("embedding", "vector")):
+            report = client.predict(pictures, names=names, model=model)
+            assert (report.kind, report.images) == (kind, tuple(found[model]))
+        assert {model.name: model.kind for model in client.models()}["boxes"] == "boxes"
+        with pytest.raises(RequestRefusedError, match="min_score"):
+            client.predict(PIXELS, model="boxes", min_score=2.0)
+    report = asyncio.run(asked())
+    assert report.timeline.tasks
+    assert all(box.score >= 0.9 for image in report.images for box in image.boxes)

@@ -34,6 +34,7 @@ RULES = {
     "GET /v2/health/live": OPEN,
     "GET /v2/health/ready": OPEN,
     "POST /v1/classify": Scope.CLASSIFY,
+    "POST /v1/predict": Scope.CLASSIFY,
     "GET /v1/results/{result_id}": Scope.CLASSIFY,
     "DELETE /v1/results/{result_id}": Scope.CLASSIFY,
     "GET /v1/models": Scope.CLASSIFY,

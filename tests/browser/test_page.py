@@ -15,6 +15,7 @@ from serfer.settings import Settings
 from tests.api.conftest import Observed, running
 from tests.browser.conftest import PATIENCE_MS
 from tests.e2e.dense import split_dense
+from tests.e2e.detector import split_detector
 from tests.e2e.small import LABELS
 
 pytestmark = pytest.mark.browser
@@ -424,12 +425,53 @@ def test_the_api_is_described_without_help_from_elsewhere(opened, url):
     assert [place for place in noted.requests if not place.startswith(home)] == []
 
 
-def test_a_network_without_classes_is_named_with_its_outputs(opened, picture, tmp_path):
-    with serfer.open(split_dense(tmp_path, ["classes"]), store="memory://") as pipeline:
+def test_boxes_are_drawn_over_the_picture(opened, picture, tmp_path):
+    with serfer.open(split_detector(tmp_path), store="memory://", workers="inprocess") as pipeline:
+        [found] = pipeline.predict([picture])
+        app = make_app(Service({"boxes": pipeline}, Admission(4, 8), Observed()), Settings())
+        with running(app) as url:
+            page, noted = opened(f"{url}/")
+            ready(page).set_input_files("#file", picture)
+            expect(page.locator("#top-k")).to_be_hidden()
+            page.get_by_role("button", name="Detect").click()
+            answered(page)
+            items, drawn = page.locator(".boxes li"), page.locator("#picture .box")
+            expect(drawn).to_have_count(len(found.boxes))
+            assert items.locator(".label").all_inner_texts() == [box.label for box in found.boxes]  # as text, not HTML
+            assert page.locator("#picture svg").get_attribute("viewBox") == f"0 0 {found.width} {found.height}"
+            best = drawn.last  # on top
+            left, top, right, bottom = found.boxes[0].box
+            sides = [float(best.locator("rect").get_attribute(name)) for name in ("x", "y", "width", "height")]
+            assert sides == pytest.approx([left, top, right - left, bottom - top], abs=1e-3)
+            items.first.hover()
+            expect(best).to_have_class(re.compile(r"\blit\b"))
+            assert (noted.errors, noted.violations) == ([], [])
+            other = tmp_path / "other.png"
+            other.write_bytes(picture.read_bytes())
+            page.set_input_files("#file", other)
+            expect(drawn).to_have_count(0)
+
+
+def test_maps_and_vectors_are_shown(opened, picture, tmp_path):
+    plan = split_dense(tmp_path, ["classes", "embedding"])
+    with serfer.open(plan, store="memory://", workers="inprocess") as pipeline:
         app = make_app(Service({"dense": pipeline}, Admission(4, 8), Observed()), Settings())
         with running(app) as url:
             page, noted = opened(f"{url}/")
-            ask(page, picture)
-            expect(page.get_by_role("alert")).to_contain_text("Its outputs are classes 34")
-            expect(page.get_by_role("alert")).to_contain_text("/v2/models/dense/infer")
-            assert noted.errors == []
+            ready(page).set_input_files("#file", picture)
+            page.get_by_role("button", name="Run").click()
+            answered(page)
+            expect(page.locator("#answer")).to_contain_text("embedding 5 float32")
+            mask = page.get_by_role("img", name="The output classes")
+            expect(mask).to_have_js_property("naturalWidth", 34)
+            assert (noted.errors, noted.violations) == ([], [])
+
+
+def test_a_network_that_takes_arrays_alone_says_so(opened, picture, tmp_path):
+    with serfer.open(split_dense(tmp_path, ["classes"], preprocess=None), store="memory://") as pipeline:
+        app = make_app(Service({"dense": pipeline}, Admission(4, 8), Observed()), Settings())
+        with running(app) as url:
+            page, _ = opened(f"{url}/")
+            ready(page).set_input_files("#file", picture)
+            page.get_by_role("button", name="Run").click()
+            expect(page.get_by_role("alert")).to_contain_text("how an image becomes its input")

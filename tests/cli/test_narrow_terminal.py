@@ -64,12 +64,14 @@ IN_PROCESS = "--plan {plan} --workers inprocess"
 LAMBDA = "--plan {plan} --workers null --rounds 1"
 CASES = {
     "classify": case(f"classify {{image}} {IN_PROCESS} --compare"),
+    "predict": case(f"predict {{image}} {IN_PROCESS}"),
     "run": case(f"run {{image}} {IN_PROCESS} --out outputs --compare"),
     "result show": case("result show " + "0" * 32, codes=(3,)),
     "result get": case("result get " + "0" * 32 + " --out there", codes=(3,)),
     "result delete": case("result delete " + "0" * 32, codes=(0, 3)),
     "split": slow("split {onnx} --out made", "split {onnx} --out tiles --grids 2x2"),
     "explain": case("explain {plan} --operators", "explain {plan} --pareto"),
+    "describe": case("describe {plan}"),
     "verify": case("verify {plan} {image} --random 2"),
     "cost": case("cost {plan}", "cost {build}"),
     "map-plan": slow("map-plan {onnx} --out map --size 34x34", codes=(0, 3)),

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cold_starts import cold_seconds, cold_start, fetched_at_init
-from serfer.core.costs.cost_model import Platform, gang_load, plan_load, price_plan
+from serfer.core.costs.cost_model import Platform, gang_load, plan_load, price_plan, starting_usd
+from serfer.core.costs.starting_ways import starting_ways
 from serfer.core.plan import CONTAINER, FETCHED, WEIGHT_PLACES, ZIP, Gang
 from tests.core.plans import small_plan
 
@@ -24,6 +26,40 @@ def test_fetched_weights_arrive_at_the_bandwidth_of_an_environment_and_those_of_
         FETCHED: pytest.approx(FACTS.fetch_latency + 3.2),
         CONTAINER: pytest.approx(MB_240 / FACTS.image_rate),
     }
+
+
+def test_a_snapshot_has_the_sessions_wherever_the_weights_were_and_restoring_is_not_billed():
+    starts = {cold_start(MB_240, place, FACTS, snapstart=True) for place in WEIGHT_PLACES}
+    (start,) = starts
+    assert (start.process, start.sessions) == (FACTS.restore, 0.0)
+    assert start.billed_seconds == pytest.approx(MB_240 / FACTS.snapshot_rate) == start.seconds - FACTS.restore
+
+
+def test_every_way_to_start_is_priced_with_a_snapshot_and_without():
+    plan, platform = small_plan(), Platform(FACTS, shipped_aws().redis, cold_share=0.1)
+    ways = starting_ways(plan, platform)
+    assert [(way.weights_in, way.snapstart) for way in ways] == [*product(WEIGHT_PLACES, (False, True))]
+    assert [way.weights_in for way in ways if way.chosen] == [ZIP]
+    memory_gb = sum(plan.stages[stage].memory_mb / 1024 for stage, _ in plan.functions)
+    for plain, snapshot in pairwise(ways):
+        if snapshot.snapstart:
+            assert snapshot.cold_seconds < plain.cold_seconds
+            assert snapshot.month_usd == pytest.approx(memory_gb * 730 * 3600 * FACTS.price_snapstart_cached)
+            assert plain.month_usd == 0
+    (own,) = (way for way in ways if way.chosen)
+    assert own.usd == price_plan(plan, platform).usd
+    restored = sum(stage.tasks * stage.memory_mb / 1024 for stage in price_plan(plan, platform).stages)
+    cold, warm = ways[1].cold_usd, price_plan(plan, replace(platform, cold_share=0.0)).usd
+    pages = sum(
+        float(starting_usd(stage.tasks, stage.memory_mb, start.billed_seconds, FACTS, first=not step))
+        for step, (stage, start) in enumerate(snapshot_price(plan, platform))
+    )
+    assert cold - warm == pytest.approx(restored * FACTS.price_snapstart_restored + pages)
+
+
+def snapshot_price(plan, platform):
+    price = price_plan(plan, replace(platform, snapstart=True))
+    return zip(price.stages, price.cold_starts, strict=True)
 
 
 @pytest.mark.parametrize("place", WEIGHT_PLACES)

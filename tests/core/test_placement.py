@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serfer.core.errors import PlanError
@@ -31,6 +31,7 @@ def test_boxes_come_back_to_where_they_were(height, width, into, way, data):
 
 
 @given(height=sides, width=sides, into=inputs, place=st.sampled_from(PAD_PLACES))
+@example(7, 1, (29, 29), "square").via("7 * (29 / 7) is more than 29")
 def test_a_padded_image_is_inside_whole(height, width, into, place):
     placement = preprocess(pad=Pad(place, 114)).placement(height, width, into)
     assert placement.top >= 0 <= placement.left

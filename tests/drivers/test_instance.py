@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,6 +167,14 @@ def test_a_server_that_takes_floats_alone_gets_normalised_pixels(plan):
     assert header["parameters"] == {"timeout": 1_000_000}  # microseconds, as Triton has it
     values = np.frombuffer(body[length:], "<f4").reshape(2, 3, SIZE, SIZE)
     assert np.array_equal(values, normalised(plan, PIXELS))
+
+
+def test_an_instance_that_knows_the_description_of_the_split_gets_numbers_of_the_new_one(url, plan, directory):
+    """The instance of `url` takes pixels, too, and would scale them as the plan was split."""
+    other = replace(plan.preprocess, scale=1 / 128, mean=(0.1, 0.2, 0.3))
+    described = plan.redescribed(replace(plan.description, preprocess=other))
+    expected = unsplit(plan, directory)(normalised(described, PIXELS))
+    assert np.allclose(ask(url, described).logits, expected, atol=1e-4)
 
 
 def test_a_query_after_the_connections_were_closed_is_a_fault_as_others_are(plan):

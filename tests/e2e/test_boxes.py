@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from PIL import Image
 
@@ -16,9 +17,10 @@ from serfer.core.errors import ImageError, ModelError, PlanError, UsageError
 from serfer.core.plan import DetectionHead, Pad, Preprocess, dump_plan, parse_plan, sealed
 from serfer.plan_directory import load_plan
 from serfer.raster.palette import palette
+from splitter.whole import whole_plan
 from tests.core.test_detections import naive
 from tests.e2e.dense import split_dense
-from tests.e2e.detector import CLASSES, SIZE, detector_onnx, split_detector
+from tests.e2e.detector import CLASSES, SIZE, detector_onnx, split_detector, suppressed_onnx
 from tests.e2e.small import split_small
 
 LETTERBOX = Preprocess(None, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3, pad=Pad("centre", 114))
@@ -216,3 +218,55 @@ def test_an_image_that_cannot_be_read_does_not_stop_the_others(predict, examples
 
 def test_explain_says_what_the_boxes_are(serfer_here, plan):
     assert "boxes of 3 classes as yolov8 has them, in output0" in serfer_here("explain", plan).out
+
+
+@pytest.fixture
+def file(tmp_path):
+    """The detector's file with the metadata that ultralytics writes."""
+    model = detector_onnx()
+    names = str(dict(enumerate(CLASSES)))
+    onnx.helper.set_model_props(model, {"stride": "32", "task": "detect", "names": names})
+    onnx.save(model, tmp_path / "detector.onnx")
+    return tmp_path / "detector.onnx"
+
+
+def test_a_file_whose_metadata_are_a_detectors_gives_boxes_at_once(serfer_here, file, examples):
+    told = serfer_here("predict", file, examples / "rocket.jpg", "--workers", "inprocess", "--json")
+    assert told.code == 0, told.err
+    value = json.loads(told.out)
+    assert value["kind"] == "boxes"
+    assert {box["label"] for box in value["images"][0]["boxes"]} <= {*CLASSES}
+    thresholds = ("--output", "boxes,score=0.9,iou=0.3", "--workers", "inprocess", "--json")
+    fewer = json.loads(serfer_here("predict", file, examples / "rocket.jpg", *thresholds).out)["images"][0]["boxes"]
+    assert 0 < len(fewer) < len(value["images"][0]["boxes"])
+
+
+def test_what_is_said_of_outputs_counts_and_other_outputs_are_left_as_they_are(file, tmp_path):
+    assert serfer.split(file, out=tmp_path / "plan", grids="1").detection == DetectionHead("yolov8", ("output0",), 3)
+    assert serfer.split(file, out=tmp_path / "plan", grids="1", activation="none").detection is None
+    model = onnx.load(file)
+    onnx.helper.set_model_props(model, {"stride": "32", "task": "classify", "names": "{0: 'a'}"})
+    onnx.save(model, file)
+    assert serfer.split(file, out=tmp_path / "plan", grids="1").detection is None
+
+
+@pytest.mark.parametrize("gathered", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_file_that_ends_in_suppression_gives_its_own_boxes_of_each_image(gathered, tmp_path, examples):
+    file, paths = tmp_path / "net.onnx", [examples / "rocket.jpg", examples / "coffee.png"]
+    onnx.save(suppressed_onnx(gathered=gathered), file)
+    given = {"preprocess": LETTERBOX, "labels": CLASSES, "activation": "boxes,score=0"}
+    plan = whole_plan(file, None, tmp_path / "plan", **given)
+    assert (plan.detection.family, len(plan.detection.outputs)) == ("nms" if gathered else "selected", 4)
+    session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+    with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
+        pixels = pipeline.pixels(paths)
+        found = pipeline.predict(paths)
+    for image, own in zip(found, pixels, strict=True):
+        first, *others = session.run(None, {"images": (own.astype(np.float32) / 255).transpose(2, 0, 1)[None]})
+        if gathered:
+            scores, classes = others
+        else:
+            classes, scores = first[0, :, 1], others[1][0][first[0, :, 1], first[0, :, 2]]
+        assert sorted(box.index for box in image.boxes) == sorted(classes.tolist())
+        assert sorted(box.score for box in image.boxes) == pytest.approx(sorted(scores.tolist()), abs=1e-5)
+    assert len({len(image.boxes) for image in found}) == 2  # each image has a number of its own

@@ -82,6 +82,7 @@ def test_the_zoo_model_recognises_real_photographs(serfer_, serfer_here, example
     assert "missile" in again.out
     assert "efficientnet-lite0, weights: ImageNet (pretrained)" in again.out
     assert "same first class" in again.out
+    assert again.out.count("split on 2x2, 2x2, 1, which the planner would not choose: one function of") == 1
 
 
 def test_the_text_output_lists_classes_stages_and_dollars(serfer_here, lean, examples):

@@ -14,7 +14,7 @@ from splitter.split import split
 from tests.e2e.small import slow_starts
 from tests.sim.cluster.worlds import TOML as CLUSTER
 
-FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan"}
+FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan", "starts"}
 STAGE = {
     *("name", "grid", "path", "tasks", "memory_mb", "ms", "cost_usd", "billed_ms"),
     *("bytes_read", "ranges", "bytes_written", "bytes_carried", "weights_in", "cold_start"),

@@ -166,6 +166,7 @@ def test_the_repository_lists_loads_and_unloads_what_it_was_given(url, http):
         "unloads": 1,
         "load_s": 0,
         "failure": "",
+        "caution": "",
         "signals": 0,
     }
 

@@ -1,8 +1,11 @@
 """Commands that are not `serfer map` take a map plan's query for one window, or refuse the plan."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from serfer.core.plan.window_plan import priced_query
 from serfer.plan_directory import load_plan
@@ -59,3 +62,22 @@ def test_commands_whose_queries_are_whole_images_refuse_a_map_plan(serfer, plan,
     assert done.code == 3, done.err
     assert "is a map plan" in done.err
     assert "serfer map" in done.err
+
+
+def test_a_map_plan_that_was_described_again_scales_pixels_by_its_new_levels(serfer, plan, tmp_path):
+    """An image's map is that of its negative by the levels of the negative."""
+    described, before = shutil.copytree(plan, tmp_path / "plan"), load_plan(plan)
+    levels = before.preprocess.levels
+    mean = ", ".join(str(value - 1) for value in levels.mean)
+    (tmp_path / "negative.toml").write_text(f"scale = {-levels.scale}\nmean = [{mean}]\nstd = {list(levels.std)}")
+    assert serfer("describe", described, "--preprocess", tmp_path / "negative.toml").code == 0
+    assert load_plan(described).digest == before.digest
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8)
+    results = []
+    for name, values, used in (("image", pixels, described), ("negative", 255 - pixels, plan)):
+        Image.fromarray(values).save(tmp_path / f"{name}.png")
+        result = tmp_path / f"{name}.npy"
+        done = serfer("map", tmp_path / f"{name}.png", "--plan", used, "--out", result, "--workers", "inprocess")
+        assert done.code == 0, done.err
+        results.append(np.load(result))
+    assert np.abs(results[0] - results[1]).max() < 1e-5 * np.ptp(results[1])

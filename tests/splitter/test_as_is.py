@@ -6,11 +6,17 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from serfer.core.errors import ModelError, PlanWarning
+from serfer.core.errors import ModelError, PlanWarning, QueryError
+from serfer.core.plan.answers import shaped
+from serfer.pipeline.result_cache import ResultCache
 from serfer.plan_directory import check_artefacts, load_plan
+from serfer.variants.quantising import with_quantised
+from splitter.network import as_is
 from splitter.plan_dir.check import run_tiles
+from splitter.profiling import measured_part
 from splitter.split import split
 from splitter.whole import whole_plan
+from storage.memory import MemoryStore
 from tests.splitter.models import Net, opened
 
 
@@ -81,6 +87,19 @@ def in_8_bits():
     return net.model(net.linear(net.flat(scores), 144, 5))
 
 
+def quantised_in_part():
+    """Quantised activations behind a convolution in float32, which whole numbers cannot be exact for."""
+    net = Net(3, 8, 8)
+    step, zero = net.constant(np.float32(0.05)), net.constant(np.uint8(120))
+    wide = net.conv("x", 3, 4, [3, 3])
+    inexact = net.op("DequantizeLinear", net.op("QuantizeLinear", wide, step, zero), step, zero)
+    weight = net.constant(net.random.integers(-9, 9, (4, 4, 3, 3), dtype=np.int8))
+    plain = net.op("DequantizeLinear", weight, net.constant(np.float32(0.1)), net.constant(np.int8(0)))
+    sums = net.op("Conv", inexact, plain, kernel_shape=[3, 3])
+    again = net.op("DequantizeLinear", net.op("QuantizeLinear", sums, step, zero), step, zero)
+    return net.model(net.linear(net.flat(again), 64, 5))
+
+
 def normalised_in_double():
     """A network whose output is float64, and which takes the mean over all images of a batch."""
     net = Net(2, 4, 4)
@@ -96,6 +115,7 @@ WHOLE = {
     "If": branching,
     "com.microsoft": foreign,
     "8 bits": in_8_bits,
+    "8 bits in part": quantised_in_part,
     "mixes images": normalised_in_double,
 }
 
@@ -113,6 +133,13 @@ def own_answers(path, batch):
 
 def values(answer):
     return list(answer.values()) if isinstance(answer, dict) else [answer]
+
+
+@pytest.fixture(autouse=True)
+def quickly(request, monkeypatch):
+    """Leave out the process that measures a part, unless a test is about that."""
+    if "measure" not in request.node.name:
+        monkeypatch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
 
 
 @pytest.fixture
@@ -166,11 +193,86 @@ def test_a_whole_plan_of_a_network_that_does_not_run_says_why(saved, tmp_path):
     assert not (tmp_path / "plan").exists()
 
 
-def test_an_output_whose_size_depends_on_the_data_is_refused_by_name(saved, tmp_path):
+def found_boxes(most=20):
+    """A detector's end: boxes of positions, scores of 2 classes, NonMaxSuppression, and the boxes that it selects."""
+    net = Net(2, 12, 12)
+    x = net.op("Relu", net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+    head = net.op("Reshape", net.conv(x, 4, 6, [1, 1]), net.constant(np.array([0, 6, 36])))
+    bounds = [net.constant(np.array([value])) for value in (0, 4, 6, 1)]
+    boxes = net.op("Transpose", net.op("Slice", head, bounds[0], bounds[1], bounds[3]), perm=[0, 2, 1])
+    scores = net.op("Sigmoid", net.op("Slice", head, bounds[1], bounds[2], bounds[3]))
+    limits = net.constant(np.array([most])), net.constant(np.float32([0.4])), net.constant(np.float32([0.7]))
+    chosen = net.op("NonMaxSuppression", boxes, scores, *limits, output="chosen")
+    position = net.op("Gather", chosen, net.constant(np.array(2)), axis=1)
+    flat = net.op("Squeeze", boxes, net.constant(np.array([0])))
+    return several(
+        net,
+        (net.op("Gather", flat, position, output="boxes"), TensorProto.FLOAT, 2),
+        (chosen, TensorProto.INT64, 2),
+    )
+
+
+def check_sizes(plan, directory, path, batch):
+    """Compare answers to single images, as large as the file's, and to several, padded with zeros."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    sizes = set()
+    with opened(directory) as pipeline:
+        several_answers = pipeline.run(batch)
+        for number, image in enumerate(batch):
+            one = pipeline.run(image[None])
+            for name, own in zip(("boxes", "chosen"), session.run(None, {"x": image[None]}), strict=True):
+                assert one[name].shape == (1, *own.shape)
+                assert np.abs(one[name][0] - own).max(initial=0) < 1e-5
+                assert several_answers[f"{name}.size"][number] == len(own)
+                assert np.abs(several_answers[name][number, : len(own)] - own).max(initial=0) < 1e-5
+                assert not several_answers[name][number, len(own) :].any()
+                sizes.add(len(own))
+    assert len(sizes) > 1
+    assert plan.output_tensors[0].sized_by == "boxes.size"
+
+
+@pytest.mark.parametrize("way", ["whole", "split"])
+def test_an_output_has_each_images_own_size(way, saved, tmp_path):
+    path = saved(found_boxes())
+    if way == "whole":
+        plan = whole_plan(path, out=tmp_path / "plan")
+    else:
+        plan = split(path, out=tmp_path / "plan", grids="2x2")
+        assert plan.stages[0].grid.tiles == 4
+    assert [tensor.dims for tensor in plan.output_tensors] == [(36, 4), (36, 3), (), ()]
+    batch = np.random.default_rng(1).standard_normal((3, 2, 12, 12), dtype=np.float32)
+    check_sizes(plan, tmp_path / "plan", path, batch * np.float32([[[[0.01]]], [[[1]]], [[[10]]]]))
+
+
+def test_an_output_that_is_larger_than_its_bound_fails_by_name(saved, tmp_path):
+    plan = whole_plan(saved(found_boxes(most=2)), out=tmp_path / "plan")
+    assert plan.output_tensors[0].dims == (4, 4)
+    values = [np.zeros((2, 4, 4)), np.zeros((2, 4, 3)), np.array([[4], [5]]), np.array([[4], [4]])]
+    with pytest.raises(QueryError, match="'boxes' for image 1 has 5 entries, the plan has room for 4"):
+        shaped(plan.output_tensors, values)
+
+
+def test_positions_of_values_are_an_output(saved, tmp_path):
     net = Net(1, 4, 4, batch=1)
-    found = net.op("Cast", net.op("Transpose", net.op("NonZero", "x"), perm=[1, 0]), to=TensorProto.FLOAT)
-    with pytest.raises(ModelError, match=r"depends on the data, by operator 't0' \(NonZero\)"):
-        whole_plan(saved(net.model(found)), out=tmp_path / "plan")
+    found = net.op("Transpose", net.op("NonZero", net.op("Relu", "x")), perm=[1, 0])
+    path = saved(several(net, (found, TensorProto.INT64, 2)))
+    plan = whole_plan(path, out=tmp_path / "plan")
+    assert plan.output_tensors[0].dims == (16, 4)
+    batch = np.random.default_rng(1).standard_normal((1, 1, 4, 4), dtype=np.float32)
+    answer = run_tiles(plan, tmp_path / "plan", batch)
+    assert np.array_equal(answer[found], own_answers(path, batch)[0])
+
+
+def test_an_answer_that_is_kept_has_its_size(saved, tmp_path):
+    plan = whole_plan(saved(found_boxes()), out=tmp_path / "plan")
+    cache = ResultCache(MemoryStore(), plan, 60.0)
+    answer = run_tiles(
+        plan, tmp_path / "plan", np.random.default_rng(1).standard_normal((1, 2, 12, 12), dtype=np.float32)
+    )
+    key = cache.key([b"question"])
+    cache.keep(key, answer)
+    kept = cache.find(key, 1)
+    assert all(np.array_equal(kept[name], value) for name, value in answer.items())
 
 
 def detector():
@@ -239,6 +341,14 @@ def test_the_plan_names_the_operator_that_keeps_others_together(saved, tmp_path)
     assert "(Loop): which operators run depends on the data" in plan.why
 
 
+def test_a_network_that_is_quantised_in_part_runs_as_it_is(saved, tmp_path):
+    path = saved(quantised_in_part())
+    plan = split(path, out=tmp_path / "plan")
+    assert "answers differ between processors" in plan.why
+    batch = np.random.default_rng(1).standard_normal((3, 3, 8, 8), dtype=np.float32)
+    assert np.array_equal(run_tiles(plan, tmp_path / "plan", batch), own_answers(path, batch)[0])
+
+
 def fixed_grid():
     """A grid for one image that the network samples: an operator without a rule, which does not run on a batch."""
     net = Net(2, 8, 8)
@@ -257,6 +367,7 @@ def test_what_does_not_run_on_a_batch_runs_as_it_is(saved, tmp_path):
     assert np.abs(got - own_answers(path, batch)[0]).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_a_module_that_takes_one_image_at_a_time_is_split(tmp_path):
     import torch  # noqa: PLC0415 - slow to import
 
@@ -267,3 +378,21 @@ def test_a_module_that_takes_one_image_at_a_time_is_split(tmp_path):
     with pytest.warns(PlanWarning, match="one at a time"):
         plan = split(Single().eval(), torch.zeros(1, 3, 4, 4), tmp_path / "plan")
     assert plan.tasks == 1
+
+
+def test_a_part_with_more_weights_than_a_model_holds_is_refused(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(as_is, "MOST_BYTES", 1000)
+    with pytest.raises(ModelError, match=r"5,120 bytes of weights, more than the 1,000 that one task can have"):
+        whole_plan(saved(recurrent_model(size=16)), out=tmp_path / "plan")
+
+
+def test_the_process_that_measures_reads_no_module_of_the_working_directory(saved, tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.chdir(tmp_path)
+    assert "measured here" in whole_plan(saved(recurrent_model()), out=tmp_path / "there" / "plan").why
+
+
+def test_a_network_that_runs_as_it_is_has_no_form_in_8_bits(saved, tmp_path):
+    plan = whole_plan(saved(recurrent_model()), out=tmp_path / "plan")
+    with pytest.raises(ModelError, match="cannot be quantised: a part of it runs as it was given"):
+        with_quantised(plan, tmp_path / "plan", None, tmp_path / "int8")

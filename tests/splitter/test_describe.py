@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 
 import serfer
 from serfer.cli.main import app
-from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.errors import InputError, ModelError, PlanError, UsageError
 from serfer.core.plan import Pad, Preprocess, sealed
 from serfer.plan_directory import load_cold_plan, load_plan, write_plan
+from tests.e2e.detector import CLASSES as DETECTED
+from tests.e2e.detector import split_detector
 from tests.e2e.small import LABELS, PREPROCESS, split_small
 
 PADDED = Preprocess(None, "opencv-bilinear", "BGR", 1.0, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0), Pad("centre", 114))
@@ -108,7 +110,7 @@ def test_answers_that_were_kept_are_not_given_for_another_description(directory)
     ("given", "error", "words"),
     [
         ({"labels": ["a", "b"]}, InputError, "2 labels for a network with 7 outputs"),
-        ({"activation": "relu"}, UsageError, "softmax, sigmoid or none"),
+        ({"activation": "relu"}, UsageError, "boxes, softmax, sigmoid or none"),
         (
             {"preprocess": replace(PADDED, channels="L", mean=(0.0,), std=(1.0,))},
             PlanError,
@@ -127,6 +129,34 @@ def test_mistakes_change_nothing(directory, given, error, words):
 def test_a_directory_without_a_plan_is_named(tmp_path):
     with pytest.raises(PlanError, match="is not a plan directory"):
         serfer.describe(tmp_path, activation="none")
+
+
+class TestBoxes:
+    @pytest.fixture
+    def detector(self, tmp_path):
+        """A plan that was split without a word on its boxes."""
+        return split_detector(tmp_path / "detector", activation=None, labels=())
+
+    def test_boxes_are_said_later_and_taken_back(self, detector):
+        before = load_plan(detector)
+        plan = serfer.describe(detector, activation="boxes,score=0.5", labels=DETECTED)
+        assert (plan.detection.family, plan.detection.classes, plan.detection.min_score) == ("yolov8", 3, 0.5)
+        assert load_plan(detector) == plan
+        assert plan.digest == before.digest
+        assert serfer.describe(detector, labels=DETECTED[:2]).detection.classes == 2
+        assert serfer.describe(detector, activation="none", labels=()) == before
+
+    def test_outputs_of_other_networks_are_refused(self, detector, directory):
+        with pytest.raises(ModelError, match="not those of a detector"):
+            serfer.describe(directory, activation="boxes")
+        with pytest.raises(ModelError, match="4 labels for a detector with 3 classes"):
+            serfer.describe(detector, activation="boxes", labels=list("abcd"))
+        assert load_plan(detector).detection is None
+
+    def test_the_command_shows_them(self, detector):
+        done = CliRunner().invoke(app, ["describe", str(detector), "--output", "boxes:yolov8"])
+        assert done.exit_code == 0
+        assert "boxes of 3 classes as yolov8 has them, in output0" in done.output
 
 
 class TestCommand:

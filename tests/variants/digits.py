@@ -18,6 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from torch import nn
 
+from tests.splitter.models import Net
+
 SIZES = ("tiny", "small", "medium", "large")
 """In order of work and accuracy."""
 SIDE, CLASSES, HELD_OUT = 32, 10, 2000
@@ -139,6 +141,16 @@ def write_onnx(network, path, classes=CLASSES):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model)
     Path(path).write_bytes(model.SerializeToString())
+
+
+def recurrent():
+    """Return a network, not trained, whose rows an LSTM reads: it runs as it is from there on."""
+    net, rows = Net(1, SIDE, SIDE), SIDE // 2
+    x = net.op("Relu", net.conv("x", 1, 4, [3, 3], pads=[1] * 4, strides=[2, 2]))
+    x = net.op("Reshape", net.op("Transpose", x, perm=[2, 0, 1, 3]), net.constant(np.array([rows, -1, 4 * rows])))
+    net.op("LSTM", x, net.constant(net.floats(1, 20, 4 * rows)), net.constant(net.floats(1, 20, 5)), hidden_size=5)
+    net.nodes[-1].output[:] = ["all", "last"]
+    return net.model(net.linear(net.op("Squeeze", "last", net.constant(np.array([0]))), 5, CLASSES))
 
 
 def _network(size):

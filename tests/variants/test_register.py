@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 
 import serfer
@@ -25,7 +26,7 @@ from serfer.variants.plans import network_digest
 from serfer.variants.quantising import with_quantised
 from splitter.network.description import read_labels, read_preprocess
 from splitter.network.zoo import with_random_weights
-from tests.variants.digits import CLASSES, LABELS, SIZES, as_input, digits, trained, write_onnx
+from tests.variants.digits import CLASSES, LABELS, SIZES, as_input, digits, recurrent, trained, write_onnx
 
 
 @pytest.fixture
@@ -137,6 +138,15 @@ def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, 
     assert given.version.source == again.version.source
     assert given.version.version == again.version.version
     assert not again.made
+
+
+@pytest.mark.slow
+def test_a_network_that_cannot_be_split_is_registered_and_the_version_says_so(register, tmp_path):
+    onnx.save(recurrent(), tmp_path / "rows.onnx")
+    made = register(tmp_path / "rows.onnx", most=2, max_loss=1.0).version
+    assert "what cannot be split of the network runs as it is, in one task" in made.remarks[0]
+    assert {variant.place for variant in made.variants} >= {Place.FUNCTIONS}
+    assert all(variant.accuracy.share < 0.5 for variant in made.variants)
 
 
 def test_a_wrong_directory_is_refused_before_the_network_is_read(register, tmp_path):

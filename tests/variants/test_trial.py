@@ -3,11 +3,13 @@
 import resource
 from datetime import UTC, datetime
 
+import onnx
 import pytest
 
 from serfer.core.errors import ModelError
 from serfer.variants.trial import try_network
-from tests.variants.hostile import FILES, HARMLESS
+from tests.variants.digits import recurrent
+from tests.variants.hostile import FILES, HARMLESS, loop
 
 PROCESSOR_S = 5.0
 FEW = ("loop-1e8", "constant-1e12", "tile-1e9", "functions-2e30", "functions-chain-5000", "external-above")
@@ -55,6 +57,20 @@ def test_a_network_like_any_other_passes(tmp_path):
     path = tmp_path / "network.onnx"
     path.write_bytes(HARMLESS)
     try_network(path, None)
+
+
+@pytest.mark.slow
+def test_what_runs_as_it_is_passes(tmp_path):
+    path = tmp_path / "network.onnx"
+    onnx.save(recurrent(), path)
+    try_network(path, None)
+
+
+def test_loops_are_refused_because_other_images_may_take_longer(tmp_path):
+    path = tmp_path / "network.onnx"
+    path.write_bytes(loop(2))
+    with pytest.raises(ModelError, match=r"\(Loop\) decides by its input what is computed"):
+        try_network(path, None)
 
 
 def test_the_process_that_reads_a_network_has_no_credentials(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,7 +17,6 @@ from serfer.settings import Settings
 from serfer.wiring.network_file import assumed_preprocess, assumption, outside_weights, plan_of_file
 from splitter.network.description import Description
 from tests.e2e.small import CLASSES, LABELS, PREPROCESS, SIZE, batch, small_onnx
-from tests.splitter.models import Net
 
 ASSUMED = "stretched to 34 x 34 pixels, RGB, their values times 1/255"
 
@@ -36,6 +36,11 @@ def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("small") / "small.onnx"
     onnx.save(small_onnx(), path)
     return path
+
+
+@pytest.fixture
+def examples():
+    return Path(__file__).parents[2] / "examples" / "images"
 
 
 @pytest.fixture
@@ -80,23 +85,22 @@ def test_what_says_how_images_and_answers_are_is_the_plans(file, settings):
 def test_a_plan_is_made_once_and_again_when_what_it_depends_on_changes(file, made, tmp_path):
     first, _ = made(file)
     assert made(file) == (first, False)
-    labelled, is_new = made(file, labels=LABELS)
-    assert (labelled != first, is_new) == (True, True)
-    assert load_plan(labelled).labels == LABELS
     other = tmp_path / "small.onnx"
     onnx.save(small_onnx(), other)
     assert made(other) == (first, False)  # wherever it lies
     onnx.save(small_onnx(seed=1), other)
-    changed, is_new = made(other)
+    changed, is_new = made(other, labels=LABELS)
     assert (changed != first, is_new) == (True, True)
+    assert load_plan(changed).labels == LABELS
+    assert made(other, labels=LABELS) == (changed, False)
 
 
 def test_weights_in_other_files_count_too(made, tmp_path):
     path = tmp_path / "small.onnx"
     onnx.save(small_onnx(), path, save_as_external_data=True, location="weights", size_threshold=0)
     assert {*outside_weights(path)} == {"weights"}
-    assert made(path) != made(path)
     first, _ = made(path)
+    assert made(path) == (first, False)
     weights = tmp_path / "weights"
     weights.write_bytes((2 * np.frombuffer(weights.read_bytes(), np.float32)).tobytes())
     assert made(path)[0] != first
@@ -120,20 +124,43 @@ def test_a_file_that_fails_leaves_nothing_in_the_cache(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("channels", "expected"), [(3, "RGB, their values times 1/255"), (1, "grey, their"), (4, "takes arrays only")]
+    ("channels", "dtype", "expected"),
+    [
+        (3, "float32", "RGB, their values times 1/255"),
+        (1, "float16", "grey, their values times 1/255"),
+        (3, "uint8", "RGB, their values as they are, 0 to 255"),
+        (4, "float32", "takes 4 channels of numbers that image files do not have: give it arrays (serfer run FILE.npy"),
+        (3, "int8", "(N, 3, 34, 34) float32"),
+    ],
 )
-def test_what_is_assumed_of_images_is_said(made, tmp_path, channels, expected):
-    net = Net(channels, 8, 8)
-    path = tmp_path / "net.onnx"
-    path.write_bytes(net.model(net.linear(net.flat("x"), channels * 64, 5)).SerializeToString())
-    plan = load_plan(made(path)[0])
+def test_what_is_assumed_of_images_is_said(file, made, channels, dtype, expected):
+    plan = load_plan(made(file)[0])
+    plan = replace(plan, input=replace(plan.input, channels=channels), file=replace(plan.file, dtype=dtype))
+    plan = replace(plan, preprocess=assumed_preprocess(plan))
     assert expected in assumption(plan)
-    assert plan.preprocess == assumed_preprocess(plan.input)
+    assert plan.preprocess is None or len(plan.preprocess.mean) == channels
 
 
-def test_what_was_given_is_not_said_to_be_assumed(file, made):
-    plan = load_plan(made(file, preprocess=replace(PREPROCESS, scale=1.0))[0])
-    assert assumption(plan) == ""
+def test_a_file_of_whole_numbers_gets_an_images_own(settings, tmp_path, examples):
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [
+                onnx.helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT),
+                onnx.helper.make_node("ReduceMean", ["y"], ["z"], axes=[1, 2], keepdims=0),
+            ],
+            "mean",
+            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [1, 8, 8, 3])],
+            [onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [1, 3])],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 13)],
+        ir_version=8,
+    )
+    onnx.save(model, tmp_path / "mean.onnx")
+    with pytest.warns(PlanWarning, match="as they are, 0 to 255"):
+        opened = serfer.open(tmp_path / "mean.onnx", store="memory://", settings=settings)
+    with opened as pipeline:
+        pixels = pipeline.pixels([examples / "chelsea.png"])
+        np.testing.assert_allclose(pipeline.run(pixels), pixels.mean((1, 2)), rtol=1e-5)
 
 
 class TestWrongUse:

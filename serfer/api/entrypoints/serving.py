@@ -20,6 +20,7 @@ from serfer.api.jobs.registrations import Registrar
 from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.observability.variant_metrics import VariantMetrics
+from serfer.api.plan_watch import PlanWatch
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
@@ -95,6 +96,7 @@ async def serve_models(
             opened.push_async_callback(pipelines[name].aclose)
         service, telemetry = make_service(pipelines, settings, _shared_store(opening, pipelines))
         opened.callback(service.decoders.end)
+        service.plan_watch = PlanWatch(models, {name: pipeline.plan for name, pipeline in pipelines.items()}).look
         if opening.applications is not None:
             service.applications = applications_for(service, opening, opening.applications, settings, lambda: loop)
             opened.push_async_callback(service.close_pipelines)

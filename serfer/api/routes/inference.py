@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -46,6 +45,7 @@ from serfer.applications.applications import ApplicationQuery, Choice, Run
 from serfer.applications.tables import Side
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.plan import FileTensors, Plan, Shape
+from serfer.core.plan.pixels import as_they_are
 from serfer.core.variants import Objectives
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
 from serfer.results import ResultManifest
@@ -83,15 +83,16 @@ def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
         return Signature([*takes, *images], gives, *most)
     own = [replace(form, name=plan.file.output or form.name, tensor=form.name) for form in gives]
     own = own if len(own) == 1 else gives
-    return Signature([_own_input(plan.file, shape, images), *images], own, *most, takes, gives)
+    same = plan.preprocess is not None and as_they_are(plan.preprocess)
+    return Signature([_own_input(plan.file, shape, pixels=same), *images], own, *most, takes, gives)
 
 
-def _own_input(file: FileTensors, shape: Shape, images: Sequence[TensorForm]) -> TensorForm:
-    """Return the input of a file, which is pixels where a plan takes those and the file does."""
+def _own_input(file: FileTensors, shape: Shape, *, pixels: bool) -> TensorForm:
+    """Return the input of a file; where a network takes `pixels` as they are, so does a file with those axes."""
     sides = {"C": shape.channels, "H": shape.height, "W": shape.width}
     axes = file.axes.removeprefix("N")
     form = TensorForm(file.input, DATATYPES[file.dtype], tuple(sides[axis] for axis in axes), axes)
-    return replace(form, axes="") if any((form.datatype, axes) == (each.datatype, "HWC") for each in images) else form
+    return replace(form, axes="") if pixels and (file.dtype, axes) == ("uint8", "HWC") else form
 
 
 def protocol_health_router(service: Service) -> APIRouter:

@@ -106,7 +106,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Competitor:
-    """What a plan competed with, or itself: `verdict` is "chosen", "best", "beaten" or "does not fit"."""
+    """What a plan competed with, or itself: `verdict` is "chosen", "best", "beaten" or "does not fit".
+
+    The verdict weighs cold queries in their share, as the planner did.
+    """
 
     stages: str
     tasks: int
@@ -237,6 +240,7 @@ def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
 
 def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
     known = choices(plan) if plan.alternatives else ()
+    unsplit = [_competitor(choice) for choice in known if choice.plan.tasks == 1]
     return ModelAnatomy(
         **_listed(name, plan, default=default),
         classes=plan.output.elements if plan.classifies else 0,
@@ -246,7 +250,7 @@ def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
         predicted_cost_usd=plan.predicted_usd or 0.0,
         why=plan.why if plan.explained else _UNEXPLAINED,
         stages=tuple(_stage(plan, number) for number in range(len(plan.stages))),
-        unsplit=tuple(_competitor(choice) for choice in known if choice.plan.tasks == 1),
+        unsplit=tuple(sorted(unsplit, key=lambda one: one.predicted_ms)),
         competitors=tuple(_competitor(choice) for choice in known),
     )
 
@@ -296,5 +300,10 @@ def _box(area: Area, whole: Area) -> Box:
 
 
 def _competitor(choice: Choice) -> Competitor:
+    """Return an alternative with its warm figures, as those of the plan itself are; its verdict is of expected ones."""
     plan = choice.plan
-    return Competitor(plan.stages, plan.tasks, choice.verdict, plan.ms, plan.usd)
+    ms, usd = (
+        (plan.ms if plan.warm_ms is None else plan.warm_ms),
+        (plan.usd if plan.warm_usd is None else plan.warm_usd),
+    )
+    return Competitor(plan.stages, plan.tasks, choice.verdict, ms, usd)

@@ -90,7 +90,7 @@ def register(
             device=device,
             instance=instance,
             usd_per_hour=usd_per_hour,
-            example=example_of(size, channels),
+            example=example_of(size, channels, network),
             preprocess=read_preprocess(preprocess) if preprocess else None,
             labels=read_labels(labels) if labels else (),
             activation=output,

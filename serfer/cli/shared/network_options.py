@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import load_settings
 from splitter.network.description import Description
 
@@ -24,7 +24,10 @@ SizeOption = Annotated[
     str | None, typer.Option("--size", help="Of an .onnx file that does not fix it: the input's HEIGHTxWIDTH.")
 ]
 ChannelsOption = Annotated[
-    int | None, typer.Option("--channels", min=1, max=4096, help="The input's channels, with --size; 3 by default.")
+    int | None,
+    typer.Option(
+        "--channels", min=1, max=4096, help="The input's channels, with --size; the file's, or 3, by default."
+    ),
 ]
 PreprocessOption = Annotated[
     Path | None,
@@ -40,16 +43,20 @@ LabelsOption = Annotated[
 ]
 OutputOption = Annotated[
     str | None,
-    typer.Option("--output", help="Of an .onnx file: what turns outputs into scores: softmax, sigmoid or none."),
+    typer.Option(
+        "--output",
+        help="Of an .onnx file: what its outputs are: scores, by softmax, sigmoid or none, or boxes of a detector.",
+    ),
 ]
 _RGB = 3  # channels by default
 
 
 @dataclass(frozen=True)
 class FileOptions:
-    """What a command's options say of a network's file; `example`, (1, C, H, W) float32, has its input's size."""
+    """What a command's options say of a network's file."""
 
-    example: NDArray[np.float32] | None
+    size: str | None
+    channels: int | None
     description: Description
 
     @classmethod
@@ -57,16 +64,17 @@ class FileOptions:
         cls, size: str | None, channels: int | None, preprocess: Path | None, labels: Path | None, output: str | None
     ) -> FileOptions:
         """Read the options; raises UsageError and InputError."""
-        return cls(example_of(size, channels), Description.of(preprocess, labels or (), output))
+        example_of(size, channels)  # refuses what no file has
+        return cls(size, channels, Description.of(preprocess, labels or (), output))
 
     def check(self, files: int) -> None:
         """Refuse options that describe a file where there is none, or several; raises UsageError."""
-        if files != 1 and (self.example is not None or self.description != Description()):
+        if files != 1 and (self.size is not None or self.description != Description()):
             which = "a plan has its own" if files == 0 else f"there are {files}: split all but one before"
             raise UsageError(f"--size, --channels, --preprocess, --labels and --output describe an .onnx file; {which}")
 
 
-NO_OPTIONS = FileOptions(None, Description())
+NO_OPTIONS = FileOptions(None, None, Description())
 
 
 def plan_of(file: Path, options: FileOptions, progress: Callable[[str], None], *, deployed: bool = False) -> Path:
@@ -81,19 +89,28 @@ def plan_of(file: Path, options: FileOptions, progress: Callable[[str], None], *
         )
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
 
-    directory = plan_of_file(file, load_settings(), progress, options.example, options.description)
+    example = example_of(options.size, options.channels, file)
+    directory = plan_of_file(file, load_settings(), progress, example, options.description)
     if options.description.preprocess is None and (said := assumption(load_plan(directory))):
         complain(said)
     return directory
 
 
-def example_of(size: str | None, channels: int | None) -> NDArray[np.float32] | None:
-    """Return an example of the input of --size and --channels, None without them; raises UsageError."""
+def example_of(size: str | None, channels: int | None, network: str | Path = "") -> NDArray[np.float32] | None:
+    """Return an example of the input of --size and --channels, None without them; raises UsageError.
+
+    Without --channels, it has those that the network's file fixes.
+    """
     if size is None:
         if channels is not None:
             raise UsageError("--channels says more about --size: give both")
         return None
-    shape = (channels or _RGB, *size_in("--size", size))
+    rows_and_columns = size_in("--size", size)
+    if channels is None and is_network_file(network):
+        from splitter.network.source import channels_of  # noqa: PLC0415 - the command line starts fast
+
+        channels = channels_of(Path(network))
+    shape = (channels or _RGB, *rows_and_columns)
     if prod(shape) > MAX_ELEMENTS:
         raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")
     return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)

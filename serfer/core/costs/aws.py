@@ -47,6 +47,8 @@ class LambdaFacts:
     load_rate: Positive
     fetch_latency: Positive
     image_rate: Positive
+    restore: Positive
+    snapshot_rate: Positive
     memory_new_account: Whole
     concurrency_new_account: Whole
     concurrency_kept: Whole

@@ -38,17 +38,24 @@ class ColdStart:
     """What a cold start adds to an invocation, in seconds, part by part.
 
     `process` starts the process and its imports, `fetching` has the weights from a bucket or a container image,
-    `sessions` makes inference sessions of them.
+    `sessions` makes inference sessions of them. Where it is `restored` from a snapshot, `process` is the restoring,
+    which is not billed, and `fetching` has the weights' pages; their sessions are in the snapshot.
     """
 
     process: float
     fetching: float
     sessions: float
+    restored: bool = False
 
     @property
     def seconds(self) -> float:
         """Seconds of all parts, one after another."""
         return self.process + self.fetching + self.sessions
+
+    @property
+    def billed_seconds(self) -> float:
+        """Seconds of its parts that are billed as an invocation's are."""
+        return self.seconds - (self.process if self.restored else 0.0)
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,13 @@ def critical_path(steps: Iterable[tuple[float, float]]) -> tuple[StepTimes, ...]
     return tuple(times)
 
 
-def cold_start(weight_bytes: float, weights_in: str, facts: LambdaFacts) -> ColdStart:
-    """Predict the parts of a cold start of a function with so many bytes of weights in a place (`Stage.weights_in`)."""
+def cold_start(weight_bytes: float, weights_in: str, facts: LambdaFacts, *, snapstart: bool = False) -> ColdStart:
+    """Predict the parts of a cold start of a function with so many bytes of weights in a place (`Stage.weights_in`).
+
+    With `snapstart` the place makes no difference: a snapshot has the sessions.
+    """
+    if snapstart:
+        return ColdStart(facts.restore, weight_bytes / facts.snapshot_rate, 0.0, restored=True)
     fetching = {
         ZIP: 0.0,
         FETCHED: facts.fetch_latency + weight_bytes / facts.bandwidth if weight_bytes else 0.0,

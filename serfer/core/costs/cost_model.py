@@ -69,13 +69,15 @@ Floats = NDArray[np.float64]
 class Platform:
     """The platform of a plan: Lambda, and the store between its stages, perhaps with a second one for large objects.
 
-    `cold_share` is the share of the queries that find no warm environment for any of their steps (cold_starts.py).
+    `cold_share` is the share of the queries that find no warm environment for any of their steps (cold_starts.py);
+    with `snapstart` environments start from snapshots.
     """
 
     functions: LambdaFacts
     store: StoreFacts
     cold_share: float = 0.0
     objects: StoreFacts | None = None
+    snapstart: bool = False
 
     @property
     def crop_limit(self) -> float:
@@ -142,7 +144,7 @@ class StageLoad:
 
     def cold_start(self, platform: Platform) -> ColdStart:
         """Predict the parts of a cold start of one of its tasks."""
-        return cold_start(self.weight_bytes, self.weights_in, platform.functions)
+        return cold_start(self.weight_bytes, self.weights_in, platform.functions, snapstart=platform.snapstart)
 
     def placed(self, platform: Platform) -> StageLoad:
         """Return the load with the image where the driver puts it: in payloads, or large crops in a near store."""
@@ -519,21 +521,26 @@ def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> 
     share, waited_s = platform.cold_share, sum(time.waited for time in times)
     distribution = latency([(stage.seconds, stage.tasks) for stage in warm], functions, share, waited_s)
     stages = tuple(
-        _with_starts(stage, start.seconds, time.waited, platform, first=not step) if share else stage
+        _with_starts(stage, start, time.waited, platform, first=not step) if share else stage
         for step, (stage, start, time) in enumerate(zip(warm, starts, times, strict=True))
     )
     return PlanPrice(stages, tuple(numbers), tuple(starts), times, distribution)
 
 
-def _with_starts(stage: StagePrice, start_s: float, waited_s: float, platform: Platform, *, first: bool) -> StagePrice:
+def _with_starts(
+    stage: StagePrice, start: ColdStart, waited_s: float, platform: Platform, *, first: bool
+) -> StagePrice:
     """Add to a step's warm price what the share of queries that find nothing warm waits and pays for its starts."""
-    share, starting = platform.cold_share, stage.tasks * start_s
-    usd = float(starting_usd(stage.tasks, stage.memory_mb, start_s, platform.functions, first=first))
+    share = platform.cold_share
+    billed_s, functions = start.billed_seconds, platform.functions
+    usd = float(starting_usd(stage.tasks, stage.memory_mb, billed_s, functions, first=first))
+    if start.restored:
+        usd += stage.tasks * stage.memory_mb / _MB_PER_GB * functions.price_snapstart_restored
     return replace(
         stage,
         seconds=stage.seconds + share * waited_s,
         usd=stage.usd + share * usd,
-        billed_s=stage.billed_s + share * starting,
+        billed_s=stage.billed_s + share * stage.tasks * billed_s,
     )
 
 

@@ -95,7 +95,7 @@ class Work:
 
 Counts = dict[str, float]
 _ONCE = frozenset({"operator", "weights", "far weights"})  # what a batch does not repeat
-_SAVED_IN_PARTS = frozenset({"read", "far", "far weights", "edges"})
+_SAVED_IN_PARTS = frozenset({"far", "far weights", "edges"})
 """Counts of which the parts of a work may have less, together, than the whole."""
 
 
@@ -238,8 +238,7 @@ class Profiles:
     def least(self, work: Work) -> tuple[float, float]:
         """Return the part of these seconds that no partition of the work into regions saves, over all of them.
 
-        It grows with the work: the cache is no matter, nor are the map's edges, nor how much is read of inputs, of
-        which regions that begin at a border count less.
+        It grows with the work: the cache is no matter, nor are the map's edges.
         """
         return self._parts(work, 1, _SAVED_IN_PARTS)
 

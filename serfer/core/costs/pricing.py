@@ -19,6 +19,7 @@ from serfer.core.costs.cost_model import (
     price_plan,
     standing_usd,
 )
+from serfer.core.costs.starting_ways import StartingWay, starting_ways
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
@@ -45,7 +46,7 @@ class Prices:
     """The prices of a plan over one kind of store or two: `query` as circumstances are, `cold` where nothing was warm.
 
     `standing_usd` is what a month costs in which no query comes: nothing where none goes through the store. `choice`
-    are the two ways to answer where nothing is warm, for a plan directory with a cold plan.
+    are the two ways to answer where nothing is warm, for a plan directory with a cold plan; `ways` are those to start.
     """
 
     plan: Plan
@@ -58,6 +59,7 @@ class Prices:
     standing_usd: float
     cold_plan: Plan | None = None
     choice: ColdChoice | None = None
+    ways: tuple[StartingWay, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `serfer cost --json` prints."""
@@ -78,6 +80,7 @@ class Prices:
             },
             "idle_month": {"hours": HOURS_A_MONTH, "functions_usd": 0.0, "store_usd": self.standing_usd},
             "cold_plan": self._cold_plan(),
+            "starts": [_way(way) for way in self.ways],
         }
 
     def _cold_plan(self) -> dict[str, Any] | None:
@@ -92,6 +95,20 @@ class Prices:
             "times_earlier": self.choice.times_earlier,
             "burst": {"whole": burst_dict(whole), "split": burst_dict(split)},
         }
+
+
+def _way(way: StartingWay) -> dict[str, Any]:
+    return {
+        "weights_in": way.weights_in,
+        "snapstart": way.snapstart,
+        "fits": way.fits,
+        "chosen": way.chosen,
+        "first_answer_ms": MS_PER_S * way.cold_seconds,
+        "cold_cost_usd": way.cold_usd,
+        "ms": MS_PER_S * way.seconds,
+        "cost_usd": way.usd,
+        "month_usd": way.month_usd,
+    }
 
 
 def burst_dict(burst: ColdBurst) -> dict[str, Any]:
@@ -121,7 +138,11 @@ def _query(plan: Plan, price: PlanPrice) -> dict[str, Any]:
                 "grid": str(plan.stages[numbers.start].grid),
                 "path": plan.stages[numbers[-1]].path,
                 "weights_in": plan.stages[numbers.start].weights_in,
-                "cold_start": {f"{name}_ms": MS_PER_S * seconds for name, seconds in asdict(start).items()},
+                "cold_start": {
+                    "process_ms": MS_PER_S * start.process,
+                    "fetching_ms": MS_PER_S * start.fetching,
+                    "sessions_ms": MS_PER_S * start.sessions,
+                },
                 **_stage(one),
             }
             for step, (numbers, one, start) in enumerate(
@@ -166,6 +187,7 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
         standing_usd(platform) if uses_store(plan, facts) else 0.0,
         cold_plan,
         ColdChoice.of(plan, cold_plan, platform, given.memory_mb) if cold_plan else None,
+        starting_ways(plan, platform, given.memory_mb),
     )
 
 

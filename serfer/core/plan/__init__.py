@@ -25,6 +25,7 @@ from serfer.core.plan.codec import FORMAT, answer_digest, dump_plan, parse_plan,
 from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.model import (
     ACTIVATIONS,
+    AS_IS,
     CACHE,
     CONTAINER,
     FETCHED,
@@ -85,6 +86,7 @@ from serfer.core.plan.windows import (
 
 __all__ = [
     "ACTIVATIONS",
+    "AS_IS",
     "CACHE",
     "CHANNELS",
     "CONTAINER",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.checksum import verified
-from serfer.core.errors import AlteredPieceError, PlanError
+from serfer.core.errors import AlteredPieceError, PlanError, QueryError
 from serfer.core.geometry import Rect
 from serfer.core.plan.model import OutputTensor, Plan, Shape, stored_bytes
 from serfer.core.zarr import Axis, ChunkedArray
@@ -72,11 +72,42 @@ def _array(tensor: OutputTensor, shape: Shape, rects: Sequence[Rect], images: in
 
 
 def shaped(tensors: Sequence[OutputTensor], values: Sequence[NDArray[Any]]) -> Outputs:
-    """Return what stages compute, float32 maps and vectors, as the outputs that the network gives."""
-    return {
+    """Return what stages compute, float32 maps and vectors, as the outputs that the network gives.
+
+    Raises QueryError where an output is larger than its bound.
+    """
+    outputs = {
         tensor.name: value.reshape(len(value), *tensor.dims).astype(tensor.dtype, copy=False)
         for tensor, value in zip(tensors, values, strict=True)
     }
+    return {tensor.name: _trimmed(tensor, outputs) for tensor in tensors}
+
+
+def _trimmed(tensor: OutputTensor, outputs: Outputs) -> NDArray[Any]:
+    """Return an output as large as the largest that an image of the batch has; what the others lack are zeros."""
+    value = outputs[tensor.name]
+    if not tensor.sized_by:
+        return value
+    sizes, bound = outputs[tensor.sized_by], tensor.dims[tensor.axis]
+    most = int(sizes.max(initial=0))
+    if most > bound:
+        raise QueryError(
+            f"the network's output {tensor.name!r} for image {int(sizes.argmax())} has {most:,} entries, the plan has "
+            f"room for {bound:,}: ask with another image, or raise a threshold in the network"
+        )
+    return np.take(value, range(most), axis=tensor.axis + 1)
+
+
+def padded(tensors: Sequence[OutputTensor], outputs: Outputs) -> Outputs:
+    """Return outputs as stages compute them: those whose size depends on the image are as large as they may be."""
+    bounds = {tensor.name: (tensor.axis + 1, tensor.dims[tensor.axis]) for tensor in tensors if tensor.sized_by}
+    return {name: padded_along(value, *bounds[name]) if name in bounds else value for name, value in outputs.items()}
+
+
+def padded_along(value: NDArray[Any], axis: int, bound: int) -> NDArray[Any]:
+    """Return an array with zeros up to a bound along an axis; what is beyond it is cut off."""
+    whole = np.pad(value, [(0, max(0, bound - size) if at == axis else 0) for at, size in enumerate(value.shape)])
+    return whole[(slice(None),) * axis + (slice(bound),)]
 
 
 def as_answer(outputs: Mapping[str, NDArray[Any]]) -> Answer:

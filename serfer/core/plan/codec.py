@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import PlanError
 from serfer.core.plan.layout import PLAN_FILE
-from serfer.core.plan.model import Plan
+from serfer.core.plan.model import Plan, PlanDescription
 from serfer.core.plan.validation import check_sound
 
 FORMAT = 11
@@ -23,8 +23,9 @@ _SHOWN = 40  # characters of what should have been a number
 
 def _digest(executed: dict[str, Any]) -> str:
     """Return the digest of a plan as it was split."""
-    as_split = executed.get("as_split", {})
-    executed = {name: value for name, value in executed.items() if name != "as_split"} | as_split
+    if "as_split" in executed:
+        now = {"as_split", *(field.name for field in fields(PlanDescription))}
+        executed = {name: value for name, value in executed.items() if name not in now} | executed["as_split"]
     text = json.dumps({**executed, "digest": ""}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -37,6 +38,9 @@ def _executed(plan: Plan) -> dict[str, Any]:
         for record in records:
             for name in names:
                 del record[name]
+    for output in plain["outputs"]:
+        if not output["sized_by"]:  # as plans of before such outputs have it
+            del output["sized_by"], output["axis"]
     return plain
 
 

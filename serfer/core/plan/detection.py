@@ -26,8 +26,6 @@ ROLES = {
     SELECTED: ("indices", "boxes", "scores"),
 }
 """What the outputs of each family are, in the order of `DetectionHead.outputs`."""
-COUNT = "count"
-"""What one more output of NMS may be: how many of the boxes there are."""
 MIN_SCORE, MAX_IOU, MAX_BOXES = 0.25, 0.45, 300
 BEFORE_CLASSES = {YOLOV5: 5, YOLOV8: 4, YOLOX: 5}
 """Values of a box before those of its classes, in YOLO's families."""
@@ -39,7 +37,8 @@ _TABLE, _BOX, _ROW, _TRIPLE = 2, 4, 6, 3  # axes of a table; values of a box, of
 class DetectionHead:
     """What a detector's outputs are, and which of its boxes are kept.
 
-    `outputs` are the names of those that `ROLES` lists for `family`, of NMS perhaps one more, the number of boxes.
+    `outputs` are the names of those that `ROLES` lists for `family`; of NMS and SELECTED perhaps one more, which says
+    how many of the first one's rows there are.
     `classes` is how many there are; 0 where the outputs do not say. `corners` is the order of a box's coordinates where
     a box is two corners, and `relative` says that they are shares of the input's size, and not its pixels.
 
@@ -63,13 +62,22 @@ class DetectionHead:
         if self.corners not in CORNERS:
             raise PlanError(f"a box's corners should be {' or '.join(CORNERS)}, not {self.corners!r:.40}")
         roles = len(ROLES[self.family])
-        if len(self.outputs) not in {roles, roles + (self.family == NMS)} or self.classes < 0:
+        if len(self.outputs) not in {roles, roles + (self.family in (NMS, SELECTED))} or self.classes < 0:
             raise PlanError(f"a detector of the family {self.family} has {roles} outputs with boxes, and no others")
         for name, share in (("min_score", self.min_score), ("max_iou", self.max_iou)):
             if not 0 <= share <= 1:
                 raise PlanError(f"{name} should be 0 to 1, not {share:g}")
         if not 1 <= self.max_boxes <= _MOST_BOXES:
             raise PlanError(f"max_boxes should be 1 to {_MOST_BOXES:,}, not {self.max_boxes}")
+
+    def in_words(self) -> str:
+        """Say what it is."""
+        classes = f" of {self.classes} classes" if self.classes else ""
+        overlaps = "" if self.max_iou == 1 else f", none over {self.max_iou:g} of the union with a better one"
+        return (
+            f"boxes{classes} as {self.family} has them, in {', '.join(self.outputs)}: at most {self.max_boxes}, of a "
+            f"score of {self.min_score:g} or more{overlaps} (serfer predict)"
+        )
 
 
 def head_fits(head: DetectionHead, dims: Sequence[tuple[int, ...]]) -> bool:
@@ -80,8 +88,10 @@ def head_fits(head: DetectionHead, dims: Sequence[tuple[int, ...]]) -> bool:
     if head.family == END2END:
         return len(dims[0]) == _TABLE and dims[0][1] >= _ROW
     if head.family == SELECTED:
-        indices, boxes, scores = dims
-        tables = all(len(table) == _TABLE for table in dims)
-        return tables and (indices[1], boxes[1], scores[1]) == (_TRIPLE, _BOX, boxes[0])
-    boxes, scores, classes, *count = dims
-    return len(boxes) == _TABLE and boxes[1] == _BOX and scores == classes == boxes[:1] and count in ([], [()], [(1,)])
+        indices, boxes, scores, *count = dims
+        tables = all(len(table) == _TABLE for table in dims[:3])
+        fits = tables and (indices[1], boxes[1], scores[1]) == (_TRIPLE, _BOX, boxes[0])
+    else:
+        boxes, scores, classes, *count = dims
+        fits = len(boxes) == _TABLE and boxes[1] == _BOX and scores == classes == boxes[:1]
+    return fits and count in ([], [()], [(1,)])

@@ -23,6 +23,8 @@ CACHE, INLINE, OBJECTS = PATHS
 WEIGHT_PLACES = ("zip", "fetched", "image")
 ZIP, FETCHED, CONTAINER = WEIGHT_PLACES
 """Where a function has its weights: in its zip package, in the deployment's bucket, or in its container image."""
+AS_IS = "AsIs"
+"""The kind of an operator of a plan that stands for all operators that run as they were given."""
 OUTPUT_TYPES = ("float32", "int64", "int32", "uint8", "bool")
 """The numpy types of a network's outputs; between stages, all are float32, which holds them exactly up to 2^24."""
 INPUT_TYPES = ("float32", "float16", "float64", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool")
@@ -94,11 +96,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES."""
+    """One of a network's outputs: `dims` is one image's shape as the network gives it, `dtype` one of OUTPUT_TYPES.
+
+    Where its size along `axis` of `dims` depends on the image, that is the most of it, and `sized_by` names the output
+    that has each image's own; else it is empty.
+    """
 
     name: str
     dims: tuple[int, ...]
     dtype: str
+    sized_by: str = ""
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,9 +359,9 @@ class DeploymentOption:
 class Alternative:
     """An alternative of a plan: `stages` as text for people, expected milliseconds and dollars of a query.
 
-    Expected with the share of cold queries that the plan was chosen for; `warm_ms` and `cold_ms` are those of a query
-    that finds everything warm and of one that finds nothing, None where a plan does not say. `fits` says
-    that its functions keep the package limit, `chosen` that it is this plan.
+    Expected with the share of cold queries that the plan was chosen for; `warm_ms` and `warm_usd` are of a query that
+    finds everything warm, `cold_ms` of one that finds nothing, None where a plan does not say. `fits` says that its
+    functions keep the package limit, `chosen` that it is this plan.
     """
 
     stages: str
@@ -364,6 +372,7 @@ class Alternative:
     chosen: bool
     warm_ms: float | None = None
     cold_ms: float | None = None
+    warm_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +395,7 @@ class PlanDescription:
     preprocess: Preprocess | None
     labels: tuple[str, ...]
     activation: str
+    detection: DetectionHead | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +465,7 @@ class Plan:
     @property
     def description(self) -> PlanDescription:
         """How an image becomes the input, and what the outputs mean."""
-        return PlanDescription(self.preprocess, self.labels, self.activation)
+        return PlanDescription(self.preprocess, self.labels, self.activation, self.detection)
 
     @property
     def workers_preprocess(self) -> Preprocess | None:
@@ -470,6 +480,7 @@ class Plan:
             preprocess=description.preprocess,
             labels=description.labels,
             activation=description.activation,
+            detection=description.detection,
             as_split=None if description == before else before,
         )
 

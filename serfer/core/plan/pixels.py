@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.errors import PlanError
 from serfer.core.plan.preprocess import Levels, Preprocess
 
 _BYTE_SCALE = 255.0  # what the scale of a preprocessing is meant for
+_LARGEST = 2**24
+"""Whole numbers up to which float32 has every one."""
 
 
 def full_scale(dtype: str) -> float:
@@ -44,3 +47,33 @@ def normalised_crop(
     """Return a tile's input of `shape`, (N, C, rows, cols), from its crop's bytes: (N, rows, cols, C) uint8 pixels."""
     batch, channels, rows, cols = shape
     return normalise(np.frombuffer(data, dtype=np.uint8).reshape(batch, rows, cols, channels), levels)
+
+
+def whole_numbers(dtype: str) -> range | None:
+    """Return the whole numbers of a numpy type, as far as float32 has them; None for a type of other numbers."""
+    if dtype.startswith("float"):
+        return None
+    if dtype == "bool":
+        return range(2)
+    limits = np.iinfo(dtype)
+    return range(max(int(limits.min), -_LARGEST), min(int(limits.max), _LARGEST) + 1)
+
+
+def as_they_are(preprocess: Preprocess) -> bool:
+    """Return whether pixels become an input as they are."""
+    return (preprocess.scale, {*preprocess.mean}, {*preprocess.std}) == (1, {0}, {1})
+
+
+def check_numbers(preprocess: Preprocess, name: str, dtype: str) -> None:
+    """Raise PlanError where pixels become numbers that an input of a file, called `name`, does not have."""
+    numbers = whole_numbers(dtype)
+    if numbers is None:
+        return
+    pixels = np.arange(256, dtype=np.uint8).reshape(1, 256, 1, 1).repeat(len(preprocess.channels), axis=3)
+    values = normalise(pixels, preprocess)
+    if not np.array_equal(values, np.clip(np.rint(values), numbers[0], numbers[-1])):
+        mean = 128 if dtype == "int8" else 0
+        raise PlanError(
+            f"the model's input {name!r} is {dtype}, and the preprocessing gives it other numbers: pixels need scale "
+            f"1, mean {mean} and std 1"
+        )

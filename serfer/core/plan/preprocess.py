@@ -193,7 +193,8 @@ class ImageLimits:
 def _padded(place: str, height: int, width: int, rows: int, columns: int) -> Placement:
     if place == "square":
         down, across = rows / max(height, width), columns / max(height, width)
-        return Placement(down, across, 0, 0, math.ceil(height * down), math.ceil(width * across), height, width)
+        high, wide = min(rows, math.ceil(height * down)), min(columns, math.ceil(width * across))
+        return Placement(down, across, 0, 0, high, wide, height, width)
     if place == "height":
         resized = min(columns, math.ceil(rows * (width / height)))
         return Placement(rows / height, resized / width, 0, 0, rows, resized, height, width)

@@ -123,6 +123,9 @@ def _check_outputs(plan: Plan) -> None:
         sound = len(tensor.dims) <= MAX_RANK and all(0 < size <= MAX_ELEMENTS for size in tensor.dims)
         if not sound or prod(tensor.dims) != shape.elements or tensor.dtype not in OUTPUT_TYPES:
             raise PlanError(f"plan.json's output {tensor.name!r:.40} has another shape or type than the last stage's")
+        sizes = [other for other in tensors if other.name == tensor.sized_by and not other.dims and not other.sized_by]
+        if (tensor.sized_by or tensor.axis) and not (sizes and 0 <= tensor.axis < len(tensor.dims)):
+            raise PlanError(f"plan.json's output {tensor.name!r:.40} has a size that no output has")
 
 
 def _check_detection(plan: Plan) -> None:

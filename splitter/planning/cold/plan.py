@@ -46,8 +46,8 @@ class ColdOffer:
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """What a query takes on the plan itself where nothing is warm, and what warming all its environments costs."""
+class ColdFigures:
+    """What a query takes on a plan where nothing is warm, and what warming all its environments costs."""
 
     seconds: float
     usd: float
@@ -61,7 +61,7 @@ def cold_offer(
 
     Raises ModelError where one must be written and none is possible.
     """
-    whole = _whole(decision, budget)
+    whole = cold_figures(decision, budget)
     if options.cold_plan == "never" and whole.seconds - _least_seconds(decision, budget) < _MUCH_S:
         return ColdOffer(None, "")
     progress("choosing a plan for cold starts")
@@ -124,21 +124,21 @@ def _decision(decision: Decision, found: ColdChain, most: int, platform: Platfor
     )
 
 
-def _chosen(found: ColdChain, whole: _Whole) -> str:
+def _chosen(found: ColdChain, whole: ColdFigures) -> str:
     return (
         f"A query that finds nothing warm has the cold plan ({describe(found.chain)}): its first answer is predicted "
         f"after {found.seconds:.2f} s, not {whole.seconds:.2f}, on {_count(found)}, for {_more(found, whole)}."
     )
 
 
-def _would_help(found: ColdChain, whole: _Whole) -> str:
+def _would_help(found: ColdChain, whole: ColdFigures) -> str:
     return (
         f"With --cold-plan auto a query that finds nothing warm would have its first answer after {found.seconds:.2f} "
         f"s, as predicted, not {whole.seconds:.2f}, on {_count(found)}, for {_more(found, whole)}."
     )
 
 
-def _no_use(found: ColdChain, whole: _Whole) -> str:
+def _no_use(found: ColdChain, whole: ColdFigures) -> str:
     return (
         f"There is no cold plan: its first answer would come after {found.seconds:.2f} s, as predicted, that of this "
         f"plan after {whole.seconds:.2f}."
@@ -149,7 +149,7 @@ def _count(found: ColdChain) -> str:
     return f"{found.environments} environment{'s' if found.environments > 1 else ''}"
 
 
-def _more(found: ColdChain, whole: _Whole) -> str:
+def _more(found: ColdChain, whole: ColdFigures) -> str:
     usd = found.usd + whole.warm_up_usd - whole.usd
     what = f"{_price(abs(usd))} such queries {'more' if usd >= 0 else 'less'}"
     return f"{what}, warming this plan beside it included"
@@ -159,7 +159,8 @@ def _price(usd: float) -> str:
     return f"${usd * _MILLION:.2f} a million"
 
 
-def _whole(decision: Decision, budget: Budget) -> _Whole:
+def cold_figures(decision: Decision, budget: Budget) -> ColdFigures:
+    """Predict a query on a plan where nothing is warm."""
     facts = budget.facts.functions
     steps, usd, warming = [], 0.0, 0.0
     for number, step in enumerate(_steps(decision)):
@@ -169,7 +170,7 @@ def _whole(decision: Decision, budget: Budget) -> _Whole:
         steps.append((ready, sum(choice.seconds for choice in step)))
         usd += sum(choice.usd for choice in step) + float(starting_usd(tasks, memory, cold, facts, first=not number))
         warming += float(starting_usd(tasks, memory, cold, facts, first=False))
-    return _Whole(critical_path(steps)[-1].ended, usd, warming)
+    return ColdFigures(critical_path(steps)[-1].ended, usd, warming)
 
 
 def _least_seconds(decision: Decision, budget: Budget) -> float:

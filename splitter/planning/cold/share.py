@@ -70,7 +70,7 @@ def best_chain(search: Search, goal: Goal, platform: Platform) -> Chain | None:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Edges from one vertex and path to another's state, a row for each of their memories that any grid allows.
+    """Edges from one vertex and path to another's state, a row for each of their memories.
 
     `seconds` and `usd` have a column for each grid before, `ready` says when environments are ready.
     """
@@ -86,21 +86,16 @@ class _Steps:
     ready: Floats
 
     @classmethod
-    def of(cls, edges: Sequence[Edge], platform: Platform) -> _Steps:
+    def of(cls, edges: Sequence[Edge], ready_s: Sequence[Floats]) -> _Steps:
         first, counts = edges[0], [len(edge.seconds) for edge in edges]
-        seconds = np.concatenate([edge.seconds for edge in edges])
-        usable = np.flatnonzero(np.isfinite(seconds).any(axis=1))
-        return cls(
-            first.start,
-            first.before,
-            (first.after, first.grid),
-            edges,
-            np.repeat(np.arange(len(edges)), counts)[usable],
-            np.concatenate([*map(np.arange, counts)])[usable],
-            seconds[usable],
-            np.concatenate([edge.usd for edge in edges])[usable],
-            np.concatenate([ready(edge, platform) for edge in edges])[usable],
-        )
+        seconds, usd, starts = first.seconds, first.usd, ready_s[0]
+        if len(edges) > 1:
+            seconds, usd = (
+                np.concatenate(each) for each in zip(*((edge.seconds, edge.usd) for edge in edges), strict=True)
+            )
+            starts = np.concatenate(ready_s)
+        edge, memory = np.repeat(np.arange(len(edges)), counts), np.concatenate([*map(np.arange, counts)])
+        return cls(first.start, first.before, (first.after, first.grid), edges, edge, memory, seconds, usd, starts)
 
 
 @dataclass(frozen=True)
@@ -183,8 +178,16 @@ class _ShareSearch:
         for edge in search.edges:  # by where they stop: what one extends is complete
             key = edge.start, edge.before, edge.after, edge.grid
             grouped.setdefault(edge.stop, {}).setdefault(key, []).append(edge)
+        known: dict[int, Floats] = {}  # by candidate: its edges differ in the paths of their tensors
+
+        def ready_s(edge: Edge) -> Floats:
+            if id(edge.stage) not in known:
+                known[id(edge.stage)] = ready(edge, platform)
+            return known[id(edge.stage)]
+
         self._into = {
-            stop: [_Steps.of(edges, platform) for edges in groups.values()] for stop, groups in grouped.items()
+            stop: [_Steps.of(edges, [*map(ready_s, edges)]) for edges in groups.values()]
+            for stop, groups in grouped.items()
         }
 
     def best(self) -> Chain | None:

@@ -271,12 +271,13 @@ def test_the_documented_recipes_of_other_libraries_are_valid(write):
     text = (ROOT / "docs/how-to/preprocess.md").read_text().partition("What others call it")[2].partition("\n## ")[0]
     rows = [re.findall(r"`(\w+ = [^`]+)`", line.split("|")[2]) for line in text.splitlines() if line.startswith("| ")]
     recipes = ["\n".join(keys) for keys in rows if keys]
-    assert len(recipes) == 6
+    assert len(recipes) == 15
     for recipe in recipes:
         values = tomllib.loads(recipe)
-        read = unstructure(
-            read_preprocess(write(recipe if "crop" in values or "resize" in values else f"{recipe}\nresize = 9"))
-        )
+        known = {"crop", "resize", "pad"} & values.keys()
+        read = unstructure(read_preprocess(write(recipe if known else f"{recipe}\nresize = 9")))
+        if pad := read.pop("pad", None):
+            read |= {"pad": pad["place"], "pad_value": pad["value"]}
         assert all(read[key] == value for key, value in values.items() if key != "crop")
 
 

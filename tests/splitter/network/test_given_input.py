@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import serfer
-from serfer.core.errors import ModelError
+from serfer.core.errors import ModelError, PlanError
 from serfer.core.exactness import relative_error
 from splitter.network.source import load
 from splitter.plan_dir.check import whole_runner
@@ -129,10 +129,12 @@ def test_grey_images(kind, shape, target, tmp_path):
     x = net.op(kind, "x", net.constant(np.array(target)))
     x = net.op("Transpose", x, perm=[0, 3, 1, 2]) if target == [3] else x
     path = save(net, net.linear(net.flat(net.conv(x, 1, 2, [3, 3])), 160, 5), tmp_path, "float32", ("N", *shape))
-    plan = serfer.split(path, out=tmp_path / "plan", grids="auto")
-    assert (plan.input.channels, plan.input.height, plan.input.width) == (1, *SIZE)
-    source, _ = load(path, None)
-    assert not {node.kind for node in from_onnx(source.onnx, *SIZE).nodes} & {"Reshape", "Unsqueeze"} or len(shape) == 2
+    source, example = load(path, None)
+    graph = from_onnx(source.onnx, *SIZE)
+    assert example.shape == (1, 1, *SIZE)
+    images = net.batch_of(2)
+    assert relative_error(whole_runner(graph)(images), source.run(images)) < 1e-6
+    assert graph.nodes[0].kind == "Conv" or len(shape) == 2
 
 
 def test_an_example_may_have_the_files_own_form(tmp_path):
@@ -142,6 +144,16 @@ def test_an_example_may_have_the_files_own_form(tmp_path):
         path = save(net, output, tmp_path, "uint8", (*batch, *shape), made=made)
         images = net.random.integers(0, 256, (1, 3, *SIZE)).astype(np.uint8)
         assert np.array_equal(load(path, as_given(images, axes))[1], images)
+
+
+@pytest.mark.slow
+def test_maps_of_a_network_of_whole_numbers_with_its_channels_last(tmp_path):
+    net = Net(3, *SIZE)
+    x = net.op("Transpose", net.op("Cast", "x", to=onnx.TensorProto.FLOAT), perm=[0, 3, 1, 2])
+    x = net.conv(x, 3, 2, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    path = save(net, x, tmp_path, "uint8", ("N", "H", "W", 3), made=("N", "C", "H", "W"))
+    for more in ({}, {"approximate": 64}):
+        assert serfer.map_plan(path, [(700, 641), (400, 300)], tmp_path / "plan", **more).windows
 
 
 def test_an_operator_on_whole_numbers_gets_them(tmp_path):
@@ -221,19 +233,29 @@ def strided():
 @pytest.mark.parametrize(
     ("dims", "words"),
     [
-        (["N", 3, "H", "W"], "give --size HEIGHTxWIDTH (in Python an example), by its strides multiples of 8 and 4,"),
+        ([-1, 3, -1, -1], "give --size HEIGHTxWIDTH (in Python an example), often multiples of its strides, 8 and 4"),
+        (
+            ["N", 3, "H", "W"],
+            "give --size HEIGHTxWIDTH (in Python an example), often multiples of its strides, 8 and 4",
+        ),
         (
             ["N", "C", 64, "W"],
-            "give --size 64xWIDTH (in Python an example), by its strides multiples of 4, such as 64x",
+            "give --size 64xWIDTH (in Python an example), often multiples of its strides, 4, such as 64x",
         ),
         (
             ["N", 3, "H", 64],
-            "give --size HEIGHTx64 (in Python an example), by its strides multiples of 8, such as 224x64",
+            "give --size HEIGHTx64 (in Python an example), often multiples of its strides, 8, such as 224x64",
         ),
     ],
 )
 def test_a_free_size_is_asked_for_with_what_the_strides_say(dims, words, tmp_path):
     assert words in refusal(free(tmp_path, *strided(), dims))
+
+
+def test_a_free_size_of_grey_images_is_asked_for_with_their_channel(tmp_path):
+    net = Net(1, *SIZE)
+    text = refusal(free(tmp_path, net, net.op("Relu", "x"), ["N", 1, "H", 64]))
+    assert "give --size HEIGHTx64 --channels 1 (in Python an example), such as 224x64" in text
 
 
 @pytest.mark.parametrize("value", ["[32, 64]", "32"])
@@ -260,5 +282,8 @@ def test_a_description_that_gives_fractions_is_refused_where_whole_numbers_are_t
     path = save(net, output, tmp_path, "uint8", (1, *FORMS["NHWC"]), made=(1, 5))
     whole = serfer.Preprocess(16, "bilinear", "RGB", 1.0, (0.0,) * 3, (1.0,) * 3)
     assert serfer.split(path, out=tmp_path / "plan", preprocess=whole).preprocess == whole
-    with pytest.raises(ModelError, match=r"input 'x' is uint8, .* scale 1, mean 0 and std 1"):
-        serfer.split(path, out=tmp_path / "other", preprocess=replace(whole, scale=1 / 255))
+    fraction = replace(whole, scale=1 / 255)
+    with pytest.raises(PlanError, match=r"input 'x' is uint8, .* need scale 1, mean 0 and std 1"):
+        serfer.split(path, out=tmp_path / "other", preprocess=fraction)
+    with pytest.raises(PlanError, match=r"input 'x' is uint8, .* need scale 1, mean 0 and std 1"):
+        serfer.describe(tmp_path / "plan", preprocess=fraction)

@@ -133,6 +133,16 @@ class TestSplit:
         assert (plan.preprocess, plan.labels) == (given, ())
         assert "metadata" not in plan.why
 
+    def test_a_file_that_takes_bytes_gets_pixels_as_they_are(self, tmp_path):
+        model = small_onnx()
+        model.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
+        model.graph.input[0].name = "bytes"
+        model.graph.node.insert(0, helper.make_node("Cast", ["bytes"], ["input"], to=TensorProto.FLOAT))
+        plan = self.split(model, ULTRALYTICS, tmp_path)
+        assert (plan.preprocess.pad, plan.preprocess.scale) == (DETECTOR.pad, 1.0)
+        with pytest.raises(serfer.ModelError, match="'bytes' is uint8, and the preprocessing gives it other numbers"):
+            serfer.describe(tmp_path / "plan", preprocess=DETECTOR)
+
     def test_boxes_have_any_number_of_labels(self, tmp_path):
         nodes = [
             helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[1, 1]),
@@ -151,5 +161,10 @@ class TestSplit:
         plan = self.split(model, ULTRALYTICS, tmp_path)
         assert len(plan.labels) == 4
         assert serfer.describe(tmp_path / "plan", labels=["a", "b"]).labels == ("a", "b")
-        with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
-            assert pipeline.plan.preprocess == DETECTOR
+        digest = plan.digest
+        plan = serfer.describe(tmp_path / "plan", activation="boxes:yolov8,score=0.5")
+        assert (plan.detection.family, plan.detection.classes, plan.detection.min_score) == ("yolov8", 2, 0.5)
+        assert (plan.digest, plan.preprocess) == (digest, DETECTOR)
+        with pytest.raises(serfer.ModelError, match="classes"):
+            serfer.describe(tmp_path / "plan", labels=["a", "b", "c"])
+        assert serfer.describe(tmp_path / "plan", activation="none").detection is None

@@ -10,8 +10,10 @@ from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.costs.cost_model import ready_seconds
 from serfer.core.plan import INLINE, ZIP, PackageLimit
 from splitter.planning.cold.share import best_chain, expected_seconds, first_answer
+from splitter.planning.planner import prepare
 from splitter.planning.search import BALANCED, COST, LATENCY
 from splitter.tiling.cuts import weight_bytes
+from splitter.tiling.grids import GridChoice
 from tests.splitter.planning import test_search
 from tests.splitter.planning.test_search import GRIDS, INLINE_MOST, Enumerated, cases, searched
 
@@ -63,9 +65,10 @@ def some_cases(request):
 
 
 def chosen(graph, cuts, budget, share, goal):
-    """Return the chain that is chosen, and its seconds warm, cold and expected."""
+    """Return the chain that is chosen, with the bounds of one function, and its seconds cold and expected."""
     budget = slow_starts(budget, share)
-    chain = best_chain(searched(graph, cuts, budget, test_search.GRIDS), goal, budget.platform)
+    search = prepare(graph, cuts, GridChoice(options=test_search.GRIDS), None, budget, goal=goal)
+    chain = best_chain(search, goal, budget.platform)
     cold_s = first_answer(chain, budget.platform)
     return chain, cold_s, expected_seconds(chain.seconds, cold_s, budget.platform)
 

@@ -8,7 +8,7 @@ import pytest
 from serfer.core.errors import ModelError
 from splitter import build, package_fit
 from splitter.plan_dir.check import run_tiles
-from splitter.planning import gang_chains
+from splitter.planning import bounds, gang_chains
 from splitter.split import split
 from tests.splitter.models import Net, relative_error, unsplit
 
@@ -31,6 +31,7 @@ def a_bug(*_arguments, **_options):
     [
         (gang_chains.GangChains, "works", "the search for gangs"),
         (gang_chains.GangStages, "add_tail", "the search for gangs"),
+        (bounds.StepBounds, "stages", "a bound of the search"),
         (package_fit, "alternatives", "the list of alternatives"),
         (package_fit, "why", "the explanation"),
         (package_fit, "_deployment_options", "the list of deployments"),
@@ -47,7 +48,7 @@ def test_a_bug_in_an_optional_part_costs_a_line_in_the_log_and_not_the_plan(
     path = tmp_path / "net.onnx"
     path.write_bytes(model.SerializeToString())
     monkeypatch.setattr(module, name, a_bug)
-    gang = "always" if module is gang_chains.GangChains else "auto"
+    gang = "always" if module in (gang_chains.GangChains, gang_chains.GangStages) else "auto"
     plan = split(path, out=tmp_path / "plan", gang=gang)
     batch = net.batch_of(2)
     assert relative_error(run_tiles(plan, tmp_path / "plan", batch), unsplit(model, batch)) < 1e-6

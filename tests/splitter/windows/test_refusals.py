@@ -59,4 +59,4 @@ def test_of_two_outputs_one_map_can_be_made(net, tmp_path):
 def test_a_size_whose_blocks_do_not_fit_is_refused_as_the_network_refuses_it(net, tmp_path):
     x = net.op("SpaceToDepth", net.conv("x", 3, 4, [3, 3]), blocksize=2)
     text = refusal(net, tmp_path, x, size=(256, 255))
-    assert "(SpaceToDepth) cannot be split: it takes maps whose sides are multiples of 2, not 254 x 253" in text
+    assert "(SpaceToDepth) cannot be served: it takes maps whose sides are multiples of 2, not 254 x 253" in text

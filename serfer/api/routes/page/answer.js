@@ -1,4 +1,4 @@
-// What a query answered and took: classes with bars, the figures, and the comparison with one function.
+// What a query answered and took: classes or boxes with bars, outputs, the figures, and the comparison with one function.
 
 import { bytes, count, duration, html, percent, perMillion, plural, svg } from "./dom.js";
 
@@ -13,9 +13,56 @@ function bar(share, kind = "") {
   );
 }
 
-/** The best classes of the one image that was sent; scores that are not shares are shown as they are. */
-export function predictions(report) {
-  const found = report.images[0].predictions;
+const MOST_VALUES = 12; // of a vector
+
+/** What was found in the one image that was sent, by the kind of the answer. */
+export function findings(report) {
+  const [image] = report.images;
+  const parts = image.boxes ? boxes(image.boxes) : image.outputs ? image.outputs.map(output) : [predictions(image.predictions)];
+  if (report.untrained) parts.push(html("p", { class: "note" }, "This network's weights are random: its answers mean nothing."));
+  return [html("h3", {}, "What it shows"), ...parts];
+}
+
+/** One line that says the same. */
+export function summary(report) {
+  const [image] = report.images;
+  if (image.boxes) return image.boxes.length ? `${plural(image.boxes.length, "object")}, first ${named(image.boxes[0])}` : "nothing was found";
+  if (image.outputs) return image.outputs.map((one) => one.name).join(", ");
+  return named(image.predictions[0]);
+}
+
+const named = ({ label, score }) => `${label}${score >= 0 && score <= 1 ? `, ${percent(score)}` : ""}`;
+
+/** The boxes as a list; each item has the number of its box in `data-box`. */
+function boxes(found) {
+  if (!found.length) return [html("p", { class: "note" }, "Nothing was found.")];
+  const items = found.map(({ label, score, index }, number) =>
+    html(
+      "li",
+      { "data-box": number, class: `s${index % 8}` },
+      html("span", { class: "label" }, html("span", { class: "key own" }), label),
+      html("span", { class: "number" }, percent(score)),
+      bar(score),
+    ),
+  );
+  return [html("ol", { class: "classes boxes scroll", tabindex: 0, role: "region", "aria-label": "Boxes" }, ...items)];
+}
+
+/** A map as a picture, a vector's first values, or where the service keeps an output. */
+function output({ name, type, shape, values, png, href }) {
+  const what = html("p", {}, html("strong", {}, name), ` ${shape.join("×") || "1"} ${type}`);
+  if (png) {
+    const url = URL.createObjectURL(new Blob([Uint8Array.from(atob(png), (sign) => sign.charCodeAt(0))], { type: "image/png" }));
+    const image = html("img", { src: url, alt: `The output ${name}`, class: "map" });
+    image.addEventListener("load", () => URL.revokeObjectURL(url), { once: true });
+    return html("div", {}, what, image);
+  }
+  if (values) return html("div", {}, what, html("p", { class: "note" }, `${values.slice(0, MOST_VALUES).map((value) => value.toPrecision(4)).join(" ")}${values.length > MOST_VALUES ? " …" : ""}`));
+  return html("div", {}, what, html("p", { class: "note" }, ...(href ? ["Kept as a zarr array at ", html("code", {}, href)] : ["No picture holds it."])));
+}
+
+/** The best classes; scores that are not shares are shown as they are. */
+function predictions(found) {
   const shares = found.every(({ score }) => score >= 0 && score <= 1);
   const most = Math.max(...found.map(({ score }) => Math.abs(score))) || 1;
   const items = found.map(({ label, score }) =>
@@ -27,9 +74,7 @@ export function predictions(report) {
       bar(shares ? score : Math.abs(score) / most),
     ),
   );
-  const parts = [html("h3", {}, "What it shows"), html("ol", { class: "classes" }, ...items)];
-  if (report.untrained) parts.push(html("p", { class: "note" }, "This network's weights are random: its answers mean nothing."));
-  return parts;
+  return html("ol", { class: "classes" }, ...items);
 }
 
 const MISSED = {

@@ -90,12 +90,12 @@ export class Service {
     return this.#json(`v1/applications/${encodeURIComponent(name)}`, { signal });
   }
 
-  /** Send a query with its `parameters`; returns its state, which `follow` takes on, or at once {"status": "done", "result": ...}. */
-  async ask(file, parameters, signal) {
+  /** Send a query with its `parameters` to `route`, classify or predict; returns its state, which `follow` takes on, or at once {"status": "done", "result": ...}. */
+  async ask(file, { route, ...parameters }, signal) {
     const form = new FormData();
     form.append("image", file, file.name || "picture");
     const query = new URLSearchParams({ ...parameters, explain: "true" });
-    const found = await this.#json(`v1/classify?${query}`, {
+    const found = await this.#json(`v1/${route}?${query}`, {
       method: "POST",
       body: form,
       signal,

@@ -1,10 +1,10 @@
 // The page: a picture, a model or an application, and a key come in; a query goes out, is followed, and is shown.
 
 import { statesAt, why } from "./account.js";
-import { comparison, facts, isWhole, predictions, selection } from "./answer.js";
+import { comparison, facts, findings, isWhole, selection, summary } from "./answer.js";
 import { pause, Problem, Service } from "./api.js";
 import { ApplicationPanel, networksText } from "./application.js";
-import { byId, bytes, duration, html, percent, plural } from "./dom.js";
+import { byId, bytes, duration, html, plural } from "./dom.js";
 import { ObjectiveFields } from "./objectives.js";
 import { Tiles } from "./tiles.js";
 import { shareBar, Timeline, timelineTable } from "./timeline.js";
@@ -77,7 +77,9 @@ async function choose() {
   objectives.show(found);
   panel.watch(found);
   byId("top-k").max = Math.max(1, Math.min(20, (found ?? plan).classes));
+  byId("top-k").closest(".field").hidden = !(found ?? plan).classes;
   setPlan(plan);
+  byId("classify").textContent = verb();
   forgetAnswer();
 }
 
@@ -141,16 +143,20 @@ function choosePicture(chosen) {
   image.src = address;
 }
 
+/** What the button does: of networks that do not classify, what they do. */
+const verb = () => (application || !model || model.classes ? "Classify" : model.kind === "boxes" ? "Detect" : "Run");
+
 /** Take an answer that is on show away: it was another picture's, or another model's. */
 function forgetAnswer() {
   shown = null;
   say("");
   tiles.show(null);
+  tiles.showBoxes(null);
   byId("after").hidden = byId("replay").hidden = byId("raw-box").hidden = true;
   byId("progress").textContent = "";
   const { stages, predicted_ms: ms, tasks } = model ?? { stages: [], tasks: 0 };
   const plan = model ? `${plural(tasks, "task")} in ${plural(stages.length, "stage")}, ${duration(ms)} predicted when warm.` : "";
-  byId("answer").replaceChildren(html("h3", {}, "What it shows"), html("p", { class: "note" }, file ? "Press Classify to ask." : "Choose a picture to begin."), html("p", { class: "note" }, plan));
+  byId("answer").replaceChildren(html("h3", {}, "What it shows"), html("p", { class: "note" }, file ? `Press ${verb()} to ask.` : "Choose a picture to begin."), html("p", { class: "note" }, plan));
   showComparison(null);
 }
 
@@ -196,12 +202,9 @@ function requested() {
   if (application) {
     const { parameters, wrong } = objectives.read();
     wrong?.focus();
-    return parameters ? { application: application.name, ...parameters, top_k: most } : null;
+    return parameters ? { route: "classify", application: application.name, ...parameters, top_k: most } : null;
   }
-  if (model.classes) return { model: model.name, top_k: most };
-  const outputs = model.outputs.map((one) => `${one.name} ${one.shape.join("×")}`).join(", ");
-  complain(new Problem({ title: "No classes", detail: `This network has no score for each class. Its outputs are ${outputs}: use serfer run, or POST /v2/models/${model.name}/infer.` }));
-  return null;
+  return model.classes ? { route: "classify", model: model.name, top_k: most } : { route: "predict", model: model.name };
 }
 
 function busy(yes) {
@@ -287,11 +290,11 @@ function showProgress(state) {
 }
 
 function showAnswer(report) {
-  const [best] = report.images[0].predictions;
   const by = report.selected ? ` by ${report.selected.variant}` : "";
-  say(`Done in ${duration(report.latency_ms)}${by}: ${best.label}${best.score >= 0 && best.score <= 1 ? `, ${percent(best.score)}` : ""}.`);
+  say(`Done in ${duration(report.latency_ms)}${by}: ${summary(report)}.`);
   byId("progress").textContent = "";
-  byId("answer").replaceChildren(...predictions(report), ...(report.selected ? selection(report.selected, Boolean(application?.canary)) : []));
+  byId("answer").replaceChildren(...findings(report), ...(report.selected ? selection(report.selected, Boolean(application?.canary)) : []));
+  tiles.showBoxes(report.images[0]);
   byId("facts").replaceChildren(...facts(report, model));
   byId("after").hidden = false;
   showComparison(report);
@@ -358,6 +361,9 @@ byId("ask").addEventListener("submit", (event) => {
 });
 byId("cancel").addEventListener("click", () => running?.abort());
 byId("play").addEventListener("click", replay);
+for (const [event, lit] of [["pointerover", true], ["pointerout", false]]) {
+  byId("answer").addEventListener(event, ({ target }) => tiles.lightBox(target.closest("[data-box]")?.dataset.box, lit));
+}
 byId("time").addEventListener("input", (event) => showMoment(event.target.valueAsNumber));
 
 addEventListener("paste", (event) => choosePicture([...event.clipboardData.files].find((one) => one.type.startsWith("image/"))));

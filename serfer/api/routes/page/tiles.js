@@ -50,6 +50,8 @@ export class Tiles {
   #model = null;
   #absent = "";
   #drawn = [];
+  #found = null; // the image of an answer, with its boxes
+  #boxes = [];
 
   /** `parts` are the elements to fill: picture, strip, note, table. */
   constructor(parts) {
@@ -86,6 +88,18 @@ export class Tiles {
       if (next !== this.#stage) this.#select(next);
     }
     this.#light();
+  }
+
+  /** Draw the boxes of an answer's image, which has its size, over the picture; null for none. */
+  showBoxes(image) {
+    this.#found = image?.boxes ? image : null;
+    this.#drawPicture();
+    this.#light();
+  }
+
+  /** Let a box, by its number, stand out, or no longer. */
+  lightBox(number, lit) {
+    this.#boxes[number]?.classList.toggle("lit", lit);
   }
 
   /** Let the running stage be shown again. */
@@ -144,6 +158,8 @@ export class Tiles {
     );
     this.#drawn = shapes(stage, crop);
     layers.append(...this.#drawn.map(({ own }) => own), ...this.#drawn.flatMap(({ around }) => around));
+    this.#boxes = this.#picture && this.#found ? boxShapes(this.#found, width, height) : [];
+    layers.append(...[...this.#boxes].reverse()); // the best on top
     this.parts.picture.replaceChildren(image, layers);
     this.parts.note.replaceChildren(...noted(stage, this.#stage));
   }
@@ -181,6 +197,20 @@ function shade(width, height, crop) {
   const { left, top, width: across, height: down } = crop;
   const path = `M0 0H${width}V${height}H0Z M${left} ${top}V${top + down}H${left + across}V${top}Z`;
   return svg("path", { d: path, class: "shade", "fill-rule": "evenodd" });
+}
+
+/** An answer's boxes with their classes, on a picture of a size. */
+function boxShapes(image, width, height) {
+  const [across, down] = [width / image.width, height / image.height];
+  const size = Math.max(width, height) / 36;
+  return image.boxes.map(({ label, index, score, box: [left, top, right, bottom] }) =>
+    svg(
+      "g",
+      { class: `box s${index % 8}` },
+      svg("rect", { x: left * across, y: top * down, width: (right - left) * across, height: (bottom - top) * down }),
+      svg("text", { x: left * across + size / 4, y: Math.max(top * down, 0) + size, "font-size": size }, `${label} ${percent(score)}`),
+    ),
+  );
 }
 
 function place(box, crop) {

@@ -1,0 +1,117 @@
+"""What the defaults of `serfer split` choose for the zoo, beside warm queries alone and gangs of any width: priced.
+
+*Warm* is `--cold-share 0 --gang-width 16`, *default* the assumed share of cold queries and gangs as wide as were
+measured. Both are for a new AWS account. Nothing is written, and nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from bench.core.options import MarkdownOption
+from bench.core.results import Results, publish, table_of
+from serfer.cli.shared.options import JsonOption, status_line
+from serfer.core.costs.account import AccountQuotas
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.cold_starts import COLD_SHARE
+from serfer.core.costs.cost_model import MEASURED_MEMBERS
+from serfer.core.plan import PackageLimit
+from serfer.core.units import MS_PER_S
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from serfer.settings import load_settings
+from splitter.network import zoo
+from splitter.network.graph import Graph
+from splitter.network.source import load
+from splitter.package_fit import fit
+from splitter.planning.cold.plan import cold_figures
+from splitter.planning.split_options import Budget, SplitOptions, memory_sizes
+from splitter.tiling.from_onnx import from_onnx
+from splitter.tiling.grids import GridChoice
+
+_MILLION = 1_000_000
+_DEFAULTS = {"warm": (0.0, None), "default": (COLD_SHARE, MEASURED_MEMBERS)}
+"""The share of cold queries and the most members of a gang, None for any, by what they are called."""
+_NOTE = f"all predicted, for a new AWS account, {100 * COLD_SHARE:g}% of the queries cold where it says so: nothing ran"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan that was chosen: what a query takes where everything is warm, where nothing is, and on average.
+
+    Average is with the assumed share of cold queries, whatever the plan was chosen for.
+    """
+
+    network: str
+    size: int
+    chosen_for: str
+    plan: str
+    warm_ms: float
+    cold_ms: float
+    usd: float
+    expected_ms: float
+    expected_usd: float
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Return the cells of its row."""
+        cold = f"{100 * COLD_SHARE:g}% cold"
+        return {
+            "network": self.network,
+            "px": str(self.size),
+            "chosen for": self.chosen_for,
+            "plan": self.plan,
+            "warm ms": f"{self.warm_ms:,.1f}",
+            "first cold answer ms": f"{self.cold_ms:,.0f}",
+            "$ a million, warm": f"{_MILLION * self.usd:,.2f}",
+            f"ms, {cold}": f"{self.expected_ms:,.1f}",
+            f"$ a million, {cold}": f"{_MILLION * self.expected_usd:,.2f}",
+        }
+
+
+def choices(name: str, graph: Graph, size: int, facts: AwsFacts) -> Iterator[Choice]:
+    """Yield what is chosen for a network, for warm queries alone and by default."""
+    account = AccountQuotas.new(facts)
+    within, limit = account.within(facts), PackageLimit(facts.functions.package_limit, DEPENDENCY_ALLOWANCE)
+    memory = memory_sizes(within.functions)
+    for chosen_for, (share, width) in _DEFAULTS.items():
+        budget = Budget(limit, within, memory, cold_share=share, account=account, gang_width=width)
+        decision = fit(graph, SplitOptions(GridChoice(), None), budget, None, lambda _step: None)
+        seconds, usd = (sum(getattr(each, figure) for each in decision.choices) for figure in ("seconds", "usd"))
+        cold = cold_figures(decision, budget)
+        yield Choice(
+            name,
+            size,
+            chosen_for,
+            next(other.stages for other in decision.alternatives if other.chosen),
+            MS_PER_S * seconds,
+            MS_PER_S * cold.seconds,
+            usd,
+            MS_PER_S * ((1 - COLD_SHARE) * seconds + COLD_SHARE * cold.seconds),
+            (1 - COLD_SHARE) * usd + COLD_SHARE * cold.usd,
+        )
+
+
+def command(
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", help="A model of the zoo; may be repeated. Without it all of them, which takes minutes."
+        ),
+    ] = None,
+    as_markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Price what split chooses for the zoo by default, beside warm queries alone and gangs of any width."""
+    facts, rows = load_settings().facts(), list[Choice]()
+    with status_line() as progress:
+        for model in models or zoo.ZOO:
+            progress(f"planning {model}")
+            size = zoo.find(model).size
+            source, _ = load(model, np.zeros((1, 3, size, size), dtype=np.float32))
+            rows += choices(model, from_onnx(source.onnx, size, size), size, facts)
+    publish(Results([asdict(row) for row in rows], [table_of(rows)], [_NOTE]), as_json=as_json, as_markdown=as_markdown)

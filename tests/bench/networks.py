@@ -35,11 +35,12 @@ def named(network):
 
 
 def check(network):
-    """Split a network, and fail where it is not its module, or not what its row says; skipped without its library."""
+    """Split a network, and fail where it is refused, not its module, or not its row; skipped without its library."""
     if not network.installed:
         pytest.skip(f"{network.library} is not installed")
     row = measure(network)
-    assert row.reason or is_exact(row), row.error
+    assert not row.reason, row.reason
+    assert is_exact(row), row.error
     if network in ROWS:
         assert _without_seconds(row.cells) == _without_seconds(ROWS[network])
 

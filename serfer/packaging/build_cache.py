@@ -10,7 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from serfer.core.errors import UnavailableError
+
 _UNUSED_S = 7 * 24 * 3600
+
+
+@contextmanager
+def cache_of(directory: Path) -> Iterator[None]:
+    """Raise UnavailableError that names the cache where it cannot be read or written: no right to, a full disk."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UnavailableError(f"SERFER_CACHE_DIR: {directory} cannot be used: {reason}") from error
 
 
 def in_use(target: Path) -> bool:

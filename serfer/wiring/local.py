@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.step_functions import StepFunctionsServer
-from serfer.packaging.build_cache import forget_unused, in_use
+from serfer.packaging.build_cache import cache_of, forget_unused, in_use
 from serfer.packaging.bundle import (
     HANDLER,
     WEIGHTS,
@@ -66,7 +66,9 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
     """
     entry = zoo.find(name)
     target = settings.cache_dir / "plans" / f"{name}-{code_stamp(('splitter', 'serfer.core'))}"
-    if not (in_use(target) and _is_whole(target)):
+    with cache_of(settings.cache_dir):
+        is_there = in_use(target) and _is_whole(target)
+    if not is_there:
         from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
         progress(f"splitting {name}, once: the plan stays in {target.parent}")
@@ -78,7 +80,7 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
     """Return the bytes of a function's code and dependencies as installed here, assembled in the cache if need be."""
     progress("measuring a function's dependencies")
-    with _cache_in_use(settings.cache_dir):
+    with cache_of(settings.cache_dir):
         return directory_bytes(dependencies(settings.cache_dir))
 
 
@@ -115,7 +117,7 @@ def local_service(  # noqa: PLR0913 - a service's parts, by name
         check_artefacts(plan, directory)
         return _functions([(plan, directory)], stores, settings, wrapper)
 
-    with _cache_in_use(settings.cache_dir):
+    with cache_of(settings.cache_dir):
         runtime = runtime_directory(settings.cache_dir / "runtime")
     return LambdaService(
         _functions(plans, stores, settings, wrapper),
@@ -162,7 +164,7 @@ def _functions(
     cache = settings.cache_dir
     variables = {"POWERTOOLS_LOG_LEVEL": "WARNING", **stores.variables}
     by_digest = {plan.digest: (plan, directory) for plan, directory in plans}
-    with _cache_in_use(cache):
+    with cache_of(cache):
         base = dependencies(cache, distribution(stores.all))
         fetching = {"SERFER_WEIGHTS": _weights_url([*by_digest.values()], settings)}
         return [
@@ -274,12 +276,3 @@ def _shared_access(choices: Choices, settings: Settings, faults: Faults | None) 
 def _access(urls: str) -> dict[str, str]:
     """Return what local functions need beside their stores' URLs, where AWS gives deployed ones a role."""
     return aws_access() if "s3" in schemes(urls) or "iam=" in unquote(urls) else {}
-
-
-@contextmanager
-def _cache_in_use(cache: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UnavailableError(f"SERFER_CACHE_DIR: {cache} cannot be used: {reason}") from error

@@ -26,7 +26,7 @@ from serfer.core.errors import ModelError, PlanError
 from serfer.core.plan import Plan, Preprocess, sealed
 from serfer.extras import named_extras
 from serfer.files import locked
-from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.build_cache import assembled, cache_of, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write_plan
 from serfer.settings import Settings
@@ -58,20 +58,22 @@ def plan_of_file(
     It is made when the file is first named, and again whenever file, options or the splitter's own code have changed;
     of several processes, one makes it. `example`, (N, C, H, W) float32, fixes the input's size where the file does not;
     `description` says what the file does not. Where nothing says how an image becomes the input, it is assumed
-    (`assumed_preprocess`). Raises ModelError for a file that cannot be run.
+    (`assumed_preprocess`). Raises ModelError for a file that cannot be run, UnavailableError for a cache that cannot be
+    written.
     """
     description = description or Description()
     _check(file)
     target = settings.cache_dir / "plans" / _name(file, example, description)
-    if _is_kept(target):
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target.with_name(f".{target.name}.lock")):
-        if not _is_kept(target):
-            shutil.rmtree(target, ignore_errors=True)
-            progress(f"reading {file.name}, once: its plan stays in {target.parent}")
-            with assembled(target) as directory:
-                _make(file, example, description, directory, progress)
+    with cache_of(settings.cache_dir):
+        if _is_kept(target):
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with locked(target.with_name(f".{target.name}.lock")):
+            if not _is_kept(target):
+                shutil.rmtree(target, ignore_errors=True)
+                progress(f"reading {file.name}, once: its plan stays in {target.parent}")
+                with assembled(target) as directory:
+                    _make(file, example, description, directory, progress)
     return target
 
 

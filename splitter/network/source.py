@@ -552,6 +552,8 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
         model = _checked(path)
     except Exception as error:  # the checker and the reader raise many kinds, for directories too
         why = str(error).partition("\n")[0]
+        if lacking := _lacking_weights(path, why):
+            raise ModelError(lacking) from error
         if "does not have an ir_version" in why:  # a field that every model has
             why = "it is a file of another kind"
         raise ModelError(f"{path} is not an ONNX model: {why}") from error
@@ -608,6 +610,18 @@ def _checked(path: Path) -> ExternalWeightsModel:
             raise error from None
         return model
     return ExternalWeightsModel.of(ir.load(path))
+
+
+def _lacking_weights(path: Path, why: str) -> str:
+    """Say that the files of a model's weights are not beside it, or not whole; empty where that is not the fault."""
+    if missing := re.search(r"should be stored in (.+), but it (?:is not|does)", why):
+        name = Path(missing[1]).name
+        return (
+            f"{path} has its weights in {name}, which is not a file beside it: copy it there, or export with one file"
+        )
+    if "buffer is smaller than requested" in why or "cannot mmap an empty file" in why:
+        return f"{path} has its weights in another file, which is cut off: copy it again"
+    return ""
 
 
 def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
@@ -701,8 +715,8 @@ def _runner(path: Path, given: GivenInput, *, own_kernels: bool = False) -> Run:
 
 
 def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return an output for several images; what a model computes in fp16 is float32 here."""
-    whole = np.concatenate(values)
+    """Return an output for several images, a number for each of them too; what is computed in fp16 is float32 here."""
+    whole = values[0] if len(values) == 1 else np.concatenate(values) if values[0].ndim else np.stack(values)
     return whole.astype(np.float32) if whole.dtype == np.float16 else whole
 
 

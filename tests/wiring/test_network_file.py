@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 import serfer
-from serfer.core.errors import ModelError, PlanError, PlanWarning, UsageError
+from serfer.core.errors import ModelError, PlanError, PlanWarning, UnavailableError, UsageError
 from serfer.core.exactness import relative_error
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
@@ -174,6 +174,12 @@ class TestWrongUse:
             file.truncate(2 * 1024**3 + 1)
         with pytest.raises(ModelError, match="larger than 2 GB"):
             made(tmp_path / "large.onnx")
+
+    def test_a_cache_that_cannot_be_written_is_named(self, file, made, tmp_path):
+        (tmp_path / "taken").write_bytes(b"")
+        settings = Settings(cache_dir=tmp_path / "taken" / "cache")
+        with pytest.raises(UnavailableError, match=r"SERFER_CACHE_DIR: .*taken/cache cannot be used: Not a directory"):
+            made(file, settings=settings)
 
     def test_a_file_has_no_functions_in_aws(self, file, settings):
         with pytest.raises(UsageError, match="has no functions in AWS: split it"):

@@ -1,6 +1,8 @@
 """Networks whose outputs are maps, several tensors, whole numbers, or of any rank."""
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ import serfer
 from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import difference
 from serfer.plan_directory import load_plan
+from tests.splitter.models import Net
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
 SIZE = (40, 36)
@@ -165,3 +168,16 @@ def test_an_output_that_mixes_images_is_computed_for_each_image(tmp_path):
     with pytest.warns(PlanWarning, match="one at a time"):
         plan = serfer.split(net, images(1), tmp_path / "plan")
     assert plan.tasks == 1
+
+
+@pytest.mark.parametrize("batch", [1, "N"])
+def test_a_number_for_each_image_is_an_output(tmp_path, batch):
+    net = Net(3, 8, 8, batch=batch)
+    model = net.model(net.op("ReduceMean", net.conv("x", 3, 4, [3, 3]), keepdims=0), dims=())
+    onnx.save(model, tmp_path / "net.onnx")
+    images, session = net.batch_of(3), ort.InferenceSession(tmp_path / "net.onnx")
+    expected = [session.run(None, {"x": image[None]})[0] for image in images]
+    for form, make in (("split", serfer.split), ("whole", serfer.whole_plan)):
+        make(str(tmp_path / "net.onnx"), out=tmp_path / form)
+        with serfer.open(tmp_path / form, workers="inprocess", store="memory://") as pipeline:
+            np.testing.assert_allclose(pipeline.run(images), expected, rtol=1e-5, atol=1e-6)

@@ -134,6 +134,24 @@ def test_a_file_that_is_not_a_model_is_refused_with_the_reason(tmp_path, content
     assert why in text
 
 
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (Path.unlink, "has its weights in net.bin, which is not a file beside it"),
+        (lambda path: path.write_bytes(path.read_bytes()[:9]), "in another file, which is cut off"),
+        (lambda path: path.write_bytes(b""), "in another file, which is cut off"),
+    ],
+)
+def test_weights_that_are_missing_are_not_said_to_be_another_kind_of_file(tmp_path, spoil, why):
+    net, x = network()
+    path = tmp_path / "net.onnx"
+    onnx.save(net.model(x), path, save_as_external_data=True, location="net.bin", size_threshold=0)
+    spoil(tmp_path / "net.bin")
+    text = message(path)
+    assert why in text
+    assert "not an ONNX model" not in text
+
+
 def saved(directory, model):
     onnx.save(model, directory / "net.onnx")
     return directory / "net.onnx"

@@ -105,7 +105,7 @@ def _label(plan: Plan, index: int) -> str:
 
 def _output(tensor: OutputTensor, values: NDArray[Any]) -> PredictedOutput:
     """Return one image's share of an output, (1, ...), with its values or its picture where it can have one."""
-    said = PredictedOutput(tensor.name, tensor.dtype, tensor.dims)
+    said = PredictedOutput(tensor.name, tensor.dtype, values.shape[1:])
     if len(tensor.dims) <= 1:
         return replace(said, values=tuple(np.ravel(values).tolist()))
     if not holds(PNG, tensor):

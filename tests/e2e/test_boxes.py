@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 
 import serfer
+from serfer.api.http.body import ApiLimits
+from serfer.api.routes.inference import signature_of
 from serfer.core.detections import Boxes
 from serfer.core.errors import ImageError, ModelError, PlanError, UsageError
 from serfer.core.plan import DetectionHead, Pad, Preprocess, dump_plan, parse_plan, sealed
@@ -187,6 +189,20 @@ def test_boxes_are_drawn(predict, examples, tmp_path):
         assert picture.format == "JPEG"
     again = predict(examples / "rocket.jpg", "--draw", tmp_path / "several")
     assert (again.code, "rocket.png exists" in again.err) == (3, True)
+
+
+def test_outputs_whose_size_depends_on_the_image_are_said_to_have_that_size(tmp_path, examples):
+    onnx.save(suppressed_onnx(gathered=True), tmp_path / "nms.onnx")
+    whole_plan(tmp_path / "nms.onnx", out=tmp_path / "plan", preprocess=LETTERBOX)
+    with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
+        [image] = pipeline.predict([examples / "rocket.jpg"])
+        bounds = {tensor.name: tensor.dims for tensor in pipeline.plan.output_tensors}
+        forms = {form.name: form.metadata().shape for form in signature_of(pipeline.plan, ApiLimits()).gives}
+    shapes = {output.name: output.shape for output in image.outputs}
+    most = bounds["found_boxes"][0]
+    assert (bounds["found_boxes"], forms["found_boxes"]) == ((most, 4), [-1, -1, 4])
+    assert shapes["found_boxes"] == (*shapes["found_scores"], 4)
+    assert shapes["found_scores"] < (most,)
 
 
 @pytest.mark.parametrize(

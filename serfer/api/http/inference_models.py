@@ -198,7 +198,7 @@ class InferenceError(BaseModel):
 
 
 class TensorMetadata(BaseModel):
-    """A tensor that a model takes or gives; -1 stands for the batch."""
+    """A tensor that a model takes or gives; -1 stands for the batch, and for a size that depends on the image."""
 
     name: str
     datatype: str

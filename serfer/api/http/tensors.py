@@ -67,7 +67,8 @@ class TensorForm:
     """A tensor that a model takes or gives; `shape` is one image's, before which the batch goes.
 
     `axes`, where a file has the input in another form than queries, are those of `shape`: "CHW", "HWC" or "HW".
-    `tensor` is what the plan calls an output that has another name here.
+    `tensor` is what the plan calls an output that has another name here. Where an output's size depends on the image,
+    along `varies` of `shape`, that has the most of it.
     """
 
     name: str
@@ -75,6 +76,7 @@ class TensorForm:
     shape: tuple[int, ...]
     axes: str = ""
     tensor: str = ""
+    varies: int | None = None
 
     @property
     def elements(self) -> int:
@@ -103,8 +105,9 @@ class TensorForm:
             return np.ascontiguousarray(array, dtype=np.float32)
 
     def metadata(self) -> TensorMetadata:
-        """Return what the protocol says of a tensor; -1 stands for the batch."""
-        return TensorMetadata(name=self.name, datatype=self.datatype, shape=[-1, *self.shape])
+        """Return what the protocol says of a tensor; -1 stands for the batch, and for a size of the image's own."""
+        shape = [-1 if axis == self.varies else size for axis, size in enumerate(self.shape)]
+        return TensorMetadata(name=self.name, datatype=self.datatype, shape=[-1, *shape])
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,10 @@ def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
     takes = [TensorForm("input", "FP32", (shape.channels, shape.height, shape.width))]
     pixels = TensorForm("image", "UINT8", (shape.height, shape.width, shape.channels))
     images = [pixels] if plan.preprocess is not None else []
-    gives = [TensorForm(each.name, DATATYPES[each.dtype], each.dims) for each in plan.output_tensors]
+    gives = [
+        TensorForm(each.name, DATATYPES[each.dtype], each.dims, varies=each.axis if each.sized_by else None)
+        for each in plan.output_tensors
+    ]
     most = limits.max_images, limits.max_answer_bytes, limits.max_result_bytes
     if plan.file is None:
         return Signature([*takes, *images], gives, *most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,6 +142,7 @@ class _Drawings:
     path: Path
     images: int
     limits: ImageLimits
+    written: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.path.suffix.lower() not in PICTURES:
@@ -158,12 +159,18 @@ class _Drawings:
         path = self.path
         if path.suffix.lower() not in PICTURES:
             stem = "stdin" if isinstance(data, bytes) else PurePath(image.name).stem
-            path = path / f"{stem}{PICTURES[0]}"
+            path = self._free(stem)
             if path.exists():
                 raise InputError(f"{path} exists: give --draw another folder")
         whole = data if isinstance(data, bytes) else read_image(data, self.limits)
         write_whole(path, drawn(upright_image(whole, image.name, self.limits), image.boxes, path.suffix.lower()))
+        self.written.add(path)
         return path
+
+    def _free(self, stem: str) -> Path:
+        """Return a picture's place: images that differ in folder or suffix alone are numbered from the second on."""
+        names = (stem, *(f"{stem}-{number}" for number in range(2, self.images + 1)))
+        return next(place for name in names if (place := self.path / f"{name}{PICTURES[0]}") not in self.written)
 
 
 def _check_boxes(plan: Plan, draw: Path | None, option: str) -> None:

@@ -191,6 +191,15 @@ def test_boxes_are_drawn(predict, examples, tmp_path):
     assert (again.code, "rocket.png exists" in again.err) == (3, True)
 
 
+def test_images_that_differ_in_their_suffix_are_drawn_side_by_side(predict, examples, tmp_path):
+    (tmp_path / "given").mkdir()
+    with Image.open(examples / "rocket.jpg") as image:
+        for name in ("rocket.jpg", "rocket.png"):
+            image.save(tmp_path / "given" / name)
+    assert predict(tmp_path / "given", "--draw", tmp_path / "drawn").code == 0
+    assert {path.name for path in (tmp_path / "drawn").iterdir()} == {"rocket.png", "rocket-2.png"}
+
+
 def test_outputs_whose_size_depends_on_the_image_are_said_to_have_that_size(tmp_path, examples):
     onnx.save(suppressed_onnx(gathered=True), tmp_path / "nms.onnx")
     whole_plan(tmp_path / "nms.onnx", out=tmp_path / "plan", preprocess=LETTERBOX)

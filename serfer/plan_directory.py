@@ -59,8 +59,8 @@ def load_plan(directory: Path, name: str = "") -> Plan:
 
 
 def is_network_file(place: Path | str) -> bool:
-    """Return whether a path is that of a network's file, by its name, and not of a directory."""
-    return str(place).endswith(NETWORK_SUFFIX) and not Path(place).is_dir()
+    """Return whether a path is that of a network's file, by its name in either case, and not of a directory."""
+    return str(place).lower().endswith(NETWORK_SUFFIX) and not Path(place).is_dir()
 
 
 def _read(path: Path) -> str | None:

@@ -151,7 +151,7 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_i
         if any_size:
             raise ModelError(f"{text} classifies whole images: it makes no map")
         return _from_zoo(zoo.ZOO[text], example)
-    if text.endswith(".onnx"):
+    if text.lower().endswith(".onnx"):
         return _from_file(Path(text), example, any_size=any_size, as_is=as_is)
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):

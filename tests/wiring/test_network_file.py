@@ -74,6 +74,12 @@ def test_a_file_is_opened_as_a_plan_directory_is_and_answers_as_onnx_runtime_doe
         assert pipeline.run(np.zeros((2, SIZE, SIZE, 3), np.uint8)).shape == (2, CLASSES)
 
 
+def test_a_files_name_may_be_in_capitals(file, settings, tmp_path):
+    (tmp_path / "SMALL.ONNX").write_bytes(file.read_bytes())
+    with serfer.open(tmp_path / "SMALL.ONNX", store="memory://", settings=settings, preprocess=PREPROCESS) as pipeline:
+        assert pipeline.plan.model == "SMALL"
+
+
 def test_what_says_how_images_and_answers_are_is_the_plans(file, settings):
     described = {"preprocess": PREPROCESS, "labels": LABELS, "activation": "softmax"}
     with serfer.open(file, store="memory://", settings=settings, **described) as pipeline:

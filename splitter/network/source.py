@@ -37,6 +37,7 @@ from splitter.network import zoo
 from splitter.network.by_name.named_model import NamedModel, build, is_named
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.given_input import GivenInput, with_usual_input
+from splitter.network.graph import MAP_RANK
 from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.metadata import read_metadata
 from splitter.network.onnx_models import OPSET, session_of
@@ -60,7 +61,7 @@ _INSTALLED = "site-packages"
 _MOST_ON_ONE_THREAD = 2 * 3 * 512 * 512
 """Values of a batch up to which one thread is fast enough: more of them wait for one another."""
 _FLOAT = int(onnx.TensorProto.FLOAT)
-_MENDED = ("topologically sorted", "GroupNormalization is deprecated")
+_MENDED = ("topologically sorted", "GroupNormalization is deprecated", "Field 'shape' of 'type' is required")
 """What the checker says of files that ONNX Runtime runs."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
@@ -593,7 +594,8 @@ def channels_of(path: Path) -> int | None:
 def _checked(path: Path) -> ExternalWeightsModel:
     """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them.
 
-    GroupNormalization may be that of opset 18 to 20, which ONNX Runtime runs and ONNX's checker refuses.
+    GroupNormalization may be that of opset 18 to 20, and inputs and outputs may lack a shape: ONNX Runtime runs these
+    files, and ONNX's checker refuses them.
     """
     try:
         onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
@@ -605,11 +607,25 @@ def _checked(path: Path) -> ExternalWeightsModel:
             whole.graph.sort()
             model = ExternalWeightsModel.of(whole)
             with_plain_group_norms(model.proto)
-            onnx.checker.check_model(model.proto)
+            _check_without_shapes(model.proto)
         except Exception:  # noqa: BLE001 - any failure means that this was not the only fault
             raise error from None
         return model
     return ExternalWeightsModel.of(ir.load(path))
+
+
+def _check_without_shapes(model: onnx.ModelProto) -> None:
+    """Check a model of which inputs and outputs may lack a shape; such an input gets the axes of images, all open."""
+    graph = model.graph
+    lacking = [value for value in (*graph.input, *graph.output) if not value.type.tensor_type.HasField("shape")]
+    for value in lacking:
+        value.type.tensor_type.shape.SetInParent()
+    onnx.checker.check_model(model)
+    for value in lacking:
+        if value in graph.input:
+            value.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(MAP_RANK))
+        else:
+            value.type.tensor_type.ClearField("shape")
 
 
 def _lacking_weights(path: Path, why: str) -> str:
@@ -725,5 +741,6 @@ def _plainly(error: Exception) -> str:
     if wrong := re.findall(r"index: (\d+) Got: (\d+) Expected: (\d+)", str(error)):
         axes = ", ".join(f"{expected} on axis {axis}, not {got}" for axis, got, expected in wrong)
         return f"its input is fixed to {axes}: give that size, or none"
-    inside = r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|/onnxruntime_src/.*?\) (?=[A-Z])"
+    place = r"/onnxruntime_src/.*?\) (?:const )?(?:\[.*?\] )?"
+    inside = rf"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|{place}"
     return re.sub(inside, "", str(error).strip().partition("\n")[0])

@@ -210,3 +210,14 @@ def test_onnx_runtimes_refusal_is_reported_without_its_internals(tmp_path, form,
     with pytest.raises(ModelError, match="^" + re.escape(text)):
         split(path, out=tmp_path / "plan")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place", ["input", "output"])
+def test_a_file_that_lacks_a_shape_is_read_as_onnx_runtime_reads_it(tmp_path, place):
+    net, x = network()
+    model = net.model(net.flat(x))
+    getattr(model.graph, place)[0].type.tensor_type.ClearField("shape")
+    path = saved(tmp_path, model)
+    source, example = load(path, np.ones((1, 3, 8, 8), np.float32))
+    assert len(source.run(example)) == 1
+    assert split(path, example, tmp_path / "plan").stages

@@ -562,6 +562,8 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset > onnx.defs.onnx_opset_version():
         raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
+    if strange := [value.name for value in model.proto.graph.output if not value.type.HasField("tensor_type")]:
+        raise ModelError(f"{path} gives {strange[0]!r}, a sequence or a map and not a tensor: export it with tensors")
     unread = ""
     keeps_opset = as_is and with_usual_input(model)[0] is model
     if opset < _MIN_SCAN_OPSET or (opset < MIN_OPSET and not keeps_opset):

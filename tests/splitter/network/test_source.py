@@ -221,3 +221,13 @@ def test_a_file_that_lacks_a_shape_is_read_as_onnx_runtime_reads_it(tmp_path, pl
     source, example = load(path, np.ones((1, 3, 8, 8), np.float32))
     assert len(source.run(example)) == 1
     assert split(path, example, tmp_path / "plan").stages
+
+
+def test_a_file_that_gives_a_sequence_is_refused_with_the_outputs_name(tmp_path):
+    net, x = network()
+    model = net.model(net.op("SplitToSequence", x, axis=1))
+    kind = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+    model.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(kind))
+    path = saved(tmp_path, model)
+    with pytest.raises(ModelError, match="a sequence or a map and not a tensor"):
+        split(path, out=tmp_path / "plan")

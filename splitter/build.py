@@ -149,8 +149,10 @@ def _build(
     return plan, (*source.notes, *chosen.decision.notes, *notes)
 
 
-def whole(network: Network, place: Path, budget: Budget, places: tuple[str, ...], progress: Progress) -> Plan:
-    """Read a network and write the plan of one task that runs it as it is, without a search; raises what that does."""
+def whole(
+    network: Network, place: Path, budget: Budget, places: tuple[str, ...], progress: Progress
+) -> tuple[Plan, tuple[str, ...]]:
+    """Read a network and write the plan of one task that runs it as it is, without a search; see `build_plan`."""
     progress("reading the network")
     source, sample = load(network.model, _as_array(network.example), as_is=True)
     graph, source = whole_graph(source, sample, (), network.description.reduction)
@@ -167,7 +169,7 @@ def whole(network: Network, place: Path, budget: Budget, places: tuple[str, ...]
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
         check_exact(plan, directory, source, _check_batch(source, sample), graph.rounding)
-    return plan
+    return plan, source.notes
 
 
 def _read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
+from serfer.core.errors import PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from splitter.network.by_name.named_model import NamedModel
 from splitter.network.description import Description
 from splitter.plan_dir.output_directory import place_for
 from splitter.planning.split_options import (
@@ -46,7 +49,8 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     Nothing of the network is rewritten, and nothing is searched: that takes seconds, where `split` may take minutes.
     The plan is run against the model before it appears. Arguments and errors are those of `split`.
     """
-    place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
+    read = model.weights_from if isinstance(model, NamedModel) else model
+    place = place_for(Path(out), [Path(read)] if isinstance(read, Path | str) else [])
     description = Description.of(preprocess, labels, activation)
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
@@ -65,4 +69,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         from splitter.build import Network, whole  # noqa: PLC0415 - imports onnx, over a second
 
         network = Network(model, example, description, None)
-        return whole(network, place, budget, places, progress or (lambda _step: None))
+        plan, notes = whole(network, place, budget, places, progress or (lambda _step: None))
+    for note in notes:
+        warnings.warn(note, PlanWarning, stacklevel=2)
+    return plan

@@ -13,7 +13,7 @@ from PIL import Image
 
 import serfer
 from serfer.cli.shared.named_model import named_model
-from serfer.core.errors import MissingExtraError, ModelError, UnavailableError, UsageError
+from serfer.core.errors import InputError, MissingExtraError, ModelError, PlanWarning, UnavailableError, UsageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.images import decode_image
 from serfer.variants.register import _network_name
@@ -191,6 +191,18 @@ def test_what_a_plan_does_not_do_as_the_metadata_say_is_noted(timm, changes, res
     assert network.preprocess.resize == resize
     assert note in network.note
     assert bool(note) == bool(network.note)
+
+
+def test_a_whole_plan_warns_of_what_it_does_not_do_as_the_metadata_say(timm, tmp_path):
+    timm.config.crop_mode = "border"
+    with pytest.warns(PlanWarning, match="pads"):
+        serfer.whole_plan(NamedModel("timm:tiny", "random"), out=tmp_path / "plan")
+
+
+def test_a_whole_plan_does_not_replace_the_directory_of_its_weights(tmp_path):
+    network = NamedModel("timm:tiny", tmp_path / "weights" / "net.pth")
+    with pytest.raises(InputError, match="which is to be read"):
+        serfer.whole_plan(network, out=tmp_path / "weights")
 
 
 @pytest.mark.usefixtures("timm")

@@ -1,4 +1,4 @@
-"""What the defaults of `serfer split` choose for the zoo, beside warm queries alone and gangs of any width: priced.
+"""What the defaults of `serfer split` choose for the zoo, compared with warm queries alone and gangs of any width.
 
 *Warm* is `--cold-share 0 --gang-width 16`, *default* the assumed share of cold queries and gangs as wide as were
 measured. Both are for a new AWS account. Nothing is written, and nothing runs.
@@ -106,7 +106,7 @@ def command(
     as_markdown: MarkdownOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Price what split chooses for the zoo by default, beside warm queries alone and gangs of any width."""
+    """Price what split chooses for the zoo by default, and for warm queries alone with gangs of any width."""
     facts, rows = load_settings().facts(), list[Choice]()
     with status_line() as progress:
         for model in models or zoo.ZOO:

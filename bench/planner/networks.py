@@ -220,7 +220,7 @@ def command(
         Path | None, typer.Option(help="A document in whose table to write the rows, each when it is there.")
     ] = None,
     missing: Annotated[
-        bool, typer.Option("--missing", help="Those alone that the document has no seconds of.")
+        bool, typer.Option("--missing", help="Only networks whose seconds are not in the document.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

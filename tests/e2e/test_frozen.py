@@ -1,5 +1,7 @@
 """Local environments that stand still between invocations, as Lambda's do, while servers close their connections."""
 
+from urllib.parse import urlsplit
+
 import numpy as np
 import psutil
 import pytest
@@ -47,6 +49,17 @@ def stand_still(processes):
     return all(each.status() == psutil.STATUS_STOPPED for each in processes)
 
 
+def told(processes, url):
+    """Return whether the server at a URL has closed all connections of some processes."""
+    to_it = [
+        one
+        for each in processes
+        for one in each.net_connections("tcp")
+        if one.raddr and one.raddr.port == urlsplit(url).port
+    ]
+    return all(one.status == psutil.CONN_CLOSE_WAIT for one in to_it)
+
+
 def test_connections_that_are_closed_meanwhile_cost_one_reconnect_each_and_no_task(lean, settings, server, url):
     frozen = settings.model_copy(update={"local_freeze": True})
     with open_store(server.url) as store, serfer.open(lean, store=url, workers="local", settings=frozen) as pipeline:
@@ -55,6 +68,7 @@ def test_connections_that_are_closed_meanwhile_cost_one_reconnect_each_and_no_ta
         assert len(started) == 3
         eventually(lambda: stand_still(started), "all environments stand still")
         killed = store.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0]
+        eventually(lambda: told(started, url), "the environments' connections are closed, through TLS too")
         before = connections(store)
         assert np.array_equal(pipeline.run(batch()), expected)
         report = pipeline.last_report

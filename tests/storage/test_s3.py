@@ -331,7 +331,8 @@ def test_an_upload_that_fails_is_taken_back(monkeypatch, failing):
         pytest.raises((StoreError, StoreUnavailableError), match=r"to put 'k': (MalformedXML|HTTP 500 InternalError)"),
     ):
         store.put("k", bytes(12), 60)
-    assert (seen[-1].method, seen[-1].path) == ("DELETE", "/bucket/p/k?uploadId=u%2F1")
+    taken_back = [one.path for one in seen if one.method == "DELETE"]  # parts may be on their way still
+    assert taken_back == ["/bucket/p/k?uploadId=u%2F1"]
 
 
 def test_an_idle_connection_that_the_server_closed_is_renewed_and_no_request_is_lost(monkeypatch):

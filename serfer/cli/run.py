@@ -13,6 +13,7 @@ import typer
 from serfer.arrays import FORMATS, NPY, Array, encode, file_names, holds, read_npy
 from serfer.cli.classify import standard_input
 from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
 from serfer.cli.shared.network_options import (
     ChannelsOption,
     FileOptions,
@@ -93,9 +94,10 @@ def run(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NETWORK.onnx] IMAGE...",
+            metavar="[NETWORK] IMAGE...",
             help="Image files, or .npy arrays (N, C, H, W) float32 that are the input itself; - reads an image from "
-            "standard input. An .onnx file among them is the network, which is run as it is.",
+            "standard input. An .onnx file, timm:NAME or torchvision:NAME among them is the network, "
+            "which is run as it is.",
         ),
     ],
     directory: Annotated[
@@ -109,6 +111,9 @@ def run(
     preprocess: PreprocessOption = None,
     labels: LabelsOption = None,
     output: OutputOption = None,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     kind: Annotated[
         str,
         typer.Option(
@@ -148,7 +153,7 @@ def run(
     """
     images, plan = network_among(images, plan)
     _check(images, kind)
-    file = FileOptions.of(size, channels, preprocess, labels, output)
+    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     _check_keep(directory, results, keep=keep, other=kind != NPY or compare or cache_s > 0)
     at = plan_directory(plan, model, stack, file, workers)
     url = _results_url(results, workers, stack) if keep else None

@@ -12,6 +12,7 @@ from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.api.observability.logs import configure_logs
 from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import plain
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
 from serfer.cli.shared.network_options import (
     ChannelsOption,
     FileOptions,
@@ -79,6 +80,9 @@ def serve(
     preprocess: PreprocessOption = None,
     labels: LabelsOption = None,
     output: OutputOption = None,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     store: StoreOption = None,
@@ -122,7 +126,7 @@ def serve(
     With nothing named it serves the applications of SERFER_REGISTRY or, where that is not set, efficientnet-lite0 of
     the zoo, which knows ImageNet's classes and is split at the first start.
     """
-    file = FileOptions.of(size, channels, preprocess, labels, output)
+    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_results(with_hosts(settings, allow_host), results)
@@ -153,7 +157,7 @@ def serve(
     if network or model or plan or not applications:
         models = served_models(model, plan, network, file, deployed=workers == "aws")
     else:
-        file.check(files=0)
+        file.check([])
     if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})

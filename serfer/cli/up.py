@@ -22,6 +22,7 @@ from serfer.api.auth.keys import KeyRing
 from serfer.api.observability.background_writer import BackgroundWriter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.registry.options import RegistryOption
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
 from serfer.cli.shared.network_options import (
     ChannelsOption,
     FileOptions,
@@ -98,6 +99,9 @@ def up(
     preprocess: PreprocessOption = None,
     labels: LabelsOption = None,
     output: OutputOption = None,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
     drivers: Annotated[int, typer.Option(min=1, max=64, help="How many drivers stand behind the balancer.")] = 2,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The balancer's port; 0 is any free one.")] = 8000,
@@ -131,7 +135,7 @@ def up(
     if driver.startswith("stepfunctions"):
         raise UsageError(f"--driver {driver}: serfer up has push and poll drivers; for state machines, serfer serve")
     Choices(store, "local", driver, object_store).check()
-    file = FileOptions.of(size, channels, preprocess, labels, output)
+    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     # Errors are reported now, not after minutes by each of the drivers.
     check_logs(log_level, "auto")
     settings = with_results(with_hosts(load_settings(), allow_host), results)
@@ -164,7 +168,7 @@ def up(
     if network or model or plan or not applications:
         models = served_models(model, plan, network, file)
     else:
-        file.check(files=0)
+        file.check([])
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
     options += ["--open-registry"] if open_registry else []
     options += as_plans(models)  # drivers make no plans

@@ -1,7 +1,7 @@
-"""A network's file (.onnx) in place of a plan directory: its plan, which runs it whole, is made when it is first named.
+"""A network in place of a plan directory: the plan, which runs it whole, is made when the network is first named.
 
     net.onnx, options ── SHA-256 ──▶ CACHE/plans/net-KEY ── there ─────────────────────▶ a plan directory
-                                              └── not there: splitter/whole.py ─────────┘  of one task
+    timm:NAME, options                        └── not there: splitter/whole.py ─────────┘  of one task
 
 Apart from open_pipeline.py, because a driver in AWS has no splitter.
 """
@@ -15,8 +15,9 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ from serfer.packaging.build_cache import assembled, cache_of, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write_plan
 from serfer.settings import Settings
+from splitter.network.by_name.named_model import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel
+from splitter.network.by_name.weights_file import check_weights_file
 from splitter.network.description import Description
 
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
@@ -47,23 +50,23 @@ _TOO_SMALL: Final = ("int8", "bool")
 
 @named_extras()
 def plan_of_file(
-    file: Path,
+    network: Path | NamedModel,
     settings: Settings,
     progress: Callable[[str], None],
     example: NDArray[np.float32] | None = None,
     description: Description | None = None,
 ) -> Path:
-    """Return the directory of the plan that runs an ONNX file whole, as one task, in the cache.
+    """Return the directory of the plan that runs an ONNX file or a named network whole, as one task, in the cache.
 
-    It is made when the file is first named, and again whenever file, options or the splitter's own code have changed;
-    of several processes, one makes it. `example`, (N, C, H, W) float32, fixes the input's size where the file does not;
-    `description` says what the file does not. Where nothing says how an image becomes the input, it is assumed
-    (`assumed_preprocess`). Raises ModelError for a file that cannot be run, UnavailableError for a cache that cannot be
-    written.
+    It is made when the network is first named, and again whenever its file, that of its weights, the version of its
+    library, options or the splitter's own code have changed; of several processes, one makes it. `example`,
+    (N, C, H, W) float32, fixes the input's size where the file does not; `description` says what the network does not.
+    Where nothing says how an image becomes the input, it is assumed (`assumed_preprocess`). Raises ModelError for a
+    network that cannot be run, UnavailableError for a cache that cannot be written.
     """
     description = description or Description()
-    _check(file)
-    target = settings.cache_dir / "plans" / _name(file, example, description)
+    called, parts = _of_name(network) if isinstance(network, NamedModel) else _of_file(network)
+    target = settings.cache_dir / "plans" / _name(called, parts, example, description)
     with cache_of(settings.cache_dir):
         if _is_kept(target):
             return target
@@ -71,9 +74,10 @@ def plan_of_file(
         with locked(target.with_name(f".{target.name}.lock")):
             if not _is_kept(target):
                 shutil.rmtree(target, ignore_errors=True)
-                progress(f"reading {file.name}, once: its plan stays in {target.parent}")
+                what = f"building {network}" if isinstance(network, NamedModel) else f"reading {network.name}"
+                progress(f"{what}, once: its plan stays in {target.parent}")
                 with assembled(target) as directory:
-                    _make(file, example, description, directory, progress)
+                    _make(network, example, description, directory, progress)
     return target
 
 
@@ -148,18 +152,46 @@ def _check(file: Path) -> None:
         raise ModelError(f"{str(file)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
 
 
-def _name(file: Path, example: NDArray[np.float32] | None, description: Description) -> str:
-    """Return the name of a file's plan in the cache, which changes with whatever the plan depends on."""
+def _of_file(file: Path) -> tuple[str, dict[str, Any]]:
+    """Return what a file is called, and what its plan depends on."""
+    _check(file)
+    return file.stem, {"name": file.name, "files": [_sha256(file), *(_sha256(path) for path in _outside_files(file))]}
+
+
+def _of_name(model: NamedModel) -> tuple[str, dict[str, Any]]:
+    """Return what a named network is called, and what its plan depends on; the hubs' files are known by the name.
+
+    Whether these were here or are fetched makes no difference.
+    """
+    library, _, called = model.name.partition(":")
+    weights: str = "hub"
+    if model.weights_from not in WEIGHTS_FROM:
+        path = Path(model.weights_from)
+        check_weights_file(path)
+        weights = _sha256(path)
+    elif model.weights_from not in (CACHE, DOWNLOAD):
+        weights = str(model.weights_from)
+    return called, {"name": model.name, "weights": weights, "versions": [_version(library), _version("torch")]}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _name(called: str, parts: dict[str, Any], example: NDArray[np.float32] | None, description: Description) -> str:
+    """Return the name of a network's plan in the cache, which changes with whatever the plan depends on."""
     given = None if example is None else [example.shape, hashlib.sha256(example.tobytes()).hexdigest()]
     parts = {
-        "name": file.name,
-        "files": [_sha256(file), *(_sha256(path) for path in _outside_files(file))],
+        **parts,
         "example": given,
         "description": unstructure(description),
         "code": code_stamp(("splitter", "serfer.core")),
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_KEY]
-    return f"{_UNNAMED.sub('-', file.stem)[:_SHOWN]}-{key}"
+    return f"{_UNNAMED.sub('-', called)[:_SHOWN]}-{key}"
 
 
 def _outside_files(file: Path) -> list[Path]:
@@ -187,17 +219,17 @@ def _is_kept(target: Path) -> bool:
 
 
 def _make(
-    file: Path,
+    network: Path | NamedModel,
     example: NDArray[np.float32] | None,
     description: Description,
     directory: Path,
     progress: Callable[[str], None],
 ) -> None:
-    """Write the plan of a file into an empty directory, with a preprocessing that is assumed where it has none."""
+    """Write the plan of a network into an empty directory, with a preprocessing that is assumed where it has none."""
     from splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
 
     plan = whole_plan(
-        str(file),
+        network if isinstance(network, NamedModel) else str(network),
         example,
         directory,
         preprocess=description.preprocess,

@@ -44,7 +44,7 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import Warmer, keep_warm
-from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, is_network_file, load_cold_plan, load_plan
+from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, is_network, load_cold_plan, load_plan
 from serfer.results import Results
 from serfer.settings import Settings, load_settings
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
@@ -57,12 +57,13 @@ if TYPE_CHECKING:
     from serfer.local.lambda_.faults import Faults
     from serfer.local.lambda_.service import LambdaService
     from serfer.wiring.local import LocalLambda
+    from splitter.network.by_name.named_model import NamedModel
 
 _OPENING = Retry(unavailable_attempts=4)
 
 
 def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
-    directory: Path | str,
+    directory: Path | str | NamedModel,
     *,
     store: str | None = None,
     workers: str | None = None,
@@ -86,7 +87,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     faults: Faults | None = None,
     settings: Settings | None = None,
 ) -> Pipeline:
-    """Open a plan directory for queries, or an .onnx file, which is run as it is, in one task.
+    """Open a plan directory for queries, or an .onnx file or a `NamedModel`, which is run as it is, in one task.
 
     `workers` is "inprocess" (threads of this process), "local" (the local Lambda service, one process for each
     execution environment) or "aws" (the plan's functions as deployed, in boto3's region and with its credentials). By
@@ -112,8 +113,8 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     queries to a pool of instances too (docs/how-to/routing.md). `keep_warm` is "lsth", "hybrid" or seconds: windows
     by which functions are pinged for as long as the pipeline is open (docs/how-to/keep-warm.md), by default what
     SERFER_KEEP_WARM says.
-    `example`, `preprocess`, `labels` and `activation` say what an .onnx file does not, as `split` has them; a plan has
-    its own. The file's plan is kept in the cache. Without `preprocess`, images are stretched to the input's size, as
+    `example`, `preprocess`, `labels` and `activation` say what a network does not, as `split` has them; a plan has
+    its own. The network's plan is kept in the cache. Without `preprocess`, images are stretched to the input's size, as
     RGB times 1/255 (PlanWarning).
     `faults` are what the local Lambda service does wrong on purpose.
 
@@ -142,11 +143,13 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     deployment = stack if isinstance(stack, Deployment) else None
     settings = settings or load_settings()
     choices.check()
-    if is_network_file(directory):
-        directory = _of_file(Path(directory), choices, settings, example, preprocess, labels, activation)
-    elif not (example is None and preprocess is None and not labels and activation is None):
-        raise UsageError(f"example, preprocess, labels and activation describe an .onnx file; {directory} is a plan")
-    opening = _read(directory, choices, settings, deployment, routing, faults)
+    if is_network(directory):
+        place = _of_network(directory, choices, settings, example, preprocess, labels, activation)
+    else:
+        place = Path(str(directory))
+        if not (example is None and preprocess is None and not labels and activation is None):
+            raise UsageError(f"example, preprocess, labels and activation describe an .onnx file; {place} is a plan")
+    opening = _read(place, choices, settings, deployment, routing, faults)
     loop, parts = LoopThread(), AsyncExitStack()
     try:
         return loop.wait(_assemble(opening, parts, loop))
@@ -155,8 +158,8 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
         raise
 
 
-def _of_file(
-    file: Path,
+def _of_network(
+    network: Path | str | NamedModel,
     choices: Choices,
     settings: Settings,
     example: Any | None,  # noqa: ANN401 - same
@@ -164,15 +167,18 @@ def _of_file(
     labels: Sequence[str] | Path | str,
     activation: str | None,
 ) -> Path:
-    """Return the directory of the plan of a file, and warn of what was assumed."""
+    """Return the directory of the plan of a file or a named network, and warn of what was assumed."""
     if choices.workers == "aws":
-        raise UsageError(f"{file} has no functions in AWS: split it, deploy the plan (serfer package), and open that")
+        raise UsageError(f"{network} has no functions in AWS: split it, deploy the plan (serfer package), open that")
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - drivers in AWS have no splitter
+    from splitter.network.by_name.named_model import NamedModel, is_named  # noqa: PLC0415 - same
     from splitter.network.description import Description  # noqa: PLC0415 - same
 
     array = None if example is None else np.asarray(example)
     description = Description.of(preprocess, labels, activation)
-    directory = plan_of_file(file, settings, lambda _step: None, array, description)
+    if not isinstance(network, NamedModel):
+        network = NamedModel(str(network)) if is_named(str(network)) else Path(network)
+    directory = plan_of_file(network, settings, lambda _step: None, array, description)
     if preprocess is None and (said := assumption(load_plan(directory))):
         warnings.warn(said, PlanWarning, stacklevel=3)
     return directory

@@ -1,14 +1,14 @@
 """What an ONNX file's metadata say of its images and its classes, in the forms in which exporters write them.
 
-Keys are those of ultralytics (its exporter and YOLOv5's export.py), of RapidOCR's conversions of PaddleOCR, and of ONNX
-itself (docs/MetadataProps.md of onnx: Image.BitmapPixelFormat and others). Nothing of them is executed.
+Keys are those of ultralytics (its exporter and YOLOv5's export.py), of RapidAI (conversions of PaddlePaddle networks),
+and of ONNX itself (docs/MetadataProps.md of onnx: Image.BitmapPixelFormat and others). Nothing of them is executed.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from serfer.core.plan import OPENCV_BILINEAR, Pad, Preprocess
@@ -16,7 +16,9 @@ from serfer.core.plan import OPENCV_BILINEAR, Pad, Preprocess
 _MOST_BYTES = 1024 * 1024
 _MOST_NAMES = 65_536
 _GREY = 114  # what ultralytics pads with
+_STEPS_RANK = 3  # of an output of text recognition: images, steps of a line, classes
 _ZERO = 127  # the byte next to what is 0 after PaddleOCR's mean and standard deviation
+_MORE_CLASSES = (1, 2)  # than characters, as text recognition has: one for none, and one for a space
 _NAMES = ("names", "labels", "classes", "class_names")
 _TEXT = r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\""""
 _ITEM = re.compile(rf"""\s*(?:["']?(\d{{1,6}})["']?\s*:\s*)?({_TEXT})\s*(?:,|$)""")
@@ -52,11 +54,17 @@ class FileDescription:
         return f"The file's metadata ({self.origin}) say {' and '.join(parts)}." if parts else ""
 
 
-def read_metadata(properties: Mapping[str, str], shape: tuple[int, ...]) -> FileDescription:
-    """Return what a file's metadata say for an input of `shape`, (N, C, H, W); what is malformed is passed over."""
+def read_metadata(
+    properties: Mapping[str, str], shape: tuple[int, ...], outputs: Sequence[Sequence[int]] = ()
+) -> FileDescription:
+    """Return what a file's metadata say for an input of `shape`, (N, C, H, W); what is malformed is passed over.
+
+    `outputs` are the axes of the file's outputs as it declares them, 0 for those that it leaves open.
+    """
     known = {key.lower(): value for key, value in properties.items() if len(value) <= _MOST_BYTES}
-    for read in (_of_ultralytics, _of_paddle_ocr, _of_onnx):
-        if found := read(known, shape):
+    classes = {axes[-1] for axes in outputs if len(axes) == _STEPS_RANK}
+    for found in (_of_ultralytics(known, shape), _of_rapid_ai(known, shape, classes), _of_onnx(known, shape)):
+        if found:
             return found
     labels = next((names for key in _NAMES if (names := parse_names(known.get(key, "")))), ())
     return FileDescription(labels=labels, origin="names" if labels else "")
@@ -84,12 +92,21 @@ def _of_task(task: str, stretched: bool, shape: tuple[int, ...]) -> Preprocess |
     return None
 
 
-def _of_paddle_ocr(known: Mapping[str, str], shape: tuple[int, ...]) -> FileDescription | None:
-    """Recognition: its file has the dictionary of characters, which are not classes of an image."""
-    if "character" not in known:
+def _of_rapid_ai(known: Mapping[str, str], shape: tuple[int, ...], classes: set[int]) -> FileDescription | None:
+    """Return what `character` says: a dictionary of text recognition, which has no classes of an image, or its classes.
+
+    `classes` are how many numbers the outputs of three axes have for each step of a line of text.
+    """
+    text = known.get("character", "").removesuffix("\n")
+    counts = {len(text.splitlines()), len(text.split("\n"))}  # a character may be a line's end for the former alone
+    if not text.strip() or max(counts) > _MOST_NAMES:
         return None
-    preprocess = _scaled("BGR", shape[1], mean=0.5, std=0.5, pad=Pad("height", _ZERO))
-    return FileDescription(preprocess, (), "a dictionary of characters, as PaddleOCR's recognition has")
+    if not classes & counts and classes & {count + more for count in counts for more in _MORE_CLASSES}:
+        preprocess = _scaled("BGR", shape[1], mean=0.5, std=0.5, pad=Pad("height", _ZERO))
+        return FileDescription(preprocess, (), "a dictionary of characters, as PaddleOCR's recognition has")
+    names = tuple(line.strip() for line in text.strip().split("\n"))
+    usable = all(names) and not any(map(_has_control, names))
+    return FileDescription(labels=names, origin="character, as RapidAI writes it") if usable else None
 
 
 def _of_onnx(known: Mapping[str, str], shape: tuple[int, ...]) -> FileDescription | None:
@@ -149,7 +166,11 @@ def _unquoted(token: str) -> str:
         value = _ESCAPE.sub(_unescaped, token[1:-1]).encode("utf-16", "surrogatepass").decode("utf-16")
     except (ValueError, OverflowError):  # half a character, or no character's number
         return ""
-    return "" if any(unicodedata.category(char) == "Cc" for char in value) else value
+    return "" if _has_control(value) else value
+
+
+def _has_control(text: str) -> bool:
+    return any(unicodedata.category(char) == "Cc" for char in text)
 
 
 def _unescaped(escape: re.Match[str]) -> str:

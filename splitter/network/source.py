@@ -559,6 +559,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
             why = "it is a file of another kind"
         raise ModelError(f"{path} is not an ONNX model: {why}") from error
     properties = {entry.key: entry.value for entry in model.proto.metadata_props}
+    declared = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.proto.graph.output]
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset > onnx.defs.onnx_opset_version():
         raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
@@ -576,7 +577,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
             example = given.like_images(example)
-    known = read_metadata(properties, example.shape)
+    known = read_metadata(properties, example.shape, declared)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
     as_given = _runner(path, given, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
     source = Source(path.stem, f"from {path.name}", light, run, given.suited(known.preprocess), labels, exported=False)

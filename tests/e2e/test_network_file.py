@@ -98,7 +98,16 @@ def test_a_plan_of_another_size_is_another_plan(serfer_here, tmp_path, examples)
         (["small.onnx", "cat.png", "--plan", "plan"], 2, "small.onnx and plan are several networks"),
         (["small.onnx", "rocket.jpg", "--model", "alexnet"], 2, "give --plan or --model, not both"),
         (["small.onnx", "cat.png"], 3, "cat.png does not exist"),
-        (["cat.png", "--plan", "plan", "--size", "32x32"], 2, "describe an .onnx file; a plan has its own"),
+        (
+            ["cat.png", "--plan", "plan", "--size", "32x32"],
+            2,
+            "timm:NAME or torchvision:NAME; a plan has its own",
+        ),
+        (["cat.png", "--plan", "plan", "--random"], 2, "--random says where the weights of timm:NAME"),
+        (["small.onnx", "rocket.jpg", "--random"], 2, "torchvision:NAME are from, not small.onnx's"),
+        (["timm:resnet18", "small.onnx", "cat.png"], 2, "timm:resnet18 and small.onnx are several networks"),
+        (["timm:resnet18", "rocket.jpg", "--random", "--download"], 2, "--random and --download contradict each other"),
+        (["timm:resnet18", "rocket.jpg", "--weights-file", "no.pth"], 3, "'no.pth' cannot be read: No such file"),
         (["no.onnx", "rocket.jpg"], 3, "no.onnx does not exist"),
         (["small.onnx", "rocket.jpg", "--size", "32"], 2, "write HEIGHTxWIDTH"),
         (["small.onnx", "rocket.jpg", "--size", "99x99"], 3, "fixed to 34 on axis 2, not 99, 34 on axis 3, not 99"),
@@ -113,6 +122,18 @@ def test_wrong_use_is_refused_in_a_line(serfer_here, file, examples, tmp_path, a
     told = serfer_here("classify", *arguments)
     assert told.code == code
     assert words in told.err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples):
+    named = ("classify", "torchvision:shufflenet_v2_x0_5", examples / "rocket.jpg", "--size", "64x64", *HERE)
+    refused = serfer_here(*named)
+    assert (refused.code, "are not on this machine" in refused.err, "--random" in refused.err) == (3, True, True)
+    told = serfer_here(*named, "--random", "--compare")
+    assert (told.code, "building torchvision:shufflenet_v2_x0_5, once" in told.err) == (0, True), told.err
+    assert "weights: random (seed 0): answers mean nothing" in told.out
+    assert "difference from the unsplit model: 0.0e+00" in told.out
+    assert "once" not in serfer_here(*named, "--random").err
 
 
 def test_commands_that_take_plans_alone_say_what_to_do(serfer_here, file):

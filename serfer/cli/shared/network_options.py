@@ -1,9 +1,9 @@
-"""Shared by the commands that take a network's file: what the file does not say, as options, and the plan of a file."""
+"""Shared by the commands that take a network's file or name: what that does not say, as options, and its plan."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,11 +13,13 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from serfer.cli.shared.named_model import FROM_CACHE, WeightsFrom
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS
 from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import load_settings
+from splitter.network.by_name.named_model import NamedModel
 from splitter.network.description import Description
 
 SizeOption = Annotated[
@@ -53,44 +55,64 @@ _RGB = 3  # channels by default
 
 @dataclass(frozen=True)
 class FileOptions:
-    """What a command's options say of a network's file."""
+    """What a command's options say of a network's file, and of a named one where its weights are from."""
 
     size: str | None
     channels: int | None
     description: Description
+    weights: WeightsFrom = FROM_CACHE
 
     @classmethod
     def of(
-        cls, size: str | None, channels: int | None, preprocess: Path | None, labels: Path | None, output: str | None
+        cls,
+        size: str | None,
+        channels: int | None,
+        preprocess: Path | None,
+        labels: Path | None,
+        output: str | None,
+        weights: WeightsFrom = FROM_CACHE,
     ) -> FileOptions:
         """Read the options; raises UsageError and InputError."""
         example_of(size, channels)  # refuses what no file has
-        return cls(size, channels, Description.of(preprocess, labels or (), output))
+        return cls(size, channels, Description.of(preprocess, labels or (), output), weights)
 
-    def check(self, files: int) -> None:
-        """Refuse options that describe a file where there is none, or several; raises UsageError."""
-        if files != 1 and (self.size is not None or self.description != Description()):
-            which = "a plan has its own" if files == 0 else f"there are {files}: split all but one before"
-            raise UsageError(f"--size, --channels, --preprocess, --labels and --output describe an .onnx file; {which}")
+    def check(self, networks: Sequence[Path | str]) -> None:
+        """Refuse options that describe a network where there is none, or several; raises UsageError."""
+        if len(networks) == 1:
+            self.weights.of(str(networks[0]))
+            return
+        count = len(networks)
+        which = f"there are {count}: split all but one before" if count else "a plan has its own"
+        if self.weights != FROM_CACHE:
+            raise UsageError(
+                f"{self.weights.given} says where the weights of timm:NAME or torchvision:NAME are from; {which}"
+            )
+        if self.size is not None or self.description != Description():
+            raise UsageError(
+                "--size, --channels, --preprocess, --labels and --output describe an .onnx file, timm:NAME or "
+                f"torchvision:NAME; {which}"
+            )
 
 
 NO_OPTIONS = FileOptions(None, None, Description())
 
 
-def plan_of(file: Path, options: FileOptions, progress: Callable[[str], None], *, deployed: bool = False) -> Path:
-    """Return the directory of the plan of a network's file, in the cache, and say what was assumed.
+def plan_of(network: Path | str, options: FileOptions, progress: Callable[[str], None], *, deployed: bool) -> Path:
+    """Return the directory of the plan of a network, in the cache, and say what was assumed.
 
-    Raises UsageError for functions that are `deployed`, which a file has none of.
+    Raises UsageError for functions that are `deployed`, which a network has none of.
     """
     if deployed:
         raise UsageError(
-            f"{file} has no functions in AWS: write a plan (serfer split {file} --out plan; --whole: in seconds), "
-            "deploy that (serfer package plan --out build), and give --plan plan"
+            f"{network} has no functions in AWS: write a plan (serfer split {network} --out plan; --whole: in seconds) "
+            "and deploy that (serfer package plan --out build), and give --plan plan"
         )
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
 
-    example = example_of(options.size, options.channels, file)
-    directory = plan_of_file(file, load_settings(), progress, example, options.description)
+    example = example_of(options.size, options.channels, network)
+    chosen = options.weights.of(str(network))
+    given = chosen if isinstance(chosen, NamedModel) else Path(chosen)
+    directory = plan_of_file(given, load_settings(), progress, example, options.description)
     if options.description.preprocess is None and (said := assumption(load_plan(directory))):
         complain(said)
     return directory

@@ -15,7 +15,7 @@ from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.plan_directory import is_network_file
+from serfer.plan_directory import is_network
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 
@@ -27,7 +27,10 @@ PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan direct
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
 PlanOrFileOption = Annotated[
     Path | None,
-    typer.Option("--plan", help="A plan directory, from serfer split; or an .onnx file, which is run as it is."),
+    typer.Option(
+        "--plan",
+        help="A plan directory, from serfer split; or an .onnx file, timm:NAME or torchvision:NAME, run as it is.",
+    ),
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
 
@@ -137,9 +140,9 @@ def plan_directory(
     check_named(stack, plan, model)
     if plan is not None and model is not None:
         raise UsageError("give --plan or --model, not both")
-    is_file = plan is not None and is_network_file(plan)
-    file.check(files=int(is_file))
-    if plan is not None and not is_file:
+    made = plan is not None and is_network(plan)
+    file.check([plan] if plan is not None and made else [])
+    if plan is not None and not made:
         return plan
     with status_lines() as progress:
         if plan is not None:
@@ -150,8 +153,8 @@ def plan_directory(
 
 
 def network_among(images: Sequence[str], plan: Path | None) -> tuple[list[str], Path | None]:
-    """Return images without the network's file among them, and that file in place of --plan; raises UsageError."""
-    files = [name for name in images if is_network_file(name)]
+    """Return images without the network among them, a file or a name, and that in place of --plan; UsageError."""
+    files = [name for name in images if is_network(name)]
     others = [name for name in images if name not in files]
     if not files:
         return others, plan

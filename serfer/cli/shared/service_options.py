@@ -21,7 +21,7 @@ from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.fleet.policy_state import open_place
 from serfer.pipeline.plan_choice import terms
-from serfer.plan_directory import COLD_DIRECTORY, is_network_file, load_cold_plan, load_plan
+from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
 from serfer.wiring.options import check_keep_warm
 from splitter.network.zoo import ZOO
@@ -39,7 +39,8 @@ NetworksArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[[NAME=]NETWORK]...",
-        help="An .onnx file, which is served as it is; a plan directory, from serfer split; or a model of the zoo.",
+        help="An .onnx file, timm:NAME or torchvision:NAME, which is served as it is; a plan directory, from serfer "
+        "split; or a model of the zoo.",
         show_default=False,
     ),
 ]
@@ -194,7 +195,8 @@ def served_models(
 ) -> dict[str, Path]:
     """Return the plan directories to serve, by model name; by default the zoo's own default.
 
-    `networks` are files, plan directories or models of the zoo, and come first; `file` says what a file does not.
+    `networks` are files, plan directories, names of a library or models of the zoo, and come first; `file` says what
+    a file does not.
     Raises UsageError for two of one name, or a file where functions are `deployed`; PlanError for a map plan.
     """
     models: dict[str, Path] = {}
@@ -203,15 +205,16 @@ def served_models(
         *((name, None) for name in names or ()),
         *((None, plan) for plan in plans or ()),
     ]
-    file.check(sum(is_network_file(text) for _, text in wanted if text))
+    places = [_place(text) for _, text in wanted if text]
+    file.check([place for place in places if is_network(place)])
     for name, text in wanted or [(None, None)]:
         if text is None:
             directory = plan_directory(None, name)
             called = (plan := load_plan(directory)).model
         else:
             match = _NAMED.fullmatch(text)
-            directory = Path(match[2] if match else text)
-            if is_network_file(directory):
+            directory = _place(text)
+            if is_network(directory):
                 with status_lines() as progress:
                     directory = plan_of(directory, file, progress, deployed=deployed)
             plan = load_plan(directory)
@@ -221,6 +224,12 @@ def served_models(
             raise UsageError(f"two models are called {called}: name one of them, NAME={text or directory}")
         models[called] = directory
     return models
+
+
+def _place(text: str) -> Path:
+    """Return what [NAME=]NETWORK has after the name."""
+    match = _NAMED.fullmatch(text)
+    return Path(match[2] if match else text)
 
 
 def _network(text: str) -> tuple[str | None, str | None]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from serfer.core.errors import ModelError, SerferError, UsageError
 from serfer.core.plan import Preprocess
+from serfer.plan_directory import LIBRARIES
 from serfer.plug_ins import in_one_line
 from splitter.network.by_name.model_card import ModelCard
 
 if TYPE_CHECKING:
     import torch
 
-LIBRARIES: Final = ("timm", "torchvision")
 WEIGHTS_FROM: Final = ("cache", "download", "random")
 CACHE, DOWNLOAD, RANDOM = WEIGHTS_FROM
 _NAME: Final = re.compile(rf"({'|'.join(LIBRARIES)}):([A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})")

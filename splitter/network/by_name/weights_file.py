@@ -27,7 +27,7 @@ _MOST_NAMED: Final = 3
 
 def read_weights(path: Path) -> Weights:
     """Return the tensors of a file by their names, on the processor; raises ModelError for what is not such a file."""
-    _check_bytes(path)
+    check_weights_file(path)
     try:
         loaded = _safetensors(path) if path.suffix == _SAFETENSORS else _torch(path)
     except ModuleNotFoundError:
@@ -42,7 +42,8 @@ def read_weights(path: Path) -> Weights:
     return _tensors(path, loaded)
 
 
-def _check_bytes(path: Path) -> None:
+def check_weights_file(path: Path) -> None:
+    """Refuse what is not a file of weights' size before it is read; raises ModelError."""
     try:
         size = path.stat().st_size
         if path.is_file() and zipfile.is_zipfile(path):

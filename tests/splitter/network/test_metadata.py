@@ -61,9 +61,12 @@ def test_what_is_no_list_of_names_is_passed_over(text):
     assert parse_names(text) == ()
 
 
-@given(st.dictionaries(st.sampled_from([*ULTRALYTICS, "character", "Image.BitmapPixelFormat"]), st.text(max_size=50)))
-def test_any_metadata_are_read_or_passed_over(properties):
-    read_metadata(properties, SHAPE)
+@given(
+    st.dictionaries(st.sampled_from([*ULTRALYTICS, "character", "Image.BitmapPixelFormat"]), st.text(max_size=50)),
+    st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=3),
+)
+def test_any_metadata_are_read_or_passed_over(properties, outputs):
+    read_metadata(properties, SHAPE, outputs)
 
 
 class TestUltralytics:
@@ -109,10 +112,30 @@ def test_onnxs_own_keys_say_how_pixels_are_scaled(pixel_format, pixel_range, cha
     assert read_metadata(keys, (1, 1, 8, 8)).preprocess is None
 
 
-def test_text_recognition_is_as_high_as_its_input():
-    found = read_metadata({"character": "a\nb"}, (1, 3, 48, 320))
-    assert (found.preprocess.pad, found.preprocess.channels) == (Pad("height", 127), "BGR")
-    assert "names" not in found.sentence
+class TestCharacter:
+    @pytest.mark.parametrize("classes", [3, 4])
+    @pytest.mark.parametrize("text", ["a\nb", "\u3000\nb\n"])
+    def test_text_recognition_is_as_high_as_its_input(self, text, classes):
+        found = read_metadata({"character": text}, (1, 3, 48, 320), [(0, 0, classes)])
+        assert (found.preprocess.pad, found.preprocess.channels) == (Pad("height", 127), "BGR")
+        assert "names" not in found.sentence
+
+    @pytest.mark.parametrize(
+        "outputs",
+        [
+            pytest.param([(0, 4)], id="a classifier"),
+            pytest.param([(1, 475, 4), (1, 130, 4), (1, 475, 32), (1, 130, 32)], id="a detector"),
+            pytest.param([(1, 475, 4), (1, 475, 5)], id="a detector whose boxes have as many numbers as dictionaries"),
+            pytest.param([()], id="open"),
+        ],
+    )
+    def test_other_networks_of_rapid_ai_name_their_classes(self, outputs):
+        found = read_metadata({"character": "0\r\n90\r\n180\r\n270\n"}, (1, 3, 224, 224), outputs)
+        assert (found.preprocess, found.labels) == (None, ("0", "90", "180", "270"))
+
+    @pytest.mark.parametrize("text", ["", "\n", "a\n\nb", "a\n\x00b", "a\n" * 70_000])
+    def test_what_names_no_classes_is_passed_over(self, text):
+        assert read_metadata({"character": text}, SHAPE, [(0, 2)]) == read_metadata({}, SHAPE)
 
 
 class TestSplit:

@@ -12,11 +12,18 @@ import torch
 from PIL import Image
 
 import serfer
-from serfer.cli.shared.named_model import named_model
+from serfer.cli.shared.named_model import WeightsFrom, named_model
+from serfer.cli.shared.network_options import FileOptions
+from serfer.cli.shared.options import network_among, plan_directory
+from serfer.cli.shared.service_options import served_models
 from serfer.core.errors import InputError, MissingExtraError, ModelError, PlanWarning, UnavailableError, UsageError
+from serfer.core.exactness import relative_error
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.images import decode_image
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings
 from serfer.variants.register import _network_name
+from serfer.wiring.network_file import _of_name, plan_of_file
 from splitter.network.by_name import hub_cache, weights_file
 from splitter.network.by_name.named_model import NamedModel, build
 from splitter.network.by_name.torchvision_models import card
@@ -265,6 +272,55 @@ def test_options_say_where_weights_are_from():
     assert named_model("net.onnx", None, False, False) == "net.onnx"  # noqa: FBT003 - as commands call it
     assert named_model("timm:tiny", None, True, False) == NamedModel("timm:tiny", "random")  # noqa: FBT003 - same
     assert named_model("timm:tiny", Path("a.pth"), False, False) == NamedModel("timm:tiny", Path("a.pth"))  # noqa: FBT003 - same
+
+
+@pytest.mark.usefixtures("timm")
+def test_a_named_network_is_opened_where_a_plan_is(tmp_path):
+    settings, network = Settings(cache_dir=tmp_path / "cache"), NamedModel("timm:tiny", "random")
+    images = np.random.default_rng(0).standard_normal((3, 3, 24, 24), dtype=np.float32)
+    with serfer.open(network, store="memory://", workers="inprocess", settings=settings) as pipeline:
+        answers, plan = pipeline.run(images), pipeline.plan
+        assert len(pipeline.classify([PHOTOGRAPH])) == 1
+    with torch.inference_mode():
+        expected = build(network).module(torch.from_numpy(images)).numpy()
+    assert relative_error(answers, expected) < 1e-5
+    assert (plan.model, plan.tasks, plan.untrained, plan.labels) == ("tiny.own", 1, True, tuple("abcde"))
+    with pytest.raises(ModelError, match="are not on this machine"):
+        serfer.open("timm:tiny", store="memory://", workers="inprocess", settings=settings)
+
+
+def test_the_plan_of_a_named_network_is_made_once_for_its_weights(timm, tmp_path):
+    settings, file = Settings(cache_dir=tmp_path / "cache"), tmp_path / "net.pth"
+    torch.save(tiny().state_dict(), file)
+
+    def made(weights):
+        return plan_of_file(NamedModel("timm:tiny", weights), settings, lambda _step: None)
+
+    drawn, trained = made("random"), made(file)
+    assert (drawn.name.startswith("tiny-"), drawn == trained, len(timm.built)) == (True, False, 2)
+    assert (made("random"), made(file), len(timm.built)) == (drawn, trained, 2)
+    torch.save(tiny().state_dict(), file)
+    assert made(file) != trained
+
+
+def test_weights_that_are_fetched_are_those_of_the_cache():
+    kept, fetched, drawn = (_of_name(NamedModel("timm:tiny", weights)) for weights in ("cache", "download", "random"))
+    assert kept == fetched != drawn
+
+
+@pytest.mark.usefixtures("timm")
+def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
+    random = FileOptions.of("32x32", None, None, None, None, WeightsFrom(random=True))
+    images, network = network_among(["timm:tiny", "a.png"], None)
+    assert images == ["a.png"]
+    plan = load_plan(plan_directory(network, None, file=random))
+    assert (plan.input.height, plan.untrained) == (32, True)
+    assert load_plan(served_models(None, ["own=timm:tiny"], file=random)["own"]) == plan
+    with pytest.raises(UsageError, match="timm:tiny has no functions in AWS: write a plan"):
+        plan_directory(network, None, "stack", random)
+    with pytest.raises(UsageError, match="there are 2: split all but one before"):
+        served_models(None, ["timm:tiny"], ["torchvision:resnet18"], random)
 
 
 def test_a_registered_network_is_named_after_its_architecture():

@@ -69,9 +69,9 @@ def classify(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NETWORK.onnx] IMAGE...",
-            help="Image files, or folders of them; - reads one from standard input. An .onnx file among them is the "
-            "network, which is run as it is.",
+            metavar="[NETWORK] IMAGE...",
+            help="Image files, or folders of them; - reads one from standard input. A plan directory, or an .onnx "
+            "file, which is run as it is, among them is the network.",
         ),
     ],
     model: ModelOption = None,

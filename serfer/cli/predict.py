@@ -58,9 +58,9 @@ def predict(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NETWORK.onnx] IMAGE...",
-            help="Image files, or folders of them; - reads one from standard input. An .onnx file among them is the "
-            "network, which is run as it is.",
+            metavar="[NETWORK] IMAGE...",
+            help="Image files, or folders of them; - reads one from standard input. A plan directory, or an .onnx "
+            "file, which is run as it is, among them is the network.",
         ),
     ],
     model: ModelOption = None,

@@ -93,9 +93,9 @@ def run(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NETWORK.onnx] IMAGE...",
+            metavar="[NETWORK] IMAGE...",
             help="Image files, or .npy arrays (N, C, H, W) float32 that are the input itself; - reads an image from "
-            "standard input. An .onnx file among them is the network, which is run as it is.",
+            "standard input. A plan directory, or an .onnx file, which is run as it is, among them is the network.",
         ),
     ],
     directory: Annotated[

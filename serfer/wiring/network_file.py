@@ -12,7 +12,6 @@ import hashlib
 import json
 import mmap
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.errors import ModelError, PlanError
+from serfer.core.errors import ModelError
 from serfer.core.plan import Plan, Preprocess, sealed
 from serfer.extras import named_extras
-from serfer.files import locked
-from serfer.packaging.build_cache import assembled, cache_of, in_use
 from serfer.packaging.bundle import code_stamp
-from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write_plan
+from serfer.plan_directory import file_sha256, write_plan
 from serfer.settings import Settings
+from serfer.wiring.plan_cache import cached_plan
 from splitter.network.description import Description
 
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
@@ -63,18 +61,12 @@ def plan_of_file(
     """
     description = description or Description()
     _check(file)
-    target = settings.cache_dir / "plans" / _name(file, example, description)
-    with cache_of(settings.cache_dir):
-        if _is_kept(target):
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f".{target.name}.lock")):
-            if not _is_kept(target):
-                shutil.rmtree(target, ignore_errors=True)
-                progress(f"reading {file.name}, once: its plan stays in {target.parent}")
-                with assembled(target) as directory:
-                    _make(file, example, description, directory, progress)
-    return target
+
+    def make(directory: Path) -> None:
+        progress(f"reading {file.name}, once: its plan stays in {directory.parent}")
+        _make(file, example, description, directory, progress)
+
+    return cached_plan(settings.cache_dir, _name(file, example, description), make)
 
 
 def assumed_preprocess(plan: Plan) -> Preprocess | None:
@@ -173,17 +165,6 @@ def _sha256(file: Path) -> str:
         return file_sha256(file)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _is_kept(target: Path) -> bool:
-    """Return whether the cache has a plan, every byte of it, and mark it as used."""
-    if not in_use(target):
-        return False
-    try:
-        check_artefacts(load_plan(target), target)
-    except PlanError:
-        return False
-    return True
 
 
 def _make(

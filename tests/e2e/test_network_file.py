@@ -90,7 +90,9 @@ def test_a_plan_of_another_size_is_another_plan(serfer_here, tmp_path, examples)
     assert "stretched to 20 x 24 pixels" in told.err
 
 
-@pytest.mark.parametrize("command", ["classify", "run", "predict"])
+@pytest.mark.parametrize(
+    "command", ["classify", *(pytest.param(command, marks=pytest.mark.slow) for command in ("run", "predict"))]
+)
 def test_a_plan_directory_among_the_images_is_the_network(serfer_here, tmp_path, examples, command):
     plan = split_small(tmp_path / "other", activation="sigmoid")
     told = serfer_here(

@@ -122,6 +122,7 @@ def test_a_plan_that_was_altered_in_the_cache_is_made_again(made, file, tmp_path
     assert made(file, settings=settings) == (directory, False)
 
 
+@pytest.mark.slow
 def test_processes_that_want_a_plan_at_once_make_it_once(file, tmp_path):
     settings, said = Settings(cache_dir=tmp_path / "cache"), []
     with ThreadPoolExecutor(3) as threads:
@@ -148,7 +149,9 @@ def test_a_cache_that_cannot_be_written_serves_the_plans_that_it_has(file, made,
         made(file, settings=settings, labels=LABELS)
 
 
-@pytest.mark.parametrize("step", ["tempfile.mkdtemp", "splitter.plan_dir.assemble.write_plan"])
+@pytest.mark.parametrize(
+    "step", ["tempfile.mkdtemp", pytest.param("splitter.plan_dir.assemble.write_plan", marks=pytest.mark.slow)]
+)
 def test_a_cache_without_room_says_what_to_do_and_keeps_nothing(file, made, monkeypatch, tmp_path, step):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -130,7 +130,7 @@ def _build(
         plan, chosen = _write_plan(choose, source, graph, budget, directory, progress)
         progress.begin()
         progress("checking the parts against the whole")
-        check_exact(plan, directory, source, batch, graph.rounding)
+        notes.append(check_exact(plan, directory, source, batch, graph.rounding))
         if chosen.cold.decision is not None:
             first, always = chosen.cold.decision, replace(options, cold_plan="always")
 
@@ -146,7 +146,7 @@ def _build(
             else:
                 progress("checking the parts of the cold plan")
                 check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
-    return plan, (*source.notes, *chosen.decision.notes, *notes)
+    return plan, (*source.notes, *chosen.decision.notes, *filter(None, notes))
 
 
 def whole(
@@ -168,8 +168,8 @@ def whole(
     with appearing_whole(place) as directory:
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
-        check_exact(plan, directory, source, _check_batch(source, sample), graph.rounding)
-    return plan, source.notes
+        note = check_exact(plan, directory, source, _check_batch(source, sample), graph.rounding)
+    return plan, (*source.notes, *filter(None, [note]))
 
 
 def _read(

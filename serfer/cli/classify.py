@@ -71,8 +71,8 @@ def classify(
         list[str],
         typer.Argument(
             metavar="[NETWORK] IMAGE...",
-            help="Image files, or folders of them; - reads one from standard input. An .onnx file, timm:NAME or "
-            "torchvision:NAME among them is the network, which is run as it is.",
+            help="Image files, or folders of them; - reads one from standard input. A plan directory, or an .onnx file, "
+            "timm:NAME or torchvision:NAME, which is run as it is, among them is the network.",
         ),
     ],
     model: ModelOption = None,

@@ -12,7 +12,6 @@ import hashlib
 import json
 import mmap
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -23,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.errors import ModelError, PlanError
+from serfer.core.errors import ModelError
 from serfer.core.plan import Plan, Preprocess, sealed
 from serfer.extras import named_extras
-from serfer.files import locked
-from serfer.packaging.build_cache import assembled, cache_of, in_use
 from serfer.packaging.bundle import code_stamp
-from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write_plan
+from serfer.plan_directory import file_sha256, write_plan
 from serfer.settings import Settings
+from serfer.wiring.plan_cache import cached_plan
 from splitter.network.by_name.named_model import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel
 from splitter.network.by_name.weights_file import check_weights_file
 from splitter.network.description import Description
@@ -66,19 +64,13 @@ def plan_of_file(
     """
     description = description or Description()
     called, parts = _of_name(network) if isinstance(network, NamedModel) else _of_file(network)
-    target = settings.cache_dir / "plans" / _name(called, parts, example, description)
-    with cache_of(settings.cache_dir):
-        if _is_kept(target):
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f".{target.name}.lock")):
-            if not _is_kept(target):
-                shutil.rmtree(target, ignore_errors=True)
-                what = f"building {network}" if isinstance(network, NamedModel) else f"reading {network.name}"
-                progress(f"{what}, once: its plan stays in {target.parent}")
-                with assembled(target) as directory:
-                    _make(network, example, description, directory, progress)
-    return target
+    what = f"building {network}" if isinstance(network, NamedModel) else f"reading {network.name}"
+
+    def make(directory: Path) -> None:
+        progress(f"{what}, once: its plan stays in {directory.parent}")
+        _make(network, example, description, directory, progress)
+
+    return cached_plan(settings.cache_dir, _name(called, parts, example, description), make)
 
 
 def assumed_preprocess(plan: Plan) -> Preprocess | None:
@@ -205,17 +197,6 @@ def _sha256(file: Path) -> str:
         return file_sha256(file)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _is_kept(target: Path) -> bool:
-    """Return whether the cache has a plan, every byte of it, and mark it as used."""
-    if not in_use(target):
-        return False
-    try:
-        check_artefacts(load_plan(target), target)
-    except PlanError:
-        return False
-    return True
 
 
 def _make(

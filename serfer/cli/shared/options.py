@@ -15,7 +15,7 @@ from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.plan_directory import is_network
+from serfer.plan_directory import is_network, is_plan_directory
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 
@@ -153,16 +153,19 @@ def plan_directory(
 
 
 def network_among(images: Sequence[str], plan: Path | None) -> tuple[list[str], Path | None]:
-    """Return images without the network among them, a file or a name, and that in place of --plan; UsageError."""
-    files = [name for name in images if is_network(name)]
-    others = [name for name in images if name not in files]
-    if not files:
+    """Return images without the network among them, and that in place of --plan; raises UsageError.
+
+    It is an .onnx file, timm:NAME, torchvision:NAME or a plan directory.
+    """
+    networks = [name for name in images if is_network(name) or is_plan_directory(name)]
+    others = [name for name in images if name not in networks]
+    if not networks:
         return others, plan
-    if plan is not None or len(files) > 1:
-        raise UsageError(f"{' and '.join([*files, *([str(plan)] if plan else [])])} are several networks: give one")
+    if plan is not None or len(networks) > 1:
+        raise UsageError(f"{' and '.join([*networks, *([str(plan)] if plan else [])])} are several networks: give one")
     if not others:
-        raise UsageError(f"{files[0]} is a network: name images, too")
-    return others, Path(files[0])
+        raise UsageError(f"{networks[0]} is a network: name images, too")
+    return others, Path(networks[0])
 
 
 @contextmanager

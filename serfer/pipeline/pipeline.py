@@ -27,7 +27,6 @@ from serfer.core.errors import DeadlineError, UnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan import ImageLimits, Plan
 from serfer.core.plan.answers import Answer, as_answer
-from serfer.core.plan.window_plan import query_plan
 from serfer.core.report import ImageAnswer, PredictedImage, QueryReport
 from serfer.core.wire import MAX_TTL
 from serfer.images import DecodedImage, Recipe, decode_sized, read_image
@@ -37,7 +36,16 @@ from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.kept_answers import Keeper
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
 from serfer.pipeline.prediction import NamedImage, Wanted, predicted
-from serfer.pipeline.query import Query, check_batch, check_count, check_images, cut_crops, preprocess_of
+from serfer.pipeline.query import (
+    Query,
+    check_batch,
+    check_count,
+    check_images,
+    cut_crops,
+    plan_for,
+    preprocess_of,
+    size_of,
+)
 from serfer.pipeline.result import Result, from_cache, from_functions, from_instance, with_counts
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm
@@ -191,7 +199,7 @@ class Pipeline:
     def _owned(self, query: Query) -> Query:
         """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
         if self._target is None and not isinstance(self._plans, TwoPlans):
-            return replace(query, crops=cut_crops(query_plan(self.plan, query.context.window), query.array))
+            return replace(query, crops=cut_crops(plan_for(self.plan, query.array, query.context.window), query.array))
         return replace(query, array=query.array.copy()) if query.array.flags.writeable else query
 
     async def answer(
@@ -216,7 +224,7 @@ class Pipeline:
         self, array: NDArray[Any], deadline_s: float, context: RequestContext, decoded_s: float = 0.0
     ) -> Query | Result:
         """Check a query of an array, and return it, or its result where the answer is kept."""
-        started, plan = _now() - decoded_s, query_plan(self.plan, context.window)
+        started, plan = _now() - decoded_s, plan_for(self.plan, array, context.window)
         check_batch(plan, array)
         self._check(deadline_s)
         self._check_result(context, len(array))
@@ -429,7 +437,7 @@ class Pipeline:
         if self._plans is None:
             raise UnavailableError("no instance took the query, and this pipeline has no functions")
         with self._plans.choose() as chosen:
-            plan, crops = query_plan(chosen.plan, query.context.window), query.crops
+            plan, crops = plan_for(chosen.plan, query.array, query.context.window), query.crops
             if crops is None:
                 crops = await self._loop.compute(query.array.nbytes, cut_crops, plan, query.array)
                 query = replace(query, cut=(query.cut[0], _now()))
@@ -437,7 +445,8 @@ class Pipeline:
             if left_s <= 0:
                 raise DeadlineError("no answer by the deadline: it passed before the query could begin")
             kept = self._planned(chosen.plan, query)
-            answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, query.context))
+            context = replace(query.context, size=size_of(chosen.plan, query.array))
+            answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, context))
         if kept and self._keeper:
             answer = with_counts(answer, await self._keeper.finish(kept, deadline))
         make = partial(from_functions, plan, query, answer, self.facts, plan_reason=chosen.reason, kept=kept)

@@ -453,7 +453,7 @@ def _check_shapes(outputs: Sequence[Array], stage: Stage, tile: Tile, task: Task
         if output.shape != shape.of(rect, task.batch):
             raise PlanError(
                 f"output {number} of images of {task.size} has shape {output.shape}, the plan says "
-                f"{shape.of(rect, task.batch)}: make the plan again, with a larger multiple in --sizes"
+                f"{shape.of(rect, task.batch)}: make the plan again, with a larger multiple in --size"
             )
 
 

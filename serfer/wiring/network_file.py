@@ -52,18 +52,19 @@ def plan_of_file(
     progress: Callable[[str], None],
     example: NDArray[np.float32] | None = None,
     description: Description | None = None,
+    sizes: str | None = None,
 ) -> Path:
     """Return the directory of the plan that runs an ONNX file whole, as one task, in the cache.
 
     It is made when the file is first named, and again whenever file, options or the splitter's own code have changed;
     of several processes, one makes it. `example`, (N, C, H, W) float32, fixes the input's size where the file does not;
-    `description` says what the file does not. Where nothing says how an image becomes the input, it is assumed
-    (`assumed_preprocess`). Raises ModelError for a file that cannot be run, UnavailableError for a cache that cannot be
-    written.
+    `description` says what the file does not; with `sizes` it takes images of many (`whole_plan`). Where nothing says
+    how an image becomes the input, it is assumed (`assumed_preprocess`). Raises ModelError for a file that cannot be
+    run, UnavailableError for a cache that cannot be written.
     """
     description = description or Description()
     _check(file)
-    target = settings.cache_dir / "plans" / _name(file, example, description)
+    target = settings.cache_dir / "plans" / _name(file, example, description, sizes)
     with cache_of(settings.cache_dir):
         if _is_kept(target):
             return target
@@ -73,7 +74,7 @@ def plan_of_file(
                 shutil.rmtree(target, ignore_errors=True)
                 progress(f"reading {file.name}, once: its plan stays in {target.parent}")
                 with assembled(target) as directory:
-                    _make(file, example, description, directory, progress)
+                    _make(file, example, description, sizes, directory, progress)
     return target
 
 
@@ -148,7 +149,7 @@ def _check(file: Path) -> None:
         raise ModelError(f"{str(file)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
 
 
-def _name(file: Path, example: NDArray[np.float32] | None, description: Description) -> str:
+def _name(file: Path, example: NDArray[np.float32] | None, description: Description, sizes: str | None) -> str:
     """Return the name of a file's plan in the cache, which changes with whatever the plan depends on."""
     given = None if example is None else [example.shape, hashlib.sha256(example.tobytes()).hexdigest()]
     parts = {
@@ -157,6 +158,7 @@ def _name(file: Path, example: NDArray[np.float32] | None, description: Descript
         "example": given,
         "description": unstructure(description),
         "code": code_stamp(("splitter", "serfer.core")),
+        "sizes": sizes,
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_KEY]
     return f"{_UNNAMED.sub('-', file.stem)[:_SHOWN]}-{key}"
@@ -190,6 +192,7 @@ def _make(
     file: Path,
     example: NDArray[np.float32] | None,
     description: Description,
+    sizes: str | None,
     directory: Path,
     progress: Callable[[str], None],
 ) -> None:
@@ -203,6 +206,7 @@ def _make(
         preprocess=description.preprocess,
         labels=description.labels,
         activation=description.output,
+        sizes=sizes,
         progress=progress,
     )
     assumed = assumed_preprocess(plan)

@@ -83,6 +83,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     preprocess: Preprocess | Path | str | None = None,
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
+    sizes: str | None = None,
     faults: Faults | None = None,
     settings: Settings | None = None,
 ) -> Pipeline:
@@ -114,7 +115,8 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     SERFER_KEEP_WARM says.
     `example`, `preprocess`, `labels` and `activation` say what an .onnx file does not, as `split` has them; a plan has
     its own. The file's plan is kept in the cache. Without `preprocess`, images are stretched to the input's size, as
-    RGB times 1/255 (PlanWarning).
+    RGB times 1/255 (PlanWarning). With `sizes`, such as "32..2016x32..2016,multiple=32", a file takes images of many
+    sizes, a query of one (`whole_plan`).
     `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
@@ -143,9 +145,11 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     settings = settings or load_settings()
     choices.check()
     if is_network_file(directory):
-        directory = _of_file(Path(directory), choices, settings, example, preprocess, labels, activation)
-    elif not (example is None and preprocess is None and not labels and activation is None):
-        raise UsageError(f"example, preprocess, labels and activation describe an .onnx file; {directory} is a plan")
+        directory = _of_file(Path(directory), choices, settings, example, preprocess, labels, activation, sizes)
+    elif not (example is None and preprocess is None and not labels and activation is None and sizes is None):
+        raise UsageError(
+            f"example, preprocess, labels, activation and sizes describe an .onnx file; {directory} is a plan"
+        )
     opening = _read(directory, choices, settings, deployment, routing, faults)
     loop, parts = LoopThread(), AsyncExitStack()
     try:
@@ -163,6 +167,7 @@ def _of_file(
     preprocess: Preprocess | Path | str | None,
     labels: Sequence[str] | Path | str,
     activation: str | None,
+    sizes: str | None,
 ) -> Path:
     """Return the directory of the plan of a file, and warn of what was assumed."""
     if choices.workers == "aws":
@@ -172,7 +177,7 @@ def _of_file(
 
     array = None if example is None else np.asarray(example)
     description = Description.of(preprocess, labels, activation)
-    directory = plan_of_file(file, settings, lambda _step: None, array, description)
+    directory = plan_of_file(file, settings, lambda _step: None, array, description, sizes)
     if preprocess is None and (said := assumption(load_plan(directory))):
         warnings.warn(said, PlanWarning, stacklevel=3)
     return directory

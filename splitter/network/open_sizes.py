@@ -39,8 +39,8 @@ def plan_sizes(run: Run, image: _Image, sizes: InputSizes, results: Sequence[Res
     """
     if varying := next((result.name for result in results if result.varying), None):
         raise ModelError(
-            f"the size of the model's output {varying!r} depends on what is in the image, and on its size: leave "
-            "--sizes out, with --size for one size"
+            f"the size of the model's output {varying!r} depends on what is in the image, not on its size alone: give "
+            "one size"
         )
 
     def dims_at(size: Size) -> list[tuple[int, ...]]:
@@ -56,7 +56,7 @@ def plan_sizes(run: Run, image: _Image, sizes: InputSizes, results: Sequence[Res
             if forms.dims(number, size) != dims:
                 raise ModelError(
                     f"the model's output {result.name!r} is {_x(dims)} for images of {_x(size)}, where smaller ones "
-                    f"let expect {_x(forms.dims(number, size))}: its size is rounded; give a larger multiple in --sizes"
+                    f"let expect {_x(forms.dims(number, size))}: its size is rounded; give a larger multiple in --size"
                 )
     return forms
 
@@ -92,7 +92,7 @@ def _forms(
     (low, high), (left, right) = ends
     shapes = [seen[size][number] for size in ((low, left), (high, left), (low, right), (high, right))]
     if len({len(shape) for shape in shapes}) > 1:
-        raise ModelError("the number of axes of the model's outputs depends on the image's size: leave --sizes out")
+        raise ModelError("the number of axes of the model's outputs depends on the image's size: give one size")
     rows, columns = sizes.units((low, left))
     return tuple(_form(rows, columns, *axis) for axis in zip(*shapes, strict=True))
 
@@ -109,7 +109,7 @@ def _answer(run: Run, image: _Image, size: Size) -> Answer:
         return run(image(size))
     except ModelError as error:
         raise ModelError(
-            f"the model does not take images of {_x(size)}, which --sizes allows: {error}; often a larger multiple "
+            f"the model does not take images of {_x(size)}, which --size allows: {error}; often a larger multiple "
             "helps, such as 32"
         ) from error
 

@@ -84,8 +84,8 @@ def _forms(source: Source, sample: Array, sizes: InputSizes, results: Sequence[R
     """Return the sizes of a network's outputs; raises ModelError for a module, which was exported at one size."""
     if source.exported:
         raise ModelError(
-            "--sizes is for .onnx files whose rows and columns are open: export the module with dynamic axes, and give "
-            "that file"
+            "a range of sizes is for .onnx files whose rows and columns are open: export the module with dynamic axes, "
+            "and give that file"
         )
     random = np.random.default_rng(3)
 

@@ -22,7 +22,7 @@ _LONGEST_SIDE = 1 << 16
 _MOST_VALUES = 1 << 28
 _MOST_TEXT = 200
 _EXAMPLE = "write HEIGHTxWIDTH, either as LEAST..MOST, such as 32..2016x32..2016,multiple=32,pixels=1048576"
-_TEXT = re.compile(r"(\d{1,5})(?:\.\.(\d{1,5}))?x(\d{1,5})(?:\.\.(\d{1,5}))?((?:,[a-z]+=\d{1,10})*)")
+_TEXT = r"(\d{1,5})(?:\.\.(\d{1,5}))?x(\d{1,5})(?:\.\.(\d{1,5}))?((?:,[a-z]+=\d{1,10})*)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class InputSizes:
 
     @classmethod
     def of(cls, text: str) -> InputSizes:
-        """Read what `--sizes` takes; raises InputError for text that is not sizes."""
-        match = _TEXT.fullmatch(text) if len(text) <= _MOST_TEXT else None
+        """Read a range of `--size`; raises InputError for text that is not sizes."""
+        match = re.fullmatch(_TEXT, text) if len(text) <= _MOST_TEXT else None
         pairs = [item.split("=") for item in match[5].split(",")[1:]] if match else []
         given = {name: int(value) for name, value in pairs}
         if match is None or not given.keys() <= {"multiple", "pixels"} or len(given) < len(pairs):

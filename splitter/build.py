@@ -332,6 +332,7 @@ def _check_answer(graph: Graph, source: Source) -> None:
     classes = _classes(graph)
     if source.preprocess:
         check_channels(source.preprocess, graph.shape(graph.input))
+        source.preprocess.check_sizes(graph.sizes.input if graph.sizes else None)
         source.check_numbers(source.preprocess)
     if source.detection is None and source.labels and classes is not None and len(source.labels) != classes:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from serfer.core.plan import ImageLimits, Plan
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.report import ImageAnswer, PredictedImage, QueryReport
 from serfer.core.wire import MAX_TTL
-from serfer.images import DecodedImage, Recipe, decode_sized, read_image
+from serfer.images import DecodedImage, Recipe, decode_sized, read_image, stacked
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
 from serfer.pipeline.health import Health, Probe
@@ -251,17 +251,22 @@ class Pipeline:
     @property
     def recipe(self) -> Recipe:
         """The preprocessing of an image; raises PlanError where the plan does not say."""
-        return Recipe(preprocess_of(self.plan), self.plan.input, self._limits)
+        sizes = self.plan.sizes.input if self.plan.sizes else None
+        return Recipe(preprocess_of(self.plan), self.plan.input, self._limits, sizes)
 
     def pixels(self, images: Sequence[Image], names: Sequence[str] | None = None) -> NDArray[np.uint8]:
-        """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes."""
-        return np.stack([image.pixels for image in self._decoded(images, names or _names(images))])
+        """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes.
+
+        Raises ImageError where a plan of many sizes takes them at several.
+        """
+        names = names or _names(images)
+        return stacked(self._decoded(images, names), names)
 
     def _decoded(self, images: Sequence[Image], names: Sequence[str]) -> list[DecodedImage]:
         recipe = self.recipe
         preprocess, shape, limits = recipe.preprocess, recipe.shape, recipe.limits
         named = zip(self._encoded(images), names, strict=True)
-        return [decode_sized(data, name, preprocess, shape, limits) for data, name in named]
+        return [decode_sized(data, name, preprocess, shape, limits, sizes=recipe.sizes) for data, name in named]
 
     def _encoded(self, images: Sequence[Image]) -> list[bytes]:
         """Return the bytes of images, those of paths read."""
@@ -296,6 +301,7 @@ class Pipeline:
     ) -> list[PredictedImage]:
         """Return what the network finds in images (encoded bytes, or paths), of which it makes one query.
 
+        A plan of many sizes makes a query of those of each size, of which `last_report` is one.
         By its plan that is the `top_k` best classes of each image, the boxes of a detector (in the image's own pixels,
         of at least `min_score` where that is given in place of the plan's), or its outputs: vectors as values, masks
         and maps of one channel as PNG. `names` are as for `classify`.
@@ -309,9 +315,17 @@ class Pipeline:
         names = _names(images) if names is None else names
         decoded = self._decoded(images, names)
         left_s = _left_after_decoding(deadline_s, _now() - started)
-        result = self._waited(self.submit(np.stack([image.pixels for image in decoded]), deadline_s=left_s))
-        named = [NamedImage(name, image.size) for name, image in zip(names, decoded, strict=True)]
-        return list(predicted(self.plan, result.outputs, named, Wanted(top_k, min_score)))
+        asked = [
+            (places, batch, self.submit(batch, deadline_s=left_s))
+            for places in _of_one_size(decoded)
+            for batch in [np.stack([decoded[place].pixels for place in places])]
+        ]
+        found: dict[int, PredictedImage] = {}
+        for places, batch, future in asked:
+            named = [NamedImage(names[place], decoded[place].size) for place in places]
+            outputs, plan = self._waited(future).outputs, plan_for(self.plan, batch)
+            found |= zip(places, predicted(plan, outputs, named, Wanted(top_k, min_score)), strict=True)
+        return [found[place] for place in range(len(decoded))]
 
     def submit_images(
         self,
@@ -361,7 +375,9 @@ class Pipeline:
 
     def cache_key(self, images: Sequence[Image]) -> str | None:
         """Return what a query of images is kept under, None where answers are not kept; paths are read."""
-        return None if self._cache is None else self._cache.key(self._encoded(images))
+        if self._cache is None or self.plan.sizes:  # how large an answer is follows from the decoded image
+            return None
+        return self._cache.key(self._encoded(images))
 
     async def answer_pixels(
         self,
@@ -504,6 +520,14 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _of_one_size(images: Sequence[DecodedImage]) -> Iterable[list[int]]:
+    """Return the places of images of each input size, in the order of their first ones."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, image in enumerate(images):
+        places.setdefault(image.pixels.shape, []).append(place)
+    return places.values()
 
 
 def _left_after_decoding(deadline_s: float, decoded_s: float) -> float:

@@ -101,10 +101,12 @@ def assumption(plan: Plan) -> str:
         )
     if assumed != assumed_preprocess(plan):
         return ""
+    fit = f"{shape.height} x {shape.width} pixels"
+    fit = f"the nearest of {plan.sizes.input}" if plan.sizes else fit
     colours = "RGB" if assumed.channels == "RGB" else "grey"
     values = "as they are, 0 to 255" if assumed.scale == 1 else "times 1/255"
     return (
-        f"assumed: images of {plan.model} are stretched to {shape.height} x {shape.width} pixels, {colours}, their "
+        f"assumed: images of {plan.model} are stretched to {fit}, {colours}, their "
         f"values {values}; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
     )
 

@@ -1,5 +1,6 @@
 """Plans that take images of many sizes: at each what ONNX Runtime gives, and bounded before anything runs."""
 
+import io
 from dataclasses import replace
 
 import numpy as np
@@ -9,16 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from PIL import Image
 
+import serfer
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
-from serfer.core.errors import InputError, ModelError, PlanError, TaskFailedError, UsageError
+from serfer.core.errors import ImageError, InputError, ModelError, PlanError, PlanWarning, TaskFailedError, UsageError
+from serfer.core.exactness import relative_error
 from serfer.core.plan import AxisForm, InputSizes, PlanSizes, SideSizes, check_sound
 from serfer.core.plan.sized_plan import sized_plan
 from serfer.instance.network import load_whole
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from splitter.describe import describe
 from splitter.network import open_sizes
+from splitter.network.description import read_preprocess
 from splitter.profiling import measured_part
 from splitter.whole import whole_plan
 from tests.splitter.models import Net, opened
@@ -75,6 +82,18 @@ def saved(tmp_path, model):
 
 def made(tmp_path, model, sizes=SIZES):
     return whole_plan(saved(tmp_path, model), out=tmp_path / "plan", sizes=sizes)
+
+
+def unsplit_of(path):
+    session = ort.InferenceSession(path)
+    return lambda batch: session.run(None, {"x": batch})[0]
+
+
+def png(width, height):
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()
 
 
 def noise(count, rows, columns):
@@ -195,6 +214,65 @@ def test_a_worker_says_where_the_network_gives_another_size(tmp_path, monkeypatc
         pytest.raises(TaskFailedError, match=r"\(1, 5, 2, 2\), the plan says \(1, 5, 6, 2\)"),
     ):
         pipeline.run(noise(1, 16, 16))
+
+
+class TestImages:
+    """Images, whose input's size follows from their own."""
+
+    @pytest.fixture
+    def images(self):
+        return [png(24, 16), png(40, 9), png(23, 17)]  # 16 x 24, 8 x 40, 16 x 24
+
+    @pytest.fixture
+    def directory(self, tmp_path):
+        (tmp_path / "images.toml").write_text("shorter_side = 8\n")
+        path = saved(tmp_path, everything())
+        whole_plan(path, out=tmp_path / "plan", sizes=SIZES, preprocess=tmp_path / "images.toml")
+        return tmp_path / "plan"
+
+    def test_images_of_several_sizes_are_answered_in_their_order(self, directory, images):
+        with opened(directory) as pipeline:
+            found = pipeline.predict(images)
+            assert [(image.height, image.width) for image in found] == [(16, 24), (9, 40), (17, 23)]
+            assert [output.shape for image in found for output in image.outputs if output.name == "small"] == [
+                *((5, 2, 3), (5, 1, 5), (5, 2, 3))
+            ]
+            alone = [pipeline.predict([image])[0].outputs for image in images]
+            assert [image.outputs for image in found] == alone
+            assert pipeline.run(pipeline.pixels(images[:1]))["map"].shape == (1, 5, 16, 24)
+            with pytest.raises(
+                ImageError, match="image 1 is an input of 8 x 40 pixels, the first image one of 16 x 24"
+            ):
+                pipeline.pixels(images)
+
+    def test_images_are_classified_and_answers_of_arrays_are_kept(self, tmp_path, images):
+        path = saved(tmp_path, classifier())
+        settings = Settings(cache_dir=tmp_path / "cache")
+        with pytest.warns(PlanWarning, match=r"stretched to the nearest of 8 to 40 \(multiples of 8\) rows"):
+            opened_file = serfer.open(path, store="memory://", sizes=SIZES, settings=settings, cache_s=60)
+        with opened_file as pipeline:
+            [first] = pipeline.classify(images[:1])
+            assert pipeline.classify(images[:1]) == [first]
+            assert len(pipeline.classify([images[0], images[2]])) == 2
+            for size in ((8, 8), (8, 16), (8, 8)):
+                assert relative_error(pipeline.run(noise(1, *size)), unsplit_of(path)(noise(1, *size))) < 1e-6
+            assert pipeline.last_report.target == "cache"
+
+    def test_a_description_for_another_kind_of_plan_is_refused(self, directory, tmp_path):
+        (tmp_path / "crop.toml").write_text("resize = 16\n")
+        with pytest.raises(PlanError, match="by the crop of the preprocessing an image of any size"):
+            describe(directory, preprocess=tmp_path / "crop.toml")
+        assert describe(directory, preprocess=replace(load_plan(directory).preprocess, limit=None)).sizes
+        with pytest.raises(PlanError, match="for a plan that takes images of many sizes"):
+            whole_plan(tmp_path / "net.onnx", noise(1, 8, 8), tmp_path / "one", preprocess=tmp_path / "images.toml")
+
+    @pytest.mark.parametrize(
+        "text", ["shorter_side = 8\nlonger_side = 9", "shorter_side = 8\nresize = 9", "longer_side = 0"]
+    )
+    def test_a_file_that_limits_no_side_is_refused(self, tmp_path, text):
+        (tmp_path / "images.toml").write_text(text)
+        with pytest.raises(InputError, match="side"):
+            read_preprocess(tmp_path / "images.toml")
 
 
 class TestCommandLine:

@@ -72,6 +72,7 @@ from serfer.core.plan.preprocess import (
     Pad,
     Placement,
     Preprocess,
+    SideLimit,
 )
 from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
@@ -141,6 +142,7 @@ __all__ = [
     "Range",
     "SampleDifference",
     "Shape",
+    "SideLimit",
     "SideSizes",
     "Stage",
     "Tile",

@@ -56,6 +56,14 @@ class SideSizes:
         """Return the largest of them that is not larger than `size`, or the least."""
         return max(self.least, min(self.most, math.floor(size) // self.multiple * self.multiple))
 
+    def ceil(self, size: float) -> int:
+        """Return the smallest of them that is not smaller than `size`, or the most."""
+        return self.floor(math.ceil(size / self.multiple) * self.multiple)
+
+    def nearest(self, size: float) -> int:
+        """Return the one nearest to `size`; of two, the one that is an even number of multiples."""
+        return self.floor(round(size / self.multiple) * self.multiple)
+
     def __str__(self) -> str:
         if not self.varies:
             return str(self.least)
@@ -102,6 +110,15 @@ class InputSizes:
         rows = self.rows.floor(max(math.isqrt(self.most_pixels), self.most_pixels // self.columns.most))
         rows = self.rows.floor(min(rows, self.most_pixels // self.columns.least))
         columns = self.columns.floor(self.most_pixels // rows)
+        return rows, columns
+
+    def within(self, rows: int, columns: int) -> Size:
+        """Return a size of possible sides with its larger side reduced, then the other one, until its pixels fit."""
+        if rows * columns > self.most_pixels:
+            if rows > columns:
+                rows = self.rows.floor(self.most_pixels // columns)
+            columns = self.columns.floor(self.most_pixels // rows)
+            rows = self.rows.floor(min(rows, self.most_pixels // columns))
         return rows, columns
 
     @property

@@ -152,6 +152,8 @@ def _check_file(plan: Plan) -> None:
 def _check_sizes(plan: Plan) -> None:
     """Refuse sizes of a plan that is not one task, or of outputs that are not the plan's at its largest size."""
     sizes = plan.sizes
+    if plan.preprocess:
+        plan.preprocess.check_sizes(sizes.input if sizes else None)
     if sizes is None:
         return
     largest, tensors = sizes.input.largest, plan.output_tensors

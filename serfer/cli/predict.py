@@ -22,6 +22,7 @@ from serfer.cli.shared.network_options import (
 )
 from serfer.cli.shared.options import (
     DriverOption,
+    ImagesArgument,
     JsonOption,
     ModelOption,
     ObjectStoreOption,
@@ -56,14 +57,7 @@ _SHOWN = 8  # values of a vector
 
 
 def predict(
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NETWORK] IMAGE...",
-            help="Image files, or folders of them; - reads one from standard input. A plan directory, or an .onnx file, "
-            "timm:NAME or torchvision:NAME, which is run as it is, among them is the network.",
-        ),
-    ],
+    images: ImagesArgument,
     model: ModelOption = None,
     plan: PlanOrFileOption = None,
     size: SizeOption = None,

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from serfer.control.values.trainer import Trainer
     from serfer.pipeline.pipeline import Pipeline
 
+ImagesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[NETWORK] IMAGE...",
+        help="Image files, or folders of them; - reads one from standard input. A plan directory, or an .onnx file, "
+        "timm:NAME or torchvision:NAME, which is run as it is, among them is the network.",
+    ),
+]
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
 PlanOrFileOption = Annotated[

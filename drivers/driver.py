@@ -20,7 +20,8 @@ TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys 
 class RequestContext:
     """The request of a query: its id, for workers' logs, and a callback that watches its stages.
 
-    `window` is the tile of a map plan that the query computes; other plans' queries have none. A query in the
+    `window` is the tile of a map plan that the query computes, `size` the rows and columns of its images where a plan
+    takes many sizes; other plans' queries have none. A query in the
     `background` starts its tasks when no other query of the same slots waits for one.
 
     With a `result`, the last stage's tiles write their outputs there, in the store of results, and the answer has none:
@@ -37,6 +38,7 @@ class RequestContext:
     window: int | None = None
     background: bool = False
     result: ResultPlace | None = None
+    size: tuple[int, int] | None = None
 
 
 NO_CONTEXT = RequestContext()

@@ -38,6 +38,7 @@ from serfer.core.plan import Gang, Piece, Plan
 from serfer.core.plan.answers import answer_arrays, verified_parts
 from serfer.core.plan.borders import BORDER_HEADER, Member, members
 from serfer.core.plan.gang_times import patience_s
+from serfer.core.plan.sized_plan import sized_plan
 from serfer.core.run_machine import (
     WRONG_ANSWER,
     Abort,
@@ -64,6 +65,8 @@ from storage.exchange import START, Exchange, Message
 from storage.store import Store
 
 _LEAST_PATIENCE_S = 0.001
+_PATHS = 1024
+"""Pairs of a number of images and a size whose paths are known."""
 
 
 class PushDriver(QueryDriver):
@@ -117,7 +120,9 @@ class PushDriver(QueryDriver):
         exchange = _open_exchange(plan, store, slots.limit) if gangs else None
         limit = inline_limit if answer_limit is None else min(inline_limit, answer_limit)
         self.plan, self.store, self.exchange, self.clock, self.retry = plan, store, exchange, clock, retry or Retry()
-        self.paths = functools.cache(lambda batch: data_paths(plan, batch, limit, gangs=exchange is not None))
+        self.paths = functools.lru_cache(_PATHS)(
+            lambda batch, size: data_paths(sized_plan(plan, size), batch, limit, gangs=exchange is not None)
+        )
         self.inline_limit = inline_limit
         self.crop_limit = inline_limit if crop_limit is None else min(crop_limit, inline_limit)
         self.hedging = LearntHedging() if hedge else None
@@ -174,9 +179,9 @@ class PushRun:
 
     def __init__(self, driver: PushDriver, request: QueryRequest) -> None:
         self._driver = driver
-        self._plan = driver.plan
+        self._plan = sized_plan(driver.plan, request.context.size)
         self._request = request
-        self._paths = driver.paths(request.batch)
+        self._paths = driver.paths(request.batch, request.context.size)
         self._name = query_id(secrets.token_hex(16), one_slot=self._paths.one_slot)
         self._gangs = {gang.start: gang.stop for gang in driver.plan.gangs} if driver.exchange else {}
         tiles = [1] if request.context.window is not None else [stage.grid.tiles for stage in driver.plan.stages]
@@ -277,7 +282,7 @@ class PushRun:
             age=self._request.age,
             deadline=self._request.deadline,
             answer_bytes=self._answer_bytes(task),
-            alone=task.gang is not None or self._run.stages[stage].tiles[tile].alone,
+            alone=task.gang is not None or task.size is not None or self._run.stages[stage].tiles[tile].alone,
         )
 
     async def _attempt(self, together: Sequence[PendingTask]) -> None:
@@ -393,6 +398,7 @@ class PushRun:
                 request=self._request.context.request,
                 gang=Membership(stop, self._patience_s(stage)) if stop else None,
                 result=result,
+                size=self._request.context.size,
             )
         return self._tasks[place]
 

@@ -183,7 +183,7 @@ class Worker:
         wanted = self._wanted(task, member.before)
         stored = self._store.get_many(wanted) if wanted else []
         counts = StoreCounts(bytes_get=sum(map(len, stored)), gets=len(stored))
-        first = [self._crop(task, stored)] if task.stage == 0 else []
+        first = [self._crop(task, stored, self._plan.stages[0])] if task.stage == 0 else []
         values = [] if first else self._values(task, stored)
         run = GangRun(member, task, self._sessions, self._store, self._open_exchange(), self._results)
         shares = run.run(first, values, StageShare(started, counts))
@@ -233,6 +233,8 @@ class Worker:
         common is raised, as by `run`.
         """
         started = time.perf_counter()
+        if any(task.size for task in tasks):
+            raise InputError("tasks of queries with sizes of their own share no invocation")
         for task in tasks:
             stage, _ = self._find(task)
         inputs = self._read_each(tasks, stage)
@@ -300,6 +302,8 @@ class Worker:
         read = time.perf_counter()
         inputs = {f"input{number}": value for number, value in enumerate(_joined(reads))}
         outputs = self._sessions.run(stage, tile, inputs)
+        if reads[0].task.size:
+            _check_shapes(outputs, stage, tile, reads[0].task)
         computed = time.perf_counter()
         written = [
             self._write(read.task, tile, part) for read, part in zip(reads, _parted(outputs, reads), strict=True)
@@ -323,8 +327,9 @@ class Worker:
 
     def _check_last(self, task: Task) -> None:
         """Refuse a result that is not the answer."""
-        if (task.gang.stop if task.gang else task.stage + 1) != len(self._plan.stages) or self._plan.windows:
-            raise InputError("only what the last stage computes of whole images is kept as a result")
+        last = (task.gang.stop if task.gang else task.stage + 1) == len(self._plan.stages)
+        if not last or self._plan.windows or self._plan.sizes:
+            raise InputError("only what the last stage computes of whole images of one size is kept as a result")
 
     def _reports(self, reads: Sequence[_Read], written: Sequence[_Written], times: _Times) -> list[Report]:
         """Report on each task, with its images' share of the times."""
@@ -352,8 +357,16 @@ class Worker:
         stages = self._plan.stages
         if not (0 <= task.stage < len(stages) and 0 <= task.tile < len(stages[task.stage].tiles)):
             raise InputError(f"the plan has no tile {task.tile} of stage {task.stage}")
-        stage = stages[task.stage]
+        stage = self._stage(task)
         return stage, stage.tiles[task.tile]
+
+    def _stage(self, task: Task) -> Stage:
+        """Return a task's stage, at the query's size; raises InputError where the plan does not take that."""
+        if task.size is None and self._plan.sizes is None:
+            return self._plan.stages[task.stage]
+        from serfer.core.plan.sized_plan import sized_plan  # noqa: PLC0415 - few plans have many sizes
+
+        return sized_plan(self._plan, task.size).stages[task.stage]
 
     def _check(self, plan: str) -> None:
         if plan != self._plan.digest:
@@ -401,12 +414,12 @@ class Worker:
     def _inputs(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> list[Array]:
         """Put a task's inputs together from what it carries and what was `stored`."""
         if task.stage == 0:
-            return [self._crop(task, stored)]
+            return [self._crop(task, stored, stage)]
         return pieces_to_inputs(self._values(task, stored), task, stage, stage.tiles[task.tile])
 
-    def _crop(self, task: Task, stored: Sequence[Buffer]) -> Array:
+    def _crop(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> Array:
         """Return a first-stage task's input from its crop, which it carries or which was `stored`."""
-        crop, stage = task.crop or Crop("float32", None), self._plan.stages[0]
+        crop = task.crop or Crop("float32", None)
         data = verified(stored[0], input_key(task.query, task.tile)) if crop.data is None else crop.data
         levels = crop.levels or self._plan.workers_preprocess
         return crop_to_input((crop.dtype, data), task, stage, stage.tiles[task.tile], levels)
@@ -432,6 +445,16 @@ class Worker:
 
 def _ms(start: float, stop: float) -> float:
     return (stop - start) * 1000
+
+
+def _check_shapes(outputs: Sequence[Array], stage: Stage, tile: Tile, task: Task) -> None:
+    """Raise PlanError where the network gave outputs of another size than the plan says for the query's."""
+    for number, (output, shape, rect) in enumerate(zip(outputs, stage.outputs, tile.outputs, strict=True)):
+        if output.shape != shape.of(rect, task.batch):
+            raise PlanError(
+                f"output {number} of images of {task.size} has shape {output.shape}, the plan says "
+                f"{shape.of(rect, task.batch)}: make the plan again, with a larger multiple in --size"
+            )
 
 
 def _joined(reads: Sequence[_Read]) -> list[Array]:

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from serfer.core.http_messages import ServedReport as ServedReport
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
+    from serfer.core.plan import SideLimit as SideLimit
     from serfer.core.report import PredictedImage as PredictedImage
     from serfer.core.report import QueryReport as QueryReport
     from serfer.mapping.many_images import ManyReport as ManyReport
@@ -155,6 +156,7 @@ __all__ = [
     "ServiceDeadlineError",
     "ServiceError",
     "ServiceUnavailableError",
+    "SideLimit",
     "StoreError",
     "StoreUnavailableError",
     "StoredResult",
@@ -192,6 +194,7 @@ _HOMES = {
     "Pad": ("serfer.core.plan", "Pad"),
     "PredictedImage": ("serfer.core.report", "PredictedImage"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
+    "SideLimit": ("serfer.core.plan", "SideLimit"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
     "Registered": ("serfer.variants.register", "Registered"),
     "RegistrationJob": ("serfer.client.sync_client", "RegistrationJob"),

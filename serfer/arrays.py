@@ -59,6 +59,8 @@ def file_names(stem: str, tensors: Sequence[OutputTensor], kind: str) -> list[st
 def holds(kind: str, tensor: OutputTensor) -> bool:
     """Return whether a format can hold an output: PNG a mask or one channel, TIFF any map, .npy everything."""
     axes = len(tensor.dims)
+    if tensor.sized_by:  # a table of what was found
+        return kind == NPY
     if kind == PNG:
         return axes == _MAP_AXES or (axes == _CHANNEL_AXES and tensor.dims[0] == 1)
     return kind == NPY or axes in (_MAP_AXES, _CHANNEL_AXES)

@@ -7,9 +7,9 @@ import os
 import stat
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from serfer import opencv_bilinear
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
-from serfer.core.plan import OPENCV_BILINEAR, ImageLimits, Pad, Placement, Preprocess, Shape
+from serfer.core.plan import OPENCV_BILINEAR, ImageLimits, InputSizes, Pad, Placement, Preprocess, Shape
 from serfer.libtiff import silence_libtiff
 
 Pixels = NDArray[np.uint8]
@@ -35,11 +35,26 @@ _PILLOWS_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # it refuses
 
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe from a file to a network's input: its preprocessing, the input's shape, and what a file may be."""
+    """The recipe from a file to a network's input: its preprocessing, the input's shape, and what a file may be.
+
+    Where a plan takes images of many `sizes`, the shape is that of the largest.
+    """
 
     preprocess: Preprocess
     shape: Shape
     limits: ImageLimits
+    sizes: InputSizes | None = None
+
+    def input_of(self, size: tuple[int, int]) -> Shape:
+        """Return the input's shape for an image of rows and columns."""
+        return _input_of(self.preprocess, self.shape, self.sizes, size)
+
+
+def _input_of(preprocess: Preprocess, shape: Shape, sizes: InputSizes | None, size: tuple[int, int]) -> Shape:
+    if sizes is None:
+        return shape
+    rows, columns = preprocess.size_for(*size, sizes)
+    return replace(shape, height=rows, width=columns)
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -124,8 +139,11 @@ def decode_sized(
     limits: ImageLimits,
     *,
     on_size: Callable[[int], None] = lambda _: None,
+    sizes: InputSizes | None = None,
 ) -> DecodedImage:
     """Return an image as a network's input, upright and in its channel order, and its own size.
+
+    Where a plan takes images of many `sizes`, the input has one of these, which follows from the image's.
 
     The first frame of an animation counts; transparency shows white; grey is luma (ITU-R 601). `on_size` is called with
     the number of pixels before they are decoded, and may raise. Raises ImageError that names the image, PlanError where
@@ -137,7 +155,25 @@ def decode_sized(
         image = _upright(data, name, limits, on_size)
         size = image.height, image.width
         image = _to_channels(image, preprocess)
-        return DecodedImage(_fit(image, preprocess, shape), size)
+        return DecodedImage(_fit(image, preprocess, _input_of(preprocess, shape, sizes, size)), size)
+
+
+def stacked(images: Sequence[DecodedImage], names: Sequence[str]) -> Pixels:
+    """Return images as one (N, H, W, C) batch; raises ImageError that names one of another size than the first."""
+    first = images[0].pixels.shape
+    for name, image in zip(names, images, strict=True):
+        if image.pixels.shape != first:
+            raise another_size(name, image.pixels.shape, first)
+    return np.stack([image.pixels for image in images])
+
+
+def another_size(name: str, shape: Sequence[int], first: Sequence[int]) -> ImageError:
+    """Return the error of an image that becomes another size than the first of its query."""
+    mine, other = (f"{rows} x {columns}" for rows, columns, *_ in (shape, first))
+    return ImageError(
+        f"{name} is an input of {mine} pixels, the first image one of {other}: images of several sizes are several "
+        "queries; send them apart"
+    )
 
 
 def upright_image(data: bytes, name: str, limits: ImageLimits) -> Image.Image:

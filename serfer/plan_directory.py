@@ -74,6 +74,14 @@ def is_network(place: object) -> bool:
     return bool(colon and library in LIBRARIES) or is_network_file(str(place))
 
 
+def is_plan_directory(place: Path | str) -> bool:
+    """Return whether a path is that of a plan directory, by the file in it that is a plan."""
+    try:
+        return Path(place, PLAN_FILE).is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
 def _read(path: Path) -> str | None:
     """Return the text of a file of a plan directory, None if there is no such file."""
     try:

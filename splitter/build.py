@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -13,8 +13,10 @@ import numpy as np
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import difference
-from serfer.core.plan import ImageLimits, PackageLimit, Plan, classes_of
+from serfer.core.plan import ImageLimits, InputSizes, PackageLimit, Plan, classes_of
 from serfer.core.plan.answers import Answer
+from serfer.core.plan.sized_plan import sized_plan
+from serfer.core.plan.sizes import Size
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from splitter.head.calibration import Calibration, read_calibration
@@ -22,6 +24,7 @@ from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.detection_heads import BoxOptions
 from splitter.network.graph import Graph
 from splitter.network.metadata import FileDescription
+from splitter.network.open_sizes import checked_sizes
 from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Run, Source, load
 from splitter.network.unsupported import CannotSplitError
@@ -130,7 +133,7 @@ def _build(
         plan, chosen = _write_plan(choose, source, graph, budget, directory, progress)
         progress.begin()
         progress("checking the parts against the whole")
-        check_exact(plan, directory, source, batch, graph.rounding)
+        notes.append(check_exact(plan, directory, source, batch, graph.rounding))
         if chosen.cold.decision is not None:
             first, always = chosen.cold.decision, replace(options, cold_plan="always")
 
@@ -146,16 +149,24 @@ def _build(
             else:
                 progress("checking the parts of the cold plan")
                 check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
-    return plan, (*source.notes, *chosen.decision.notes, *notes)
+    return plan, (*source.notes, *chosen.decision.notes, *filter(None, notes))
 
 
 def whole(
-    network: Network, place: Path, budget: Budget, places: tuple[str, ...], progress: Progress
+    network: Network,
+    place: Path,
+    budget: Budget,
+    places: tuple[str, ...],
+    progress: Progress,
+    sizes: InputSizes | None = None,
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Read a network and write the plan of one task that runs it as it is, without a search; see `build_plan`."""
+    """Read a network and write the plan of one task that runs it as it is, without a search; see `build_plan`.
+
+    With `sizes`, of which the example has the largest, the plan takes images of all of them.
+    """
     progress("reading the network")
     source, sample = load(network.model, _as_array(network.example), as_is=True)
-    graph, source = whole_graph(source, sample, (), network.description.reduction)
+    graph, source = whole_graph(source, sample, (), network.description.reduction, sizes)
     progress("timing it on this machine")
     graph = with_measured_part(graph, sample[:1])
     _check_example(graph, sample)
@@ -164,12 +175,26 @@ def whole(
     _check_answer(graph, source)
     source = with_reduction(source, network.description.reduction)
     decision = in_one_function(graph, budget, places)
-    decision = replace(decision, why=decision.why + as_is_sentence(graph) + metadata)
+    takes = f" It takes images of {sizes}; time, memory and dollars are those of the largest." if sizes else ""
+    decision = replace(decision, why=decision.why + as_is_sentence(graph) + takes + metadata)
     with appearing_whole(place) as directory:
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
-        check_exact(plan, directory, source, _check_batch(source, sample), graph.rounding)
-    return plan, source.notes
+        notes = [note for note in _checked(plan, directory, source, sample, sizes, graph.rounding) if note]
+    return plan, (*source.notes, *dict.fromkeys(notes))
+
+
+def _checked(
+    plan: Plan, directory: Path, source: Source, sample: Array, sizes: InputSizes | None, rounding: float
+) -> Iterator[str]:
+    """Compare a whole plan with its network at each size that is checked; yield what is to be said of it."""
+    for size in checked_sizes(sizes) if sizes else [None]:
+        image = sample if size is None else source.like_images(_noise(sample, size))
+        yield check_exact(sized_plan(plan, size), directory, source, _check_batch(source, image), rounding)
+
+
+def _noise(sample: Array, size: Size) -> Array:
+    return np.random.default_rng(2).standard_normal((1, sample.shape[1], *size), dtype=np.float32)
 
 
 def _read(
@@ -314,6 +339,7 @@ def _check_answer(graph: Graph, source: Source) -> None:
     classes = _classes(graph)
     if source.preprocess:
         check_channels(source.preprocess, graph.shape(graph.input))
+        source.preprocess.check_sizes(graph.sizes.input if graph.sizes else None)
         source.check_numbers(source.preprocess)
     if source.detection is None and source.labels and classes is not None and len(source.labels) != classes:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")

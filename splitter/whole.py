@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
-from serfer.core.errors import PlanWarning
-from serfer.core.plan import Plan, Preprocess
+from serfer.core.errors import PlanWarning, UsageError
+from serfer.core.plan import InputSizes, Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.by_name.named_model import NamedModel
@@ -26,6 +28,8 @@ from splitter.planning.split_options import (
     places_of,
 )
 
+_RGB = 3  # channels, where a file does not say
+
 
 def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     model: Any,  # noqa: ANN401 - an nn.Module, or a path or name as text
@@ -35,6 +39,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     preprocess: Preprocess | Path | str | None = None,
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
+    sizes: str | None = None,
     store: str = "redis",
     weights: str = DEFAULT_WEIGHTS,
     memory_mb: int | Sequence[int] | None = None,
@@ -48,6 +53,9 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
     Nothing of the network is rewritten, and nothing is searched: that takes seconds, where `split` may take minutes.
     The plan is run against the model before it appears. Arguments and errors are those of `split`.
+
+    With `sizes`, such as "32..2016x32..2016,multiple=32,pixels=1048576", a file whose rows and columns are open takes
+    images of all of these; an example then has the largest. Each query has one size.
     """
     read = model.weights_from if isinstance(model, NamedModel) else model
     place = place_for(Path(out), [Path(read)] if isinstance(read, Path | str) else [])
@@ -68,8 +76,25 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     with named_extras():
         from splitter.build import Network, whole  # noqa: PLC0415 - imports onnx, over a second
 
-        network = Network(model, example, description, None)
-        plan, notes = whole(network, place, budget, places, progress or (lambda _step: None))
+        many = InputSizes.of(sizes) if sizes is not None else None
+        network = Network(model, _example(model, example, many), description, None)
+        plan, notes = whole(network, place, budget, places, progress or (lambda _step: None), many)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return plan
+
+
+def _example(model: Any, example: Any | None, sizes: InputSizes | None) -> Any | None:  # noqa: ANN401 - as above
+    """Return an example of the largest of sizes; raises UsageError for one that has another size."""
+    if sizes is None:
+        return example
+    rows, columns = sizes.largest
+    if example is not None:
+        if tuple(example.shape[-2:]) != (rows, columns):
+            raise UsageError(f"the example of {sizes} should have the largest of these sizes, {rows} x {columns}")
+        return example
+    from splitter.network.source import channels_of  # noqa: PLC0415 - as above
+
+    file = isinstance(model, Path | str) and str(model).lower().endswith(".onnx")
+    channels = (channels_of(Path(model)) if file else None) or _RGB
+    return np.random.default_rng(0).standard_normal((1, channels, rows, columns), dtype=np.float32)

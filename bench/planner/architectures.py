@@ -29,7 +29,7 @@ _TIMM: Final = {
         darknet53:128 selecsls42b:128 vit_tiny_patch16_224:224 deit_tiny_patch16_224:224 mixer_s32_224:224
         test_byobnet test_convnext test_convnext2 test_convnext3 test_efficientnet test_efficientnet_gn
         test_efficientnet_evos test_efficientnet_ln test_mambaout test_nfnet test_resnet
-        gernet_m mobileone_s1 mobileone_s2 mobileone_s4 resnext26ts gcresnext26ts seresnext26ts bat_resnext26ts:128
+        gernet_m mobileone_s1 mobileone_s2 mobileone_s4 resnext26ts gcresnext26ts seresnext26ts bat_resnext26ts:256
         eca_resnext26ts repvgg_b0 convmixer_768_32 convmixer_1024_20_ks9_p14:112 convnext_femto convnext_pico
         convnext_pico_ols convnextv2_pico convnextv2_femto cpubone_nano cpubone_t0 cpubone_s0 csatv2:128 cs3darknet_s
         cs3darknet_focus_s darknet17 darknet21 cspdarknet53 cspresnext50 cspnext_tiny cspnext_s cspnext_m

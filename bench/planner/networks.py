@@ -42,6 +42,8 @@ _BEGIN, _END = "<!-- {} begin: written by serfer bench networks --write -->", "<
 GRID = "2x2"
 _ROOMY_MB = 4096
 """A package in which any of the networks fits as one stage."""
+_ROUNDINGS = 4
+"""The module in PyTorch and the tiles in ONNX Runtime each round in an order of their own."""
 _SMP = "segmentation_models_pytorch"
 _HEADS = ("network", "from", "input", "how", "seconds", "convolutions on 2x2", "stages")
 SECONDS = _HEADS.index("seconds")
@@ -74,9 +76,10 @@ class Network:
 class Row:
     """The split of a network: its stages' grids, and how many of its convolutions on maps are on 2x2 tiles.
 
-    `error` is relative to the logits' range; `reason` is why a network was refused, else empty. `seconds` of a
-    processor were taken by export and split. With `as_is`, what depends on an operator without a rule is one operator,
-    whose convolutions are not counted.
+    `error` is relative to the logits' range, and so is `rounding`: how far the module in float32 is from itself in
+    float64, taken where the error is not within the tolerance. `reason` is why a network was refused, else empty.
+    `seconds` of a processor were taken by export and split. With `as_is`, what depends on an operator without a rule is
+    one operator, whose convolutions are not counted.
     """
 
     network: Network
@@ -84,6 +87,7 @@ class Row:
     tiled: int = 0
     convolutions: int = 0
     error: float = 0.0
+    rounding: float = 0.0
     reason: str = ""
     seconds: float = 0.0
     as_is: bool = False
@@ -138,12 +142,29 @@ def measure(network: Network) -> Row:
             return Row(network, reason=_kinds_only(str(refusal)), seconds=time.process_time() - began)
         seconds = time.process_time() - began
         graph = _graph(source, example)
-        deviation = difference(run_tiles(plan, Path(home) / "plan", example), source.run(example))
+        deviation = difference(run_tiles(plan, Path(home) / "plan", example), source.run(example)).error
+    rounding = _rounding(module, example) if deviation > TOLERANCE else 0.0
     on_maps = {node.name for node in graph.nodes if node.kind == "Conv" and _is_map(graph, node.output)}
     tiled = {item.name for stage in plan.stages if str(stage.grid) == GRID for item in stage.operators} & on_maps
     grids = tuple(str(stage.grid) for stage in plan.stages)
     as_is = any(node.kind == AS_IS for node in graph.nodes)
-    return Row(network, grids, len(tiled), len(on_maps), deviation.error, seconds=seconds, as_is=as_is)
+    return Row(network, grids, len(tiled), len(on_maps), deviation, rounding, seconds=seconds, as_is=as_is)
+
+
+def _rounding(module: torch.nn.Module, example: NDArray[np.float32]) -> float:
+    """Return how far a module's answer in float32 is from that in float64, which it is left in."""
+    import torch  # noqa: PLC0415 - slow to import
+    from torch.utils import _pytree as tree  # noqa: PLC0415
+
+    def answer() -> dict[str, NDArray[Any]]:
+        kind = next(module.parameters()).dtype
+        with torch.no_grad():
+            outputs = module(torch.from_numpy(example).to(kind))
+        return {str(number): output.numpy() for number, output in enumerate(tree.tree_leaves(outputs))}
+
+    single = answer()
+    module.double()
+    return difference(single, answer()).error
 
 
 def _graph(source: Source, example: NDArray[np.float32]) -> Graph:
@@ -210,8 +231,11 @@ def write_tables(path: Path, rows: Iterable[Row]) -> None:
 
 
 def is_exact(row: Row) -> bool:
-    """Return whether the tiles answer as the module does."""
-    return not row.reason and row.error <= TOLERANCE
+    """Return whether the tiles answer as the module does: within the tolerance, or some roundings of the module's own.
+
+    Random weights are badly conditioned in a few networks: float32 alone is 4e-4 of the range off in rexnet_100.
+    """
+    return not row.reason and row.error <= max(TOLERANCE, _ROUNDINGS * row.rounding)
 
 
 def command(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
+from serfer.core.plan.sized_plan import check_one_size
 from serfer.core.wire import MAX_BATCH
 
 HEADER: Final = "Inference-Header-Content-Length"
@@ -61,6 +62,7 @@ def check_classifies(plan: Plan) -> None:
             f"instances answer with a score for each class, and this plan's outputs are {outputs}: run it on functions "
             "alone (--route serverless)"
         )
+    check_one_size(plan, "instances")
 
 
 def read_form(body: bytes, plan: Plan) -> Form:

@@ -27,6 +27,7 @@ from serfer.core.keys import input_key, query_id, query_keys
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import verified_parts
 from serfer.core.plan.pixels import normalised_crop
+from serfer.core.plan.sized_plan import check_one_size
 from serfer.core.run_machine import FailureKind, Retry
 from serfer.core.wire import Crop
 from storage.store import Store
@@ -55,6 +56,7 @@ class StepFunctionsDriver(QueryDriver):
     ) -> None:
         if kind not in KINDS:
             raise UsageError(f"a state machine is {' or '.join(KINDS)}, not {kind!r}")
+        check_one_size(plan, "state machines")
         predicted_s = [stage.predicted_ms / _MS_PER_S for stage in plan.stages if stage.predicted_ms is not None]
         self.plan, self.store, self.retry, self.clock = plan, store, retry or Retry(), clock
         self.executions = Executions(client, arn, kind, concurrency, clock)

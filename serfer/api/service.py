@@ -36,7 +36,7 @@ from serfer.core.report import PredictedImage
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.prediction import NamedImage, Wanted, predicted
-from serfer.pipeline.query import check_count, check_images
+from serfer.pipeline.query import check_count, check_images, plan_for
 from serfer.pipeline.result import Result
 from serfer.results import ResultManifest
 from storage.store import Store
@@ -317,7 +317,8 @@ class Service:
             if answered.result.kept is not None:
                 return replace(answered, predicted=tuple(image.blank() for image in named))
             async with query.in_time("its outputs were read"):
-                found = await asyncio.to_thread(predicted, pipeline.plan, answered.result.outputs, named, wanted)
+                plan = plan_for(pipeline.plan, decoded.pixels)
+                found = await asyncio.to_thread(predicted, plan, answered.result.outputs, named, wanted)
         return replace(answered, predicted=found)
 
     async def _run(self, query: ServiceQuery, run: Callable[[float], Awaitable[Result]]) -> ServiceResult:

@@ -30,6 +30,7 @@ from serfer.cli.shared.offline import (
 )
 from serfer.cli.shared.options import (
     DriverOption,
+    ImagesArgument,
     JsonOption,
     ModelOption,
     ObjectStoreOption,
@@ -67,14 +68,7 @@ if TYPE_CHECKING:
 
 
 def classify(
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NETWORK] IMAGE...",
-            help="Image files, or folders of them; - reads one from standard input. An .onnx file, timm:NAME or "
-            "torchvision:NAME among them is the network, which is run as it is.",
-        ),
-    ],
+    images: ImagesArgument,
     model: ModelOption = None,
     plan: PlanOrFileOption = None,
     size: SizeOption = None,

@@ -67,7 +67,8 @@ def _show(plan: Plan, *, as_json: bool) -> None:
 def described(plan: Plan) -> list[str]:
     """Return a line on a plan's images, and one on its labels, with the command that gives what is missing."""
     if plan.preprocess:
-        images = f"an image is {plan.preprocess.in_words((plan.input.height, plan.input.width))}"
+        size = plan.input.height, plan.input.width
+        images = f"an image is {plan.preprocess.in_words(size, plan.sizes.input if plan.sizes else None)}"
     else:
         images = (
             "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes "

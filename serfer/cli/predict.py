@@ -22,6 +22,7 @@ from serfer.cli.shared.network_options import (
 )
 from serfer.cli.shared.options import (
     DriverOption,
+    ImagesArgument,
     JsonOption,
     ModelOption,
     ObjectStoreOption,
@@ -49,21 +50,14 @@ from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:
     from serfer.core.plan import ImageLimits, Plan
-    from serfer.core.report import PredictedImage
+    from serfer.core.report import PredictedImage, PredictedOutput
     from serfer.pipeline.pipeline import Pipeline
 
 _SHOWN = 8  # values of a vector
 
 
 def predict(
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NETWORK] IMAGE...",
-            help="Image files, or folders of them; - reads one from standard input. An .onnx file, timm:NAME or "
-            "torchvision:NAME among them is the network, which is run as it is.",
-        ),
-    ],
+    images: ImagesArgument,
     model: ModelOption = None,
     plan: PlanOrFileOption = None,
     size: SizeOption = None,
@@ -97,7 +91,7 @@ def predict(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a network finds in images: classes, boxes of a detector, or values of a vector.
+    """Say what a network finds in images: classes, boxes of a detector, or values of vectors and tables.
 
     Each image is one query. Maps and masks are written to files by serfer run.
     """
@@ -206,7 +200,7 @@ def _lines(image: PredictedImage, kind: str) -> Sequence[str]:
         lines = [f"  {box.score:8.2%}  {plain(box.label)}  {_place(box.box)}" for box in image.boxes]
         return lines or ["  no boxes"]
     return [
-        f"  {plain(output.name)}  {'x'.join(map(str, output.shape))} {output.type}  {_values(output.values)}"
+        f"  {plain(output.name)}  {'x'.join(map(str, output.shape))} {output.type}  {_values(output)}"
         for output in image.outputs
     ]
 
@@ -216,7 +210,8 @@ def _place(box: tuple[float, float, float, float]) -> str:
     return f"{right - left:.0f} x {bottom - top:.0f} at {left:.0f}, {top:.0f}"
 
 
-def _values(values: Sequence[float]) -> str:
-    if not values:
-        return "(serfer run writes it to a file)"
-    return " ".join(f"{value:.5g}" for value in values[:_SHOWN]) + (" ..." if len(values) > _SHOWN else "")
+def _values(output: PredictedOutput) -> str:
+    if not output.values:
+        return "" if 0 in output.shape else "(serfer run writes it to a file)"
+    shown = (f"{value:.5g}" if isinstance(value, float) else str(value) for value in output.values[:_SHOWN])
+    return " ".join(shown) + (" ..." if len(output.values) > _SHOWN else "")

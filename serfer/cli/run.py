@@ -61,13 +61,13 @@ _HEAD = 64 * 1024  # bytes of a .npy file before its values
 
 @dataclass(frozen=True)
 class WrittenOutput:
-    """An output as it was written: its shape with the images, and its least and largest value."""
+    """An output as it was written: its shape with the images, and its least and largest value, None of no values."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    min: float
-    max: float
+    min: float | None
+    max: float | None
     file: str
 
 
@@ -96,8 +96,8 @@ def run(
         typer.Argument(
             metavar="[NETWORK] IMAGE...",
             help="Image files, or .npy arrays (N, C, H, W) float32 that are the input itself; - reads an image from "
-            "standard input. An .onnx file, timm:NAME or torchvision:NAME among them is the network, "
-            "which is run as it is.",
+            "standard input. A plan directory, or an .onnx file, timm:NAME or torchvision:NAME, which is run as it is, "
+            "among them is the network.",
         ),
     ],
     directory: Annotated[
@@ -271,9 +271,13 @@ def _run(
     for path, data in zip(paths, encoded, strict=True):
         write_whole(path, data)
     return [
-        WrittenOutput(output, values.shape, values.dtype.name, float(values.min()), float(values.max()), str(path))
-        for path, (output, values) in zip(paths, outputs.items(), strict=True)
+        _written(output, values, path) for path, (output, values) in zip(paths, outputs.items(), strict=True)
     ], delta
+
+
+def _written(name: str, values: Array, path: Path) -> WrittenOutput:
+    least, most = (float(values.min()), float(values.max())) if values.size else (None, None)
+    return WrittenOutput(name, values.shape, values.dtype.name, least, most, str(path))
 
 
 def _input(pipeline: Pipeline, name: str) -> Array:
@@ -301,7 +305,7 @@ def _print(
     for output in written:
         shape = "x".join(map(str, output.shape))
         table.add_row(
-            *(plain(output.name), shape, output.dtype, f"{output.min:.6g}", f"{output.max:.6g}", plain(output.file))
+            *(plain(output.name), shape, output.dtype, _number(output.min), _number(output.max), plain(output.file))
         )
     out.print(table)
     print_report(pipeline.last_report, pipeline.plan, workers)
@@ -309,3 +313,7 @@ def _print(
         same = "same" if delta.same_top else "OTHER"
         out.print(f"difference from the unsplit model: {delta.error:.1e} of the outputs' range, {same} first classes")
     out.print()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -11,7 +11,7 @@ import typer
 
 from serfer.cli.explain import show_plan
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
-from serfer.cli.shared.network_options import example_of, size_in
+from serfer.cli.shared.network_options import example_of, range_in, size_in
 from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
 from serfer.cli.shared.terminal import complain
 from serfer.core.costs.account import AccountQuotas
@@ -153,7 +153,10 @@ def split(
     calibration: Annotated[Path | None, typer.Option(help="A folder with a folder of images for each class.")] = None,
     size: Annotated[
         str | None,
-        typer.Option(help="The input's HEIGHTxWIDTH; a model known by name or an ONNX file may fix its own."),
+        typer.Option(
+            help="The input's HEIGHTxWIDTH; a model known by name or an ONNX file may fix its own. With --whole also "
+            "a range, such as 32..2016x32..2016,multiple=32,pixels=1048576, for images of many sizes."
+        ),
     ] = None,
     channels: Annotated[
         int | None,
@@ -199,7 +202,10 @@ def split(
     as_json: JsonOption = False,
 ) -> None:
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
-    example = example_of(size, channels, model)
+    sizes = range_in(size)
+    if sizes and not whole:
+        raise UsageError(f"--size {size} is a range of sizes: it goes with --whole, as tiles are those of one size")
+    example = example_of(size, channels, model, ranges=True)
     if example is None and ".py:" in model:
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
     chosen = named_model(model, weights_file, random, download)
@@ -218,6 +224,7 @@ def split(
                 preprocess=preprocess,
                 labels=labels or (),
                 activation=output,
+                sizes=sizes,
                 weights=weights,
                 store=store,
                 memory_mb=memory_in(memory),

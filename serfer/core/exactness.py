@@ -1,8 +1,8 @@
 """Rule 1 as numbers: how far a split network's answer may be from the unsplit one's.
 
 An answer is an array (N, ...), or several by name: each is compared by itself, and the worst one counts. Its range is
-that of the unsplit output's values. Its classes, where there are any, lie along axis 1: scores of an image, or of each
-position of a map.
+that of the unsplit output's finite values; NaN and infinities are equal where both have the same. Its classes, where
+there are any, lie along axis 1: scores of an image, or of each position of a map.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Difference:
 
 
 def relative_error(split: _Answer, whole: _Answer) -> float:
-    """Return the largest difference relative to the range of `whole`; NaN is infinite.
+    """Return the largest difference relative to the range of `whole`; infinity where NaN or infinities differ.
 
     Of whole numbers, such as a mask's classes, it is the share of values that differ, one apart: which of two equal
     scores is larger is a matter of rounding.
@@ -54,10 +54,17 @@ def difference(split: _Answer, whole: _Answer) -> Difference:
 
 def check_finite(answer: _Answer, what: str) -> None:
     """Raise ModelError that names `what` where unsplit outputs are not finite numbers."""
-    if not all(np.isfinite(values).all() for values, _ in _pairs(answer, answer)):
+    if finite_share(answer) < 1:
         raise ModelError(
             f"{what} is not finite (NaN or infinity), so nothing can be compared with it: check its weights"
         )
+
+
+def finite_share(answer: _Answer) -> float:
+    """Return the share of an answer's values that are neither NaN nor infinite."""
+    flags = [np.isfinite(values) for values, _ in _pairs(answer, answer)]
+    size = sum(int(flag.size) for flag in flags)
+    return sum(int(np.count_nonzero(flag)) for flag in flags) / size if size else 1.0
 
 
 def agreement(split: _Answer, whole: _Answer) -> float:
@@ -82,18 +89,23 @@ def _pairs(split: _Answer, whole: _Answer) -> Iterator[tuple[NDArray[Any], NDArr
 def _relative_error(split: NDArray[Any], whole: NDArray[Any]) -> float:
     if not np.issubdtype(whole.dtype, np.floating):
         return max(0, int(np.count_nonzero(split != whole)) - 1) / max(1, whole.size)
-    with np.errstate(invalid="ignore"):  # infinity less infinity
-        error = float(np.abs(np.subtract(split, whole, dtype=np.float64)).max()) / _span(whole)
-    return float("inf") if np.isnan(error) else error
+    if np.array_equal(split, whole):
+        return 0.0
+    finite = np.isfinite(split) & np.isfinite(whole)
+    if not np.array_equal(split[~finite], whole[~finite], equal_nan=True):
+        return float("inf")
+    deviation: NDArray[np.float64] = np.abs(np.subtract(split[finite], whole[finite], dtype=np.float64))
+    return float(deviation.max(initial=0.0)) / _span(whole)
 
 
 def _same_top(split: NDArray[Any], whole: NDArray[Any]) -> bool:
     if not _has_classes(whole):
         return True
+    split, whole = (np.where(np.isnan(values), -np.inf, values) for values in (split, whole))
     best = whole.max(axis=1)
     chosen = np.take_along_axis(whole, split.argmax(axis=1, keepdims=True), axis=1)[:, 0]
-    with np.errstate(invalid="ignore"):
-        return bool((best - chosen <= _TIE * _span(whole)).all())
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        return bool(((best == chosen) | (best - chosen <= _TIE * _span(whole))).all())
 
 
 def _has_classes(values: NDArray[Any]) -> bool:
@@ -106,4 +118,5 @@ def _top(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _span(values: NDArray[Any]) -> float:
-    return float(np.ptp(values.astype(np.float64))) or 1.0
+    finite = values[np.isfinite(values)].astype(np.float64)
+    return float(np.ptp(finite)) or 1.0 if finite.size else 1.0

@@ -220,7 +220,7 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """One of a network's outputs: `shape` is one image's, `type` numpy's name."""
+    """One of a network's outputs: `shape` is one image's, -1 where a size depends on the image; `type` numpy's name."""
 
     name: str
     type: str

@@ -40,10 +40,11 @@ class DetectedObject:
 
 @dataclass(frozen=True)
 class PredictedOutput:
-    """An output of one image: its `values` where it is a vector, a PNG in base64 where it is a mask or one channel.
+    """An output of one image: its `values`, in C order, where it is a vector or a table of numbers, such as indices.
 
-    `type` is numpy's name, `shape` one image's. `href` is where a service keeps it, an array with the images of the
-    query on its first axis. What an output does not have is empty.
+    Where it is a mask or a map of one channel, `png` is a picture in base64. `type` is numpy's name, `shape` one
+    image's. `href` is where a service keeps it, an array with the images of the query on its first axis. What an output
+    does not have is empty.
     """
 
     name: str
@@ -55,7 +56,7 @@ class PredictedOutput:
 
 
 CLASSES, BOXES, VECTOR, MAP = KINDS = ("classes", "boxes", "vector", "map")
-"""What a network's answer is: scores of classes, boxes, or its outputs: vectors alone, or maps, too."""
+"""What a network's answer is: scores of classes, boxes, or its outputs: numbers alone, or maps, too."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class PredictedImage(ImageAnswer):
 
 
 def _without_empty(output: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in output.items() if value or name == "shape"}
+    kept = {"shape", "values"} if 0 in output["shape"] else {"shape"}
+    return {name: value for name, value in output.items() if value or name in kept}
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Task:
     `request` is the id of the request that the query came with, for the worker's log. A member of a `gang` also runs
     the stages after its own; `inline` is then said of the gang's last stage, `parts` of all that it reads of stages
     before the gang. Where there is a `result`, what the plan's last stage computes is written there, and nowhere else.
+    Where the plan takes images of many sizes, `size` has the query's rows and columns.
     """
 
     plan: str
@@ -82,6 +83,7 @@ class Task:
     request: str = ""
     gang: Membership | None = None
     result: ResultPlace | None = None
+    size: tuple[int, int] | None = None
 
     @property
     def payload_bytes(self) -> int:
@@ -157,8 +159,9 @@ def _task_to_plain(task: Task) -> tuple[Any, ...]:
     crop = _crop_to_plain(task.crop) if task.crop else None
     place = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl))
     gang = (task.gang.stop, float(task.gang.patience_s)) if task.gang else None
-    result = ((task.result.owner, task.result.id, float(task.result.ttl)),) if task.result else ()
-    return (*place, crop, task.inline, task.parts, task.reply, task.request, gang, *result)
+    result = (task.result.owner, task.result.id, float(task.result.ttl)) if task.result else None
+    later = (result, task.size) if task.size else (result,) if result else ()
+    return (*place, crop, task.inline, task.parts, task.reply, task.request, gang, *later)
 
 
 def _crop_to_plain(crop: Crop) -> tuple[Any, ...]:
@@ -229,8 +232,8 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
             reply,
             str(request),
             gang,
-            *result,
-        ] if len(result) <= 1:
+            *later,
+        ] if len(later) <= 2:  # noqa: PLR2004 - a result, a size
             counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
             if not (reply is None or (type(reply) is int and 0 <= reply < _MAX_REPLIES)):
                 raise InputError("the task's reply is malformed")
@@ -242,7 +245,8 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
                 raise InputError("the task's request id is malformed")
             name = check_query_id(query)
             work = _decode_crop(crop), inline, tuple(parts), reply, request, _decode_membership(gang, stage)
-            return Task(plan, name, stage, tile, batch, ttl, *work, _decode_result(result[0] if result else None))
+            result, size = [*later, None, None][:2]
+            return Task(plan, name, stage, tile, batch, ttl, *work, _decode_result(result), _decode_size(size))
     raise InputError("the payload is not a task")
 
 
@@ -285,6 +289,15 @@ def _decode_result(value: Any) -> ResultPlace | None:  # noqa: ANN401 - any plai
         case [str(owner), str(name), float(ttl)]:
             return ResultPlace(owner, name, ttl)
     raise InputError("the task's result is malformed")
+
+
+def _decode_size(value: Any) -> tuple[int, int] | None:  # noqa: ANN401 - any plain value
+    match value:
+        case None:
+            return None
+        case [int(rows), int(columns)] if bool not in map(type, value) and min(rows, columns) > 0:
+            return rows, columns
+    raise InputError("the task's size is malformed")
 
 
 class CleanUp(NamedTuple):

@@ -1,7 +1,11 @@
-"""Entries of the cache: built once, published whole by a rename, removed after a week without use."""
+"""Entries of the cache: built once, published whole by a rename, removed after a week without use.
+
+A cache that cannot be written, as in a container image, serves the entries that it has.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -13,6 +17,16 @@ from pathlib import Path
 from serfer.core.errors import UnavailableError
 
 _UNUSED_S = 7 * 24 * 3600
+_MAKE_ROOM = "; free some space, or set SERFER_CACHE_DIR to a directory on another disk"
+_FILL = (
+    "; it has not all that this needs: run the same command once where it can be written, or set SERFER_CACHE_DIR to "
+    "another directory"
+)
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _MAKE_ROOM),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _FILL),
+}
+"""What to do about a failure, by its number."""
 
 
 @contextmanager
@@ -21,16 +35,24 @@ def cache_of(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UnavailableError(f"SERFER_CACHE_DIR: {directory} cannot be used: {reason}") from error
+        raise _unusable(directory, error) from error
+    except UnavailableError as error:  # of what writes a directory anywhere
+        if isinstance(error.__cause__, OSError):
+            raise _unusable(directory, error.__cause__) from error.__cause__
+        raise
+
+
+def _unusable(directory: Path, error: OSError) -> UnavailableError:
+    reason = f"{error.strerror or error}{_ADVICE.get(error.errno or 0, '')}"
+    return UnavailableError(f"SERFER_CACHE_DIR: {directory} cannot be used: {reason}")
 
 
 def in_use(target: Path) -> bool:
-    """Return whether an entry exists, and mark it as used now."""
+    """Return whether an entry exists, and mark it as used now, where that can be written."""
     try:
         os.utime(target)
-    except FileNotFoundError:
-        return False
+    except OSError:  # not there, or not to be changed
+        return target.exists()
     return True
 
 

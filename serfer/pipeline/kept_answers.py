@@ -10,6 +10,7 @@ from drivers.query_store import retry_store
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, RESULT_TTL_S, ResultPlace, StoreCounts
 from serfer.core.plan import Plan
+from serfer.core.plan.sized_plan import check_one_size
 from serfer.core.run_machine import Retry
 from serfer.results import ResultManifest, Results, planned_manifest
 
@@ -35,6 +36,7 @@ class Keeper:
         """
         if plan.windows:
             raise UsageError("a window of a map is not kept by itself: serfer map writes the whole image's result")
+        check_one_size(plan, "kept results")
         planned_manifest(plan, place, images, self.results.now())
 
     async def finish(self, manifest: ResultManifest, deadline: float) -> StoreCounts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -27,17 +27,25 @@ from serfer.core.errors import DeadlineError, UnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan import ImageLimits, Plan
 from serfer.core.plan.answers import Answer, as_answer
-from serfer.core.plan.window_plan import query_plan
 from serfer.core.report import ImageAnswer, PredictedImage, QueryReport
 from serfer.core.wire import MAX_TTL
-from serfer.images import DecodedImage, Recipe, decode_sized, read_image
+from serfer.images import DecodedImage, Recipe, decode_sized, read_image, stacked
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
 from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.kept_answers import Keeper
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
 from serfer.pipeline.prediction import NamedImage, Wanted, predicted
-from serfer.pipeline.query import Query, check_batch, check_count, check_images, cut_crops, preprocess_of
+from serfer.pipeline.query import (
+    Query,
+    check_batch,
+    check_count,
+    check_images,
+    cut_crops,
+    plan_for,
+    preprocess_of,
+    size_of,
+)
 from serfer.pipeline.result import Result, from_cache, from_functions, from_instance, with_counts
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm
@@ -191,7 +199,7 @@ class Pipeline:
     def _owned(self, query: Query) -> Query:
         """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
         if self._target is None and not isinstance(self._plans, TwoPlans):
-            return replace(query, crops=cut_crops(query_plan(self.plan, query.context.window), query.array))
+            return replace(query, crops=cut_crops(plan_for(self.plan, query.array, query.context.window), query.array))
         return replace(query, array=query.array.copy()) if query.array.flags.writeable else query
 
     async def answer(
@@ -216,7 +224,7 @@ class Pipeline:
         self, array: NDArray[Any], deadline_s: float, context: RequestContext, decoded_s: float = 0.0
     ) -> Query | Result:
         """Check a query of an array, and return it, or its result where the answer is kept."""
-        started, plan = _now() - decoded_s, query_plan(self.plan, context.window)
+        started, plan = _now() - decoded_s, plan_for(self.plan, array, context.window)
         check_batch(plan, array)
         self._check(deadline_s)
         self._check_result(context, len(array))
@@ -243,17 +251,22 @@ class Pipeline:
     @property
     def recipe(self) -> Recipe:
         """The preprocessing of an image; raises PlanError where the plan does not say."""
-        return Recipe(preprocess_of(self.plan), self.plan.input, self._limits)
+        sizes = self.plan.sizes.input if self.plan.sizes else None
+        return Recipe(preprocess_of(self.plan), self.plan.input, self._limits, sizes)
 
     def pixels(self, images: Sequence[Image], names: Sequence[str] | None = None) -> NDArray[np.uint8]:
-        """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes."""
-        return np.stack([image.pixels for image in self._decoded(images, names or _names(images))])
+        """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes.
+
+        Raises ImageError where a plan of many sizes takes them at several.
+        """
+        names = names or _names(images)
+        return stacked(self._decoded(images, names), names)
 
     def _decoded(self, images: Sequence[Image], names: Sequence[str]) -> list[DecodedImage]:
         recipe = self.recipe
         preprocess, shape, limits = recipe.preprocess, recipe.shape, recipe.limits
         named = zip(self._encoded(images), names, strict=True)
-        return [decode_sized(data, name, preprocess, shape, limits) for data, name in named]
+        return [decode_sized(data, name, preprocess, shape, limits, sizes=recipe.sizes) for data, name in named]
 
     def _encoded(self, images: Sequence[Image]) -> list[bytes]:
         """Return the bytes of images, those of paths read."""
@@ -288,6 +301,7 @@ class Pipeline:
     ) -> list[PredictedImage]:
         """Return what the network finds in images (encoded bytes, or paths), of which it makes one query.
 
+        A plan of many sizes makes a query of those of each size, of which `last_report` is one.
         By its plan that is the `top_k` best classes of each image, the boxes of a detector (in the image's own pixels,
         of at least `min_score` where that is given in place of the plan's), or its outputs: vectors as values, masks
         and maps of one channel as PNG. `names` are as for `classify`.
@@ -301,9 +315,17 @@ class Pipeline:
         names = _names(images) if names is None else names
         decoded = self._decoded(images, names)
         left_s = _left_after_decoding(deadline_s, _now() - started)
-        result = self._waited(self.submit(np.stack([image.pixels for image in decoded]), deadline_s=left_s))
-        named = [NamedImage(name, image.size) for name, image in zip(names, decoded, strict=True)]
-        return list(predicted(self.plan, result.outputs, named, Wanted(top_k, min_score)))
+        asked = [
+            (places, batch, self.submit(batch, deadline_s=left_s))
+            for places in _of_one_size(decoded)
+            for batch in [np.stack([decoded[place].pixels for place in places])]
+        ]
+        found: dict[int, PredictedImage] = {}
+        for places, batch, future in asked:
+            named = [NamedImage(names[place], decoded[place].size) for place in places]
+            outputs, plan = self._waited(future).outputs, plan_for(self.plan, batch)
+            found |= zip(places, predicted(plan, outputs, named, Wanted(top_k, min_score)), strict=True)
+        return [found[place] for place in range(len(decoded))]
 
     def submit_images(
         self,
@@ -353,7 +375,9 @@ class Pipeline:
 
     def cache_key(self, images: Sequence[Image]) -> str | None:
         """Return what a query of images is kept under, None where answers are not kept; paths are read."""
-        return None if self._cache is None else self._cache.key(self._encoded(images))
+        if self._cache is None or self.plan.sizes:  # how large an answer is follows from the decoded image
+            return None
+        return self._cache.key(self._encoded(images))
 
     async def answer_pixels(
         self,
@@ -429,7 +453,7 @@ class Pipeline:
         if self._plans is None:
             raise UnavailableError("no instance took the query, and this pipeline has no functions")
         with self._plans.choose() as chosen:
-            plan, crops = query_plan(chosen.plan, query.context.window), query.crops
+            plan, crops = plan_for(chosen.plan, query.array, query.context.window), query.crops
             if crops is None:
                 crops = await self._loop.compute(query.array.nbytes, cut_crops, plan, query.array)
                 query = replace(query, cut=(query.cut[0], _now()))
@@ -437,7 +461,8 @@ class Pipeline:
             if left_s <= 0:
                 raise DeadlineError("no answer by the deadline: it passed before the query could begin")
             kept = self._planned(chosen.plan, query)
-            answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, query.context))
+            context = replace(query.context, size=size_of(chosen.plan, query.array))
+            answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, context))
         if kept and self._keeper:
             answer = with_counts(answer, await self._keeper.finish(kept, deadline))
         make = partial(from_functions, plan, query, answer, self.facts, plan_reason=chosen.reason, kept=kept)
@@ -495,6 +520,14 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _of_one_size(images: Sequence[DecodedImage]) -> Iterable[list[int]]:
+    """Return the places of images of each input size, in the order of their first ones."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, image in enumerate(images):
+        places.setdefault(image.pixels.shape, []).append(place)
+    return places.values()
 
 
 def _left_after_decoding(deadline_s: float, decoded_s: float) -> float:

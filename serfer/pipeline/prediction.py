@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ from serfer.pipeline.query import preprocess_of
 from serfer.pipeline.report import best_classes
 
 Outputs = Mapping[str, NDArray[Any]]
+MOST_NUMBERS = 65_536
+"""Values of a table of one image that an answer has as numbers, unless its size depends on the image."""
+_ROWS_AND_COLUMNS = 2  # axes
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,14 @@ class NamedImage:
 def kind_of(plan: Plan) -> str:
     """Return what kind of answer a plan gives, of `KINDS`.
 
-    One vector of scores without labels that nothing turns into scores is a vector: an embedding.
+    One vector of scores without labels that nothing turns into scores is a vector: an embedding. So are tables of
+    numbers, such as indices.
     """
     if plan.detection:
         return BOXES
     if plan.classifies and (plan.labels or plan.activation != ACTIVATIONS[-1]):
         return CLASSES
-    return VECTOR if all(len(tensor.dims) <= 1 for tensor in plan.output_tensors) else MAP
+    return VECTOR if all(_is_numbers(plan, tensor) for tensor in plan.output_tensors) else MAP
 
 
 def predicted(plan: Plan, outputs: Outputs, images: Sequence[NamedImage], wanted: Wanted) -> tuple[PredictedImage, ...]:
@@ -69,7 +74,24 @@ def predicted(plan: Plan, outputs: Outputs, images: Sequence[NamedImage], wanted
 
 def draws(plan: Plan) -> bool:
     """Return whether answers of a plan have all of its outputs in `PredictedOutput`: none is a map of many channels."""
-    return kind_of(plan) != MAP or all(len(tensor.dims) <= 1 or holds(PNG, tensor) for tensor in plan.output_tensors)
+    return kind_of(plan) != MAP or all(
+        _is_numbers(plan, tensor) or holds(PNG, tensor) for tensor in plan.output_tensors
+    )
+
+
+def _is_numbers(plan: Plan, tensor: OutputTensor) -> bool:
+    """Return whether an image's output is a vector or a table: nothing in it has the image's rows and columns."""
+    if len(tensor.dims) < _ROWS_AND_COLUMNS or tensor.sized_by:
+        return True
+    sides = (tensor.dims[-2:], tensor.dims[-3:-1])  # channels first, or last
+    pictured = any(len(pair) == _ROWS_AND_COLUMNS and _has_aspect(plan, *pair) for pair in sides)
+    return not pictured and prod(tensor.dims) <= MOST_NUMBERS
+
+
+def _has_aspect(plan: Plan, rows: int, columns: int) -> bool:
+    """Return whether a map has the input's ratio of rows to columns, up to a row or column that a stride rounds off."""
+    height, width = plan.input.height, plan.input.width
+    return abs(rows * width - columns * height) < max(height, width)
 
 
 def _predicted(plan: Plan, outputs: Outputs, number: int, image: NamedImage, wanted: Wanted) -> PredictedImage:
@@ -79,8 +101,19 @@ def _predicted(plan: Plan, outputs: Outputs, number: int, image: NamedImage, wan
     if kind == CLASSES:
         [logits] = outputs.values()
         return replace(blank, predictions=best_classes(plan, logits[number], wanted.top_k))
-    drawn = tuple(_output(tensor, outputs[tensor.name][number : number + 1]) for tensor in plan.output_tensors)
-    return replace(blank, outputs=drawn)
+    drawn = (
+        _output(tensor, _of_image(tensor, outputs, number), as_numbers=_is_numbers(plan, tensor))
+        for tensor in plan.output_tensors
+    )
+    return replace(blank, outputs=tuple(drawn))
+
+
+def _of_image(tensor: OutputTensor, outputs: Outputs, number: int) -> NDArray[Any]:
+    """Return one image's share of an output, (1, ...), without what others of the batch have more of."""
+    values = outputs[tensor.name][number : number + 1]
+    if not tensor.sized_by:
+        return values
+    return np.take(values, range(int(outputs[tensor.sized_by][number])), axis=tensor.axis + 1)
 
 
 def _boxes(
@@ -103,10 +136,10 @@ def _label(plan: Plan, index: int) -> str:
     return plan.labels[index] if 0 <= index < len(plan.labels) else str(index)
 
 
-def _output(tensor: OutputTensor, values: NDArray[Any]) -> PredictedOutput:
+def _output(tensor: OutputTensor, values: NDArray[Any], *, as_numbers: bool) -> PredictedOutput:
     """Return one image's share of an output, (1, ...), with its values or its picture where it can have one."""
     said = PredictedOutput(tensor.name, tensor.dtype, values.shape[1:])
-    if len(tensor.dims) <= 1:
+    if as_numbers:
         return replace(said, values=tuple(np.ravel(values).tolist()))
     if not holds(PNG, tensor):
         return said

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from drivers.driver import RequestContext
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan.sized_plan import sized_plan
+from serfer.core.plan.window_plan import query_plan
 from serfer.core.wire import MAX_BATCH, Crop
 
 
@@ -37,6 +39,33 @@ class Query:
     def batch(self) -> int:
         """The number of images."""
         return len(self.array)
+
+
+def plan_for(plan: Plan, array: NDArray[Any], window: int | None = None) -> Plan:
+    """Return what a query of an array computes: the plan, at the array's size or at its window.
+
+    Raises InputError for a size that the plan does not take, and what `query_plan` raises.
+    """
+    return query_plan(plan, window) if plan.sizes is None else sized_plan(plan, size_of(plan, array))
+
+
+def size_of(plan: Plan, array: NDArray[Any]) -> tuple[int, int] | None:
+    """Return the rows and columns of a query of an array, None where the plan has one size.
+
+    Raises InputError for an array that has none.
+    """
+    if plan.sizes is None:
+        return None
+    channels, shape = plan.input.channels, array.shape
+    if array.ndim == 4:  # noqa: PLR2004 - (N, C, H, W), (N, H, W, C)
+        if array.dtype == np.uint8 and shape[3] == channels:
+            return shape[1], shape[2]
+        if array.dtype == np.float32 and shape[1] == channels:
+            return shape[2], shape[3]
+    raise InputError(
+        f"the batch is {array.dtype} with shape {shape}; this plan takes (N, {channels}, H, W) float32, or (N, H, W, "
+        f"{channels}) uint8 pixels, N from 1 to {MAX_BATCH}, of {plan.sizes.input}"
+    )
 
 
 def check_batch(plan: Plan, array: NDArray[Any]) -> None:

@@ -13,6 +13,7 @@ from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
 from serfer.core.plan.pixels import normalise
+from serfer.pipeline.query import plan_for
 
 Array = NDArray[np.float32]
 Run = Callable[[NDArray[Any]], Answer]
@@ -41,9 +42,10 @@ def _runner(plan: Plan, path: Path) -> Run:
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(batch: NDArray[Any]) -> Answer:
+        tensors = plan_for(plan, batch).output_tensors if plan.sizes else plan.output_tensors
         values = normalised(plan, batch) if batch.dtype == np.uint8 else batch
         results = session.run(None, {"input0": np.ascontiguousarray(values)})
-        return as_answer(shaped(plan.output_tensors, results))
+        return as_answer(shaped(tensors, results))
 
     return run
 

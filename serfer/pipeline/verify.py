@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ImageError
-from serfer.core.exactness import Difference, check_finite, difference
+from serfer.core.exactness import Difference, check_finite, difference, finite_share
+from serfer.core.plan.answers import Answer
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.images import image_files
 from serfer.pipeline.pipeline import Pipeline
-from serfer.pipeline.reference import original, unsplit
+from serfer.pipeline.reference import Run, original, unsplit
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,24 @@ def verify(
     rows: list[AnswerComparison] = []
     for name, batch in _inputs(pipeline, images, random):
         progress(f"comparing: input {len(rows) + 1}")
-        whole = computed(batch)
+        taken, whole = _with_finite_answer(batch, computed)
         check_finite(whole, f"the unsplit network's answer to {name}")
-        answer = pipeline.run(batch)
+        answer = pipeline.run(taken)
         delta = difference(answer, whole)
-        loss = difference(answer, given(batch)) if given else None
+        loss = difference(answer, given(taken)) if given else None
         rows.append(AnswerComparison(name, delta.exact, delta, loss))
     return Verification(tuple(rows))
+
+
+def _with_finite_answer(batch: NDArray[Any], run: Run) -> tuple[NDArray[Any], Answer]:
+    """Return what a network is given, and its answer: noise without its signs where the answer to noise is not finite.
+
+    A network may take a logarithm or a root of what is negative in noise and in no image.
+    """
+    answer = run(batch)
+    if batch.dtype == np.uint8 or finite_share(answer) == 1:
+        return batch, answer
+    return np.abs(batch), run(np.abs(batch))
 
 
 def _check_there(images: Sequence[Path]) -> None:

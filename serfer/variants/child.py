@@ -43,7 +43,7 @@ _LONGEST_S: Final = 10.0  # of a batch: larger ones are not measured
 class InstanceJob:
     """What is measured: a plan directory's whole network on a device in a precision.
 
-    `images` is a folder with the pixels and labels that its accuracy is measured on.
+    `images` is a folder with the pixels and labels that its accuracy is measured on, empty where there are none.
     """
 
     directory: str
@@ -64,7 +64,7 @@ class BatchFigures:
 
 @dataclass(frozen=True, slots=True)
 class InstanceFigures:
-    """What was measured: the device, the time to load, batches by size (as text), and the accuracy.
+    """What was measured: the device, the time to load, batches by size (as text), the accuracy (None without images).
 
     `measured_on` are the instruction sets that it was measured with (serfer/core/variants/instruction_sets.py); `busy`
     is how many processes were running or waiting for a processor in the minute before (the load average).
@@ -72,7 +72,7 @@ class InstanceFigures:
 
     device: str
     load_ms: Annotated[float, Bounds(0.0)]
-    accuracy: Accuracy
+    accuracy: Accuracy | None
     batches: Mapping[str, BatchFigures] = field(default_factory=dict)
     busy: Annotated[float, Bounds(0.0)] = 0.0
     measured_on: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) ->
         str(size): BatchFigures(_ms(times[size], 0.0), _ms(times[size], 0.5), _ms(times[size], P95), peak)
         for size, peak in peaks.items()
     }
-    accuracy = _accuracy(plan, network, Path(job.images))
+    accuracy = _accuracy(plan, network, Path(job.images)) if job.images else None
     return InstanceFigures(network.device, load_ms, accuracy, batches, busy, instruction_sets(network.device))
 
 

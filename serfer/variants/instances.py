@@ -55,7 +55,7 @@ def instance_type(
 def why_not(measured: InstanceMeasurement, whole: InstanceFigures, max_loss: float) -> str:
     """Return why a precision is not worth variants beside the network in fp32, empty where it is."""
     figures = measured.figures
-    lost = loss(figures.accuracy, whole.accuracy)
+    lost = loss(figures.accuracy, whole.accuracy) if figures.accuracy and whole.accuracy else 0.0
     if lost > max_loss:
         return f"it loses {lost:.2%} of the images, more than --max-loss {max_loss:g}"
     if not gains(figures.best_ms, whole.best_ms):

@@ -72,6 +72,10 @@ def _error(code: int, text: bytes) -> Exception:
 
 T = TypeVar("T")
 _MOST_WORDS: Final = 300
+_UNKNOWN: Final = (
+    "accuracy is not known: without labelled images (--validation), variants are those that answer as the network does"
+)
+_NO_INSTANCES: Final = "there are no variants on instances, which answer with a score for each class: functions answer"
 _FIRST: Final = 1  # a placeholder: the registry sets versions
 
 
@@ -142,7 +146,7 @@ class Making:
     def __init__(
         self,
         base: BaseNetwork,
-        files: ValidationFiles,
+        files: ValidationFiles | None,
         options: MakingOptions,
         registry: Registry,
         steps: Steps,
@@ -161,14 +165,17 @@ class Making:
     def run(self) -> tuple[str, ...]:
         """Record the variants and return remarks on what was left out, and why."""
         requests = plan_requests(self._base.plan.alternatives, self._options.most, self._options.latency_ms)
+        requests = [request for request in requests if self._files or request.exact]
         self._steps.planned = len(requests) + 3
         made = [(request, self._made(request)) for request in requests]
         plans = _named(made)
         exact = next((plan.made for plan in plans if plan.request.exact), None)
         if exact is None:
             raise ModelError(f"no plan of {self._base.plan.model} in fp32 is possible: {self._remarks[0]}")
+        if self._files is None:
+            self._remarks.append(_UNKNOWN)
         measured = self._instances(exact)
-        given = measured[0].figures.accuracy
+        given = measured[0].figures.accuracy if measured else None
         plans = self._kept([_plan_candidate(each) for each in plans], plans)
         self._steps.planned += sum(not each.request.exact for each in plans)
         functions, instances = self._function_variants(plans, given), self._instance_variants(measured)
@@ -189,7 +196,8 @@ class Making:
         def make() -> PlanOutcome:
             out = self._work / request.name
             try:
-                plan = make_plan(self._base, request, out, self._options.facts, self._files.calibration, self._progress)
+                images = self._files.calibration if self._files else None
+                plan = make_plan(self._base, request, out, self._options.facts, images, self._progress)
             except (ModelError, PlanError) as error:
                 return PlanOutcome(why=str(error)[:_MOST_WORDS])
             figures = predicted(plan, self._options.facts)
@@ -202,12 +210,20 @@ class Making:
         return made
 
     def _instances(self, whole: PlanOutcome) -> list[InstanceMeasurement]:
-        """Measure the whole network in each precision, and return those worth variants, fp32 first."""
+        """Measure the whole network in each precision, and return those worth variants, fp32 first.
+
+        There are none of a network that does not classify.
+        """
+        if not self._base.plan.classifies:
+            self._remarks.append(_NO_INSTANCES)
+            return []
         fp32 = self._tried("fp32", whole)
         if fp32.figures is None:
             raise InputError(f"the network cannot be measured: {fp32.why}")
         measured = [InstanceMeasurement("fp32", whole.artefact, whole.plan, fp32.figures)]
         self._remarks += filter(None, [busy(fp32.figures, processors())])
+        if self._files is None:
+            return measured
         lossy = ["int8"]
         if fp32.figures.device == "cuda":
             lossy.insert(0, "fp16")
@@ -240,23 +256,24 @@ class Making:
 
     def _quantised(self, directory: Path) -> tuple[Path, str, str]:
         """Make the network in 8 bits and return its directory, artefact and plan digest."""
-        if self._files.calibration is None:
+        if self._files is None or self._files.calibration is None:
             raise InputError("there are too few validation images to calibrate with: give 100 or more")
         out = self._work / "int8"
         plan = with_quantised(load_plan(directory), directory, self._files.calibration, out)
         return out, self._registry.put_directory(out), plan.digest
 
     def _job(self, directory: Path, precision: str) -> InstanceJob:
-        return InstanceJob(str(directory), self._options.device, precision, str(self._files.tested.folder))
+        images = str(self._files.tested.folder) if self._files else ""
+        return InstanceJob(str(directory), self._options.device, precision, images)
 
     def _fetched(self, artefact: str) -> Path:
         return self._registry.directory(artefact, self._work / "fetched")
 
-    def _function_variants(self, plans: Sequence[NamedPlan], given: Accuracy) -> list[tuple[NamedPlan, Variant]]:
+    def _function_variants(self, plans: Sequence[NamedPlan], given: Accuracy | None) -> list[tuple[NamedPlan, Variant]]:
         variants = []
         for each in plans:
             accuracy = given if each.request.exact else self._accuracy(each.made)
-            lost = loss(accuracy, given)
+            lost = loss(accuracy, given) if accuracy and given else 0.0
             if lost > self._options.max_loss:
                 most = f"--max-loss {self._options.max_loss:g}"
                 self._remarks.append(
@@ -266,14 +283,18 @@ class Making:
                 variants.append((each, _function_variant(self._base.plan.model, each, accuracy)))
         return variants
 
-    def _accuracy(self, made: PlanOutcome) -> Accuracy:
+    def _accuracy(self, made: PlanOutcome) -> Accuracy | None:
+        if self._files is None:
+            return None
+        images = self._files.tested
+
         def measure() -> Accuracy:
-            return measure_plan(self._fetched(made.artefact), self._files.tested, self._options.settings)
+            return measure_plan(self._fetched(made.artefact), images, self._options.settings)
 
         return self._steps.done(Accuracy, f"accuracy {made.name}", f"measuring the accuracy of {made.name}", measure)
 
     def _instance_variants(self, measured: list[InstanceMeasurement]) -> list[Variant]:
-        kind = self._options.priced(measured[0].figures.device)
+        kind = self._options.priced(measured[0].figures.device if measured else "cpu")
         return [each for one in measured for each in instance_variants(one, kind, _FIRST, self._base.plan.model)]
 
 
@@ -289,10 +310,11 @@ def _named(made: Sequence[tuple[PlanRequest, PlanOutcome]]) -> list[NamedPlan]:
     return plans
 
 
-def _function_variant(network: str, plan: NamedPlan, accuracy: Accuracy) -> Variant:
+def _function_variant(network: str, plan: NamedPlan, accuracy: Accuracy | None) -> Variant:
     figures, request = plan.figures, plan.request
     lossy = [*(["weights in fp16"] * (request.precision == "fp16")), *(["a pooled head"] * request.pooled)]
-    accurate = "accuracy measured with workers in process" if lossy else "exact: the network's own accuracy"
+    known = "exact: the network's own accuracy" if accuracy else "exact"
+    accurate = "accuracy measured with workers in process" if lossy else known
     tasks = "one function" if figures.tasks == 1 else f"a plan of {figures.tasks} tasks"
     return Variant(
         name=plan.made.name,
@@ -320,11 +342,11 @@ def _plan_candidate(plan: NamedPlan) -> Candidate:
     return Candidate(made.name, made.shape, Place.FUNCTIONS, exact, figures.latency_ms, figures.load_ms, usd)
 
 
-def _instance_candidate(variant: Variant, given: Accuracy) -> Candidate:
+def _instance_candidate(variant: Variant, given: Accuracy | None) -> Candidate:
     exact, lost = variant.precision == "fp32", _lost(variant, given)
     figures = variant.latency_ms.value, variant.load_ms.value, variant.usd.value
     return Candidate(variant.name, variant.name, Place.INSTANCE, exact, *figures, lost)
 
 
-def _lost(variant: Variant, given: Accuracy) -> float | None:
-    return loss(variant.accuracy, given) if variant.accuracy else None
+def _lost(variant: Variant, given: Accuracy | None) -> float | None:
+    return loss(variant.accuracy, given) if variant.accuracy and given else None

@@ -16,8 +16,9 @@ from serfer.core.costs.account import DEFAULT
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.pricing import cold_share_of
 from serfer.core.errors import PlanError, PlanWarning
-from serfer.core.plan import FileTensors, Plan, Preprocess, sealed
+from serfer.core.plan import Plan, Preprocess, sealed
 from serfer.core.plan.layout import PLAN_FILE
+from serfer.core.plan.window_plan import check_whole_images
 from serfer.pipeline.labelled.accuracy import check_labelled
 from serfer.pipeline.reference import normalised
 from serfer.plan_directory import check_artefacts, is_network_file, load_plan, write_plan
@@ -73,19 +74,22 @@ def read_network(
     facts: AwsFacts,
     work: Path,
     progress: Progress,
+    *,
+    labelled: bool = True,
 ) -> BaseNetwork:
     """Read a network (as `split` takes it, or a plan directory) and write a plan of it below `work`.
 
     Where nothing says how an image becomes the input of an ONNX file, that is assumed. Raises ModelError and PlanError,
-    also for a network that does not classify images.
+    also for a map plan, and where images are `labelled` for a network that does not classify them.
     """
+    check = check_labelled if labelled else check_whole_images
     directory = work / "base"
     given: Plan | None = None
     if isinstance(network, Path | str) and (Path(network) / PLAN_FILE).exists():
         given = load_plan(Path(network))
         check_artefacts(given, Path(network))
-        check_labelled(given)
-        options = NetworkOptions(None, given.preprocess, given.labels, given.activation)
+        check(given)
+        options = _options_of(given)
         network = str(Path(network) / (given.original[0] if given.original else given.unsplit).path)
     is_file = isinstance(network, Path | str) and is_network_file(network)
     says = is_file or _is_named(network) or (isinstance(network, str) and ".py:" not in network)
@@ -93,8 +97,8 @@ def read_network(
         raise PlanError(_UNDESCRIBED)  # before the network is read and split
     plan = _split(network, directory, options, facts, precision="fp32", progress=progress)
     if given is not None:
-        plan = _with_file(plan, given.file, directory)
-    check_labelled(plan)
+        plan = _as_given(plan, given, directory)
+    check(plan)
     plan, said = _described(plan)
     onnx = directory / f"{name}.onnx"  # beside the weights: its name is what plans call the network
     shutil.copyfile(directory / plan.unsplit.path, onnx)
@@ -146,7 +150,7 @@ def make_plan(
 ) -> Plan:
     """Split a network as a candidate asks for; raises ModelError where no such plan is possible."""
     plan = base.plan
-    options = NetworkOptions(None, plan.preprocess, plan.labels, plan.activation)
+    options = _options_of(plan)
     chosen: dict[str, Any] = {"precision": request.precision, "cold_share": cold_share_of(plan)}
     if request.whole:
         chosen |= {"stages": 1, "grids": (1, 1), "objective": "cost"}
@@ -158,12 +162,23 @@ def make_plan(
         if calibration is None:
             raise PlanError("a head is fitted to images that accuracy is not measured on: give 100 images or more")
         chosen |= {"gap": "always", "calibration": _calibration(plan, calibration)}
-    return _with_file(_split(str(base.onnx), out, options, facts, progress=progress, **chosen), plan.file, out)
+    return _as_given(_split(str(base.onnx), out, options, facts, progress=progress, **chosen), plan, out)
 
 
-def _with_file(plan: Plan, file: FileTensors | None, directory: Path) -> Plan:
-    """Return a plan of a graph that SerFer wrote with the tensors of the file from which that was read."""
-    plan = sealed(replace(plan, file=file))
+def _options_of(plan: Plan) -> NetworkOptions:
+    """Return what a plan says of its network, but for the labels of boxes, which `_as_given` puts back."""
+    labels = () if plan.detection else plan.labels
+    return NetworkOptions(None, plan.preprocess, labels, plan.activation)
+
+
+def _as_given(plan: Plan, given: Plan, directory: Path) -> Plan:
+    """Return a plan of a graph that another plan has written, with what only the network's own file says.
+
+    That are its tensors, the names, types and sizes of outputs that are not classes, and where they have boxes of what.
+    """
+    outputs = plan.outputs if given.classifies else given.outputs
+    labels = given.labels if given.detection else plan.labels
+    plan = sealed(replace(plan, file=given.file, outputs=outputs, detection=given.detection, labels=labels))
     write_plan(plan, directory)
     return plan
 

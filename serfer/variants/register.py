@@ -56,7 +56,7 @@ class Registered:
 def register(  # noqa: PLR0913 - what a user may choose, each with a default
     network: Any,  # noqa: ANN401 - an nn.Module, or a path or name as text
     app: str,
-    validation: Path | str,
+    validation: Path | str | None = None,
     *,
     name: str | None = None,
     registry: str | None = None,
@@ -79,7 +79,8 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
 
     `network` is what `split` takes, or a plan directory; `example`, `preprocess`, `labels` and `activation` describe it
     as `split` has them. `validation` is a directory of labelled images: a folder for each class, or a labels.csv
-    (file,label) beside the images. `name` is the network's in the application, by default what its file is called;
+    (file,label) beside the images. Without it, as for a detector, accuracy is not known, and variants are those that
+    answer as the network does. `name` is the network's in the application, by default what its file is called;
     `registry` a directory or URL, SERFER_REGISTRY unless given; `by` says who does it, for the record.
 
     At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
@@ -102,17 +103,18 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
     described = NetworkOptions(example, preprocess, labels, activation)
     with _work_folder(settings) as (folder, work):
-        kept, directory = open_registry(url), Path(validation)
-        listing = listed(directory)  # what is wrong with it is said before the network is read, which may take minutes
-        base = read_network(network, network_name, described, options.facts, work, say)
+        kept, directory = open_registry(url), Path(validation) if validation is not None else None
+        listing = listed(directory) if directory else []  # what is wrong with it is said before the network is read
+        base = read_network(network, network_name, described, options.facts, work, say, labelled=directory is not None)
         if base.assumed:
             say(base.assumed)
-        images = resolved(directory, listing, base.plan)
+        images = resolved(directory, listing, base.plan) if directory else None
         labels_digest = _labels_digest(base.plan)
         _check_application(kept.application(app), base.plan, labels_digest, network_name)
         say("reading validation images")
-        recorded = images.validation()
-        request = RegistrationRequest(app, network_name, base.digest, recorded.digest, _settings(options, base.plan))
+        recorded = images.validation() if images else None
+        seen = recorded.digest if recorded else ""
+        request = RegistrationRequest(app, network_name, base.digest, seen, _settings(options, base.plan))
         registrations = Registrations(kept, owner_name(folder))
         if begun is not None:
             begun(request.id)
@@ -122,12 +124,12 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
                 return _registered(kept, app, found.id, network_name, made=False)
             with _ended(registrations, found.id), heartbeats(registrations, found.id):
                 recipe = Recipe(preprocess_of(base.plan), base.plan.input, settings.image_limits())
-                files = write_images(images, recipe, work / "images", say)
+                files = write_images(images, recipe, work / "images", say) if images else None
                 steps = Steps(registrations, found, say)
                 remarks = Making(base, files, options, kept, steps, work, say).run()
                 registrations.finish(
                     found.id,
-                    classes=base.plan.output.width,
+                    classes=_classes(base.plan),
                     labels=labels_digest,
                     validation=recorded,
                     remarks=(*filter(None, [base.assumed, base.kept]), *remarks, *_absent(images, base.plan)),
@@ -202,18 +204,31 @@ def check_options(app: str, options: MakingOptions) -> None:
 def _settings(options: MakingOptions, plan: Plan) -> str:
     """Return what decides the result, as text: the options, and how images and scores are made."""
     described = {"preprocess": unstructure(plan.preprocess), "activation": plan.activation}
+    described |= {"detection": unstructure(plan.detection)} if plan.detection else {}
     return json.dumps({**json.loads(options.text), **described}, sort_keys=True)
 
 
+def _classes(plan: Plan) -> int:
+    """Return how many classes a network knows: 1 of one that knows none."""
+    return plan.output.width if plan.classifies else max(1, len(plan.labels))
+
+
 def _labels_digest(plan: Plan) -> str:
-    return hashlib.sha256(json.dumps(list(plan.labels)).encode()).hexdigest()
+    """Return a digest of what an application's networks share: classes' names, and outputs that are not classes."""
+    outputs = [] if plan.classifies else unstructure([plan.output_tensors, plan.detection])
+    return hashlib.sha256(json.dumps([*plan.labels, *outputs]).encode()).hexdigest()
 
 
 def _check_application(application: Application | None, plan: Plan, labels: str, network: str) -> None:
     """Refuse a network of other classes than the application's before its variants are made; raises InputError."""
-    classes = plan.output.width
+    classes = _classes(plan)
     if application is None or (application.classes, application.labels) == (classes, labels):
         return
+    if not plan.classifies:
+        raise InputError(
+            f"{network} gives other outputs, or other classes, than the networks of application {application.name}: "
+            "give another --app, or --labels and --output as they were"
+        )
     what = f"has {classes} classes" if application.classes != classes else "names its classes in another way"
     raise InputError(
         f"{network} {what}, application {application.name} has {application.classes}: its networks share their "
@@ -221,7 +236,9 @@ def _check_application(application: Application | None, plan: Plan, labels: str,
     )
 
 
-def _absent(images: LabelledImages, plan: Plan) -> list[str]:
+def _absent(images: LabelledImages | None, plan: Plan) -> list[str]:
+    if images is None:
+        return []
     absent = images.absent
     names = [plan.labels[index] if plan.labels else str(index) for index in absent[:3]]
     return [f"no image of {len(absent)} of the {images.classes} classes ({', '.join(names)})"] if absent else []

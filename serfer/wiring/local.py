@@ -20,7 +20,7 @@ from botocore.credentials import Credentials
 from drivers.lambda_http import LambdaInvoker
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
 from drivers.stepfunctions.client import Client, connect
-from serfer.core.errors import PlanError, UnavailableError, UsageError
+from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Plan
 from serfer.core.plan.gang_times import function_timeout_s
 from serfer.core.sigv4 import Access
@@ -31,7 +31,7 @@ from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.step_functions import StepFunctionsServer
-from serfer.packaging.build_cache import cache_of, forget_unused, in_use
+from serfer.packaging.build_cache import cache_of
 from serfer.packaging.bundle import (
     HANDLER,
     WEIGHTS,
@@ -44,6 +44,7 @@ from serfer.packaging.bundle import (
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, aws_access
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices
+from serfer.wiring.plan_cache import cached_plan
 from splitter.network import zoo
 from storage import distribution, schemes
 
@@ -65,16 +66,14 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
     ModelError for an unknown name.
     """
     entry = zoo.find(name)
-    target = settings.cache_dir / "plans" / f"{name}-{code_stamp(('splitter', 'serfer.core'))}"
-    with cache_of(settings.cache_dir):
-        is_there = in_use(target) and _is_whole(target)
-    if not is_there:
+
+    def make(directory: Path) -> None:
         from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
-        progress(f"splitting {name}, once: the plan stays in {target.parent}")
-        split(name, out=target, grids=list(entry.grids) or "auto", weights="zip", progress=progress)
-        forget_unused(target.parent)
-    return target
+        progress(f"splitting {name}, once: the plan stays in {directory.parent}")
+        split(name, out=directory, grids=list(entry.grids) or "auto", weights="zip", progress=progress)
+
+    return cached_plan(settings.cache_dir, f"{name}-{code_stamp(('splitter', 'serfer.core'))}", make)
 
 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
@@ -82,14 +81,6 @@ def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int
     progress("measuring a function's dependencies")
     with cache_of(settings.cache_dir):
         return directory_bytes(dependencies(settings.cache_dir))
-
-
-def _is_whole(directory: Path) -> bool:
-    try:
-        check_artefacts(load_plan(directory), directory)
-    except PlanError:
-        return False
-    return True
 
 
 def local_service(  # noqa: PLR0913 - a service's parts, by name

@@ -12,7 +12,6 @@ import hashlib
 import json
 import mmap
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -23,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.errors import ModelError, PlanError
+from serfer.core.errors import ModelError
 from serfer.core.plan import Plan, Preprocess, sealed
 from serfer.extras import named_extras
-from serfer.files import locked
-from serfer.packaging.build_cache import assembled, cache_of, in_use
 from serfer.packaging.bundle import code_stamp
-from serfer.plan_directory import check_artefacts, file_sha256, load_plan, write_plan
+from serfer.plan_directory import file_sha256, write_plan
 from serfer.settings import Settings
+from serfer.wiring.plan_cache import cached_plan
 from splitter.network.by_name.named_model import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel
 from splitter.network.by_name.weights_file import check_weights_file
 from splitter.network.description import Description
@@ -55,30 +53,26 @@ def plan_of_file(
     progress: Callable[[str], None],
     example: NDArray[np.float32] | None = None,
     description: Description | None = None,
+    sizes: str | None = None,
 ) -> Path:
     """Return the directory of the plan that runs an ONNX file or a named network whole, as one task, in the cache.
 
     It is made when the network is first named, and again whenever its file, that of its weights, the version of its
     library, options or the splitter's own code have changed; of several processes, one makes it. `example`,
-    (N, C, H, W) float32, fixes the input's size where the file does not; `description` says what the network does not.
-    Where nothing says how an image becomes the input, it is assumed (`assumed_preprocess`). Raises ModelError for a
-    network that cannot be run, UnavailableError for a cache that cannot be written.
+    (N, C, H, W) float32, fixes the input's size where the file does not; `description` says what the network does not;
+    with `sizes` it takes images of many (`whole_plan`). Where nothing says how an image becomes the input, it is
+    assumed (`assumed_preprocess`). Raises ModelError for a network that cannot be run, UnavailableError for a cache
+    that cannot be written.
     """
     description = description or Description()
     called, parts = _of_name(network) if isinstance(network, NamedModel) else _of_file(network)
-    target = settings.cache_dir / "plans" / _name(called, parts, example, description)
-    with cache_of(settings.cache_dir):
-        if _is_kept(target):
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f".{target.name}.lock")):
-            if not _is_kept(target):
-                shutil.rmtree(target, ignore_errors=True)
-                what = f"building {network}" if isinstance(network, NamedModel) else f"reading {network.name}"
-                progress(f"{what}, once: its plan stays in {target.parent}")
-                with assembled(target) as directory:
-                    _make(network, example, description, directory, progress)
-    return target
+    what = f"building {network}" if isinstance(network, NamedModel) else f"reading {network.name}"
+
+    def make(directory: Path) -> None:
+        progress(f"{what}, once: its plan stays in {directory.parent}")
+        _make(network, example, description, sizes, directory, progress)
+
+    return cached_plan(settings.cache_dir, _name(called, parts, example, description, sizes), make)
 
 
 def assumed_preprocess(plan: Plan) -> Preprocess | None:
@@ -104,10 +98,12 @@ def assumption(plan: Plan) -> str:
         )
     if assumed != assumed_preprocess(plan):
         return ""
+    fit = f"{shape.height} x {shape.width} pixels"
+    fit = f"the nearest of {plan.sizes.input}" if plan.sizes else fit
     colours = "RGB" if assumed.channels == "RGB" else "grey"
     values = "as they are, 0 to 255" if assumed.scale == 1 else "times 1/255"
     return (
-        f"assumed: images of {plan.model} are stretched to {shape.height} x {shape.width} pixels, {colours}, their "
+        f"assumed: images of {plan.model} are stretched to {fit}, {colours}, their "
         f"values {values}; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
     )
 
@@ -181,7 +177,13 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _name(called: str, parts: dict[str, Any], example: NDArray[np.float32] | None, description: Description) -> str:
+def _name(
+    called: str,
+    parts: dict[str, Any],
+    example: NDArray[np.float32] | None,
+    description: Description,
+    sizes: str | None,
+) -> str:
     """Return the name of a network's plan in the cache, which changes with whatever the plan depends on."""
     given = None if example is None else [example.shape, hashlib.sha256(example.tobytes()).hexdigest()]
     parts = {
@@ -189,6 +191,7 @@ def _name(called: str, parts: dict[str, Any], example: NDArray[np.float32] | Non
         "example": given,
         "description": unstructure(description),
         "code": code_stamp(("splitter", "serfer.core")),
+        "sizes": sizes,
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_KEY]
     return f"{_UNNAMED.sub('-', called)[:_SHOWN]}-{key}"
@@ -207,21 +210,11 @@ def _sha256(file: Path) -> str:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
 
 
-def _is_kept(target: Path) -> bool:
-    """Return whether the cache has a plan, every byte of it, and mark it as used."""
-    if not in_use(target):
-        return False
-    try:
-        check_artefacts(load_plan(target), target)
-    except PlanError:
-        return False
-    return True
-
-
 def _make(
     network: Path | NamedModel,
     example: NDArray[np.float32] | None,
     description: Description,
+    sizes: str | None,
     directory: Path,
     progress: Callable[[str], None],
 ) -> None:
@@ -235,6 +228,7 @@ def _make(
         preprocess=description.preprocess,
         labels=description.labels,
         activation=description.output,
+        sizes=sizes,
         progress=progress,
     )
     assumed = assumed_preprocess(plan)

@@ -84,6 +84,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     preprocess: Preprocess | Path | str | None = None,
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
+    sizes: str | None = None,
     faults: Faults | None = None,
     settings: Settings | None = None,
 ) -> Pipeline:
@@ -115,7 +116,8 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     SERFER_KEEP_WARM says.
     `example`, `preprocess`, `labels` and `activation` say what a network does not, as `split` has them; a plan has
     its own. The network's plan is kept in the cache. Without `preprocess`, images are stretched to the input's size, as
-    RGB times 1/255 (PlanWarning).
+    RGB times 1/255 (PlanWarning). With `sizes`, such as "32..2016x32..2016,multiple=32", it takes images of many
+    sizes, a query of one (`whole_plan`).
     `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
@@ -144,11 +146,13 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     settings = settings or load_settings()
     choices.check()
     if is_network(directory):
-        place = _of_network(directory, choices, settings, example, preprocess, labels, activation)
+        place = _of_network(directory, choices, settings, example, preprocess, labels, activation, sizes)
     else:
         place = Path(str(directory))
-        if not (example is None and preprocess is None and not labels and activation is None):
-            raise UsageError(f"example, preprocess, labels and activation describe an .onnx file; {place} is a plan")
+        if not (example is None and preprocess is None and not labels and activation is None and sizes is None):
+            raise UsageError(
+                f"example, preprocess, labels, activation and sizes describe an .onnx file; {place} is a plan"
+            )
     opening = _read(place, choices, settings, deployment, routing, faults)
     loop, parts = LoopThread(), AsyncExitStack()
     try:
@@ -166,6 +170,7 @@ def _of_network(
     preprocess: Preprocess | Path | str | None,
     labels: Sequence[str] | Path | str,
     activation: str | None,
+    sizes: str | None,
 ) -> Path:
     """Return the directory of the plan of a file or a named network, and warn of what was assumed."""
     if choices.workers == "aws":
@@ -178,7 +183,7 @@ def _of_network(
     description = Description.of(preprocess, labels, activation)
     if not isinstance(network, NamedModel):
         network = NamedModel(str(network)) if is_named(str(network)) else Path(network)
-    directory = plan_of_file(network, settings, lambda _step: None, array, description)
+    directory = plan_of_file(network, settings, lambda _step: None, array, description, sizes)
     if preprocess is None and (said := assumption(load_plan(directory))):
         warnings.warn(said, PlanWarning, stacklevel=3)
     return directory

@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, PlanError, UsageError
-from serfer.core.plan import ACTIVATIONS, CHANNELS, OPENCV_BILINEAR, Pad, Preprocess
+from serfer.core.plan import ACTIVATIONS, CHANNELS, OPENCV_BILINEAR, Pad, Preprocess, SideLimit
+from serfer.core.plan.preprocess import LONGER, SHORTER
 from splitter.network.detection_heads import BoxOptions, is_boxes
 
 NO_SCORES = ACTIVATIONS[-1]
@@ -22,7 +23,8 @@ CROPS = ("centre", "none")
 _MAX_PREPROCESS_BYTES = 64 * 1024
 _MAX_LABELS_BYTES = 1024 * 1024
 _MOST_ROWS = 65_536
-_KEYS = ("resize", "crop", "pad", "pad_value", "interpolation", "channels", "scale", "mean", "std")
+_LIMITS = {"shorter_side": SHORTER, "longer_side": LONGER}
+_KEYS = ("resize", "crop", "pad", "pad_value", *_LIMITS, "interpolation", "channels", "scale", "mean", "std")
 _GREY = 114  # what YOLO networks are padded with
 
 
@@ -130,17 +132,18 @@ def _preprocess(table: dict[str, Any]) -> Preprocess:
     """Fill in defaults; raises PlanError that names the key."""
     channels = structure(str, table.get("channels", "RGB"), "channels")
     known = channels if channels in CHANNELS else "RGB"  # an unknown order is refused as such, not for its length
-    pad = _pad(table)
+    pad, limit = _pad(table), _limit(table)
     return Preprocess(
-        resize=None if pad else _resize(table),
+        resize=None if pad or limit else _resize(table),
         interpolation=structure(
-            str, table.get("interpolation", OPENCV_BILINEAR if pad else "bilinear"), "interpolation"
+            str, table.get("interpolation", OPENCV_BILINEAR if pad or limit else "bilinear"), "interpolation"
         ),
         channels=channels,
         scale=structure(float, table.get("scale", 1 / 255), "scale"),
         mean=structure(tuple[float, ...], table.get("mean", [0.0] * len(known)), "mean"),
         std=structure(tuple[float, ...], table.get("std", [1.0] * len(known)), "std"),
         pad=pad,
+        limit=limit,
     )
 
 
@@ -156,6 +159,17 @@ def _pad(table: dict[str, Any]) -> Pad | None:
         structure(str, table["pad"], "pad"),
         structure(int, table.get("pad_value", _GREY), "pad_value"),
     )
+
+
+def _limit(table: dict[str, Any]) -> SideLimit | None:
+    given = [key for key in _LIMITS if key in table]
+    if not given:
+        return None
+    if len(given) > 1 or "resize" in table or table.get("crop", CROPS[1]) != CROPS[1]:
+        raise PlanError(
+            "by shorter_side or longer_side the whole image is resized: give one of them, without resize and crop"
+        )
+    return SideLimit(_LIMITS[given[0]], structure(int, table[given[0]], given[0]))
 
 
 def _resize(table: dict[str, Any]) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from numpy.typing import NDArray
 
-from serfer.core.plan import SCORES, OutputTensor, Shape
+from serfer.core.plan import SCORES, OutputTensor, PlanSizes, Shape
 
 Given = TypeVarTuple("Given")
 Answer = TypeVar("Answer")
@@ -49,6 +49,7 @@ class Graph:
     is empty for one output (N, K) float32. `rounding` is how far the graph's answer may be from that of the model that
     it was read from, relative to the range, because the model rounds (to fp16, or to 8 bits) what float32 does not.
     `unreduced` are the number of the output that was reduced (reductions.py), and its bytes of one image before that.
+    With `sizes` it is one part that takes images of all of these, and `shapes` are those of the largest.
     """
 
     nodes: tuple[Node, ...]
@@ -63,6 +64,7 @@ class Graph:
     rounding: float = 0.0
     answers: tuple[OutputTensor, ...] = ()
     unreduced: tuple[int, int] | None = None
+    sizes: PlanSizes | None = None
 
     @property
     def output(self) -> str:

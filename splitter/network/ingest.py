@@ -35,6 +35,7 @@ from splitter.network.onnx_models import run_once
 from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from splitter.network.reductions import reduced
 from splitter.network.resize_sizes import with_moved_scales, with_own_scales
+from splitter.network.size_hints import instead_of
 from splitter.network.sliding_window import floor_pads, pool_scale
 from splitter.network.transpose_sinking import with_batch_first
 from splitter.network.unsupported import (
@@ -102,6 +103,7 @@ def plain_network(
         check_windows(shape_inference.infer_shapes(light.proto))  # same
         raise CannotSplitError(
             f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}"
+            f"{instead_of(whole, (height, width))}"
         ) from error
     graph = with_batch_first(without_identities(with_own_scales(_read(light), moved)))
     rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)

@@ -82,10 +82,28 @@ def in_words(model: ExternalWeightsModel, known: Sequence[int]) -> str:
     return f"give --size {named}{also} (in Python an example){_multiples(known, steps)}, such as {example}"
 
 
+def instead_of(model: ExternalWeightsModel, size: Sequence[int]) -> str:
+    """Return what to give in place of the rows and columns of images that a network does not run on.
+
+    Empty where its input fixes those that are not multiples of its strides.
+    """
+    steps = strides(model)
+    own = [dim.dim_value for dim in model.inputs[0].type.tensor_type.shape.dim[2:]]
+    if not any(side == 0 and given % step for side, given, step in zip(own, size, steps, strict=True)):
+        return ""
+    near = "x".join(str(side or -(-given // step) * step) for side, given, step in zip(own, size, steps, strict=True))
+    given = " x ".join(map(str, size))
+    return f"; sizes are{_multiples(own, steps)[1:]}, not {given}: try --size {near} (in Python an example)"
+
+
 def _usual(step: int) -> int:
     return next((side for side in _SIDES if side % step == 0), step)
 
 
 def _multiples(known: Sequence[int], steps: Size) -> str:
-    free = dict.fromkeys(step for side, step in zip(known, steps, strict=True) if not side)
-    return f", often multiples of its strides, {' and '.join(map(str, free))}" if max(free) > 1 else ""
+    free = [step for side, step in zip(known, steps, strict=True) if not side]
+    return f", often multiples of its strides, {_in_words(free)}" if max(free) > 1 else ""
+
+
+def _in_words(steps: Sequence[int]) -> str:
+    return " and ".join(map(str, dict.fromkeys(steps)))

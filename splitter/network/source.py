@@ -42,7 +42,7 @@ from splitter.network.group_norms import with_plain_group_norms
 from splitter.network.metadata import read_metadata
 from splitter.network.onnx_models import OPSET, session_of
 from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
-from splitter.network.size_hints import in_words, size_in_metadata
+from splitter.network.size_hints import in_words, instead_of, size_in_metadata
 
 if TYPE_CHECKING:
     import torch
@@ -572,14 +572,18 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     model, given = with_usual_input(model)
     example = _given(_example_of(path, model) if example is None else given.as_images(example))
     example = given.like_images(example)
-    light, run = _with_channels(model, example), _runner(path, given)
+    light, run = _with_channels(model, example), _runner(path, given, partial(instead_of, model))
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
             example = given.like_images(example)
     known = read_metadata(properties, example.shape, declared)
     labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
-    as_given = _runner(path, given, own_kernels=True) if any(map(_is_in_8_bits, model.proto.graph.node)) else None
+    as_given = (
+        _runner(path, given, partial(instead_of, model), own_kernels=True)
+        if any(map(_is_in_8_bits, model.proto.graph.node))
+        else None
+    )
     source = Source(path.stem, f"from {path.name}", light, run, given.suited(known.preprocess), labels, exported=False)
     source = replace(source, origin=known.origin, detects=known.detects, given=given)
     return replace(source, unread=unread, as_given=as_given), example
@@ -701,10 +705,11 @@ def _is_in_8_bits(node: onnx.NodeProto) -> bool:
     return node.op_type in ("DequantizeLinear", "QuantizeLinear")
 
 
-def _runner(path: Path, given: GivenInput, *, own_kernels: bool = False) -> Run:
+def _runner(path: Path, given: GivenInput, instead: Callable[[Size], str], *, own_kernels: bool = False) -> Run:
     """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free.
 
-    With `own_kernels`, operators between DequantizeLinear and QuantizeLinear are computed in 8 bits.
+    `instead` says what to give in place of images of a size that it does not take. With `own_kernels`, operators
+    between DequantizeLinear and QuantizeLinear are computed in 8 bits.
     """
     session: ort.InferenceSession | None = None
     options = ort.SessionOptions()
@@ -728,7 +733,10 @@ def _runner(path: Path, given: GivenInput, *, own_kernels: bool = False) -> Run:
             outputs = zip(names, zip(*answers, strict=True), strict=True)
             return as_answer({name: _joined(values) for name, values in outputs})
         except Exception as error:  # ONNX Runtime has a class for each status
-            raise ImageNotTakenError(f"{path} does not run in ONNX Runtime: {_plainly(error)}") from error
+            size = batch.shape[2], batch.shape[3]
+            raise ImageNotTakenError(
+                f"{path} does not run in ONNX Runtime: {_plainly(error)}{instead(size)}"
+            ) from error
 
     return run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import OutputTensor
+from serfer.core.plan import OutputTensor, PlanSizes
 from serfer.core.plan.answers import Answer, as_answer, padded_along, shaped
 from splitter.network import whole_numbers
 from splitter.network.as_is import (
@@ -30,6 +30,7 @@ from splitter.network.description import Reduction
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import Graph
 from splitter.network.ingest import PlainNetwork, with_static_input
+from splitter.network.open_sizes import opened
 from splitter.network.outputs import default_names, numpy_type
 from splitter.network.reductions import reduced
 from splitter.network.source import Run
@@ -43,8 +44,11 @@ def whole_network(
     names: tuple[str, ...] = (),
     reasons: Sequence[Reason] = (),
     reduction: Reduction | None = None,
+    sizes: Callable[[Sequence[Result]], PlanSizes] | None = None,
 ) -> PlainNetwork:
     """Return a model as one part that runs as it is; `answers` are its own to images of `size`, one by one.
+
+    With `sizes`, which gives those of its results, it takes images of all of these.
 
     Raises ModelError where it does not take one image, or gives what no plan can hold.
     """
@@ -60,7 +64,8 @@ def whole_network(
         results,
         reasons,
     )
-    graph = _graph(light, part, image.name, shape)
+    forms = sizes(results) if sizes else None
+    graph = replace(_graph(light, opened(part, forms) if forms else part, image.name, shape), sizes=forms)
     return described(graph, light.proto, names, {result.name: result for result in results}, reduction)
 
 
@@ -114,22 +119,25 @@ def in_order(answer: Answer) -> list[NDArray[Any]]:
     return list(answer.values()) if isinstance(answer, dict) else [answer]
 
 
-def image_by_image(run: Run, tensors: Sequence[OutputTensor]) -> Run:
+def image_by_image(run: Run, tensors: Sequence[OutputTensor], *, any_size: bool = False) -> Run:
     """Return a model as a function of a batch that computes one image at a time, as its part in a plan does.
 
     `tensors` describe the plan's outputs: those without an axis for images get one, those whose size depends on the
-    image are as large as the largest of the batch.
+    image are as large as the largest of the batch. With `any_size`, they have other sizes for images of other sizes.
     """
     own = [tensor for tensor in tensors if not any(other.sized_by == tensor.name for other in tensors)]
 
     def alone(image: NDArray[np.float32]) -> list[NDArray[Any]]:
         values = list(zip(own, in_order(run(image)), strict=True))
         sizes = [np.array([_whole(value, tensor).shape[tensor.axis]]) for tensor, value in values if tensor.sized_by]
+        if any_size:
+            return [_whole(value, tensor)[None] for tensor, value in values]
         return [*(_of_one_image(value, tensor) for tensor, value in values), *sizes]
 
     def batched(batch: NDArray[np.float32]) -> Answer:
-        parts = zip(*(alone(image[None]) for image in batch), strict=True)
-        return as_answer(shaped(tensors, [np.concatenate(values) for values in parts]))
+        parts = [np.concatenate(values) for values in zip(*(alone(image[None]) for image in batch), strict=True)]
+        given = [replace(tensor, dims=value.shape[1:]) for tensor, value in zip(tensors, parts, strict=True)]
+        return as_answer(shaped(given if any_size else tensors, parts))
 
     return batched
 

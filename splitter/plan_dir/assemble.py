@@ -195,6 +195,7 @@ def assemble(
                 output=graph.shape(graph.output),
                 outputs=graph.answers,
                 file=source.given.tensors if source.given else None,
+                sizes=graph.sizes,
                 activation=source.activation,
                 detection=source.detection,
                 preprocess=source.preprocess,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from serfer.core.errors import ModelError, WrongAnswerError
-from serfer.core.exactness import TOLERANCE, Difference, check_finite, difference
+from serfer.core.exactness import TOLERANCE, Difference, difference, finite_share
 from serfer.core.plan import IMAGE, OutputTensor, Plan
 from serfer.core.plan.answers import Answer, as_answer, joined, shaped
 from splitter.network.graph import Graph
@@ -22,6 +22,10 @@ from splitter.network.unsupported import CannotSplitError
 from splitter.plan_dir.emit import in_one_piece, input_name, output_name
 
 _Tensors = dict[tuple[int, int], Array]
+_NOTHING_FINITE = (
+    "the network's answers to the example and to random images are NaN or infinite, and so are the plan's: no other "
+    "number could be compared; queries with such answers fail (look at its weights, or at what its images should hold)"
+)
 
 
 def run_tiles(plan: Plan, directory: Path, batch: Array) -> Answer:
@@ -62,16 +66,17 @@ def whole_runner(model: Graph | Path, tensors: Sequence[OutputTensor] = ()) -> R
     return run
 
 
-def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, rounding: float = 0.0) -> float:
-    """Return the relative error of the plan on `batch`; raises WrongAnswerError where rule 1 does not hold.
+def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, rounding: float = 0.0) -> str:
+    """Compare the plan with the model on `batch`; raises WrongAnswerError where rule 1 does not hold.
 
     A plan that changes the network is compared with what it computes, and so is one of a model that rounds: what it
-    computes may be `rounding` of the range away from the model's own answer. Raises ModelError where the model, or a
-    part of it, cannot run on a batch at all, has no finite answer, or was read or exported as another network.
+    computes may be `rounding` of the range away from the model's own answer. Where answers to `batch` are NaN or
+    infinite, images without negative values are taken if they have more finite ones. Returns what to warn of: that
+    no finite value was there; empty otherwise. Raises ModelError where the model, or a part of it, cannot run on a
+    batch at all, or was read or exported as another network.
     """
-    expected = _run_model(source, batch)
+    batch, expected, finite = _most_finite(source, batch)
     got = _run_parts(plan, directory, batch)
-    check_finite(expected, "the model's own answer to the example, or to a random image,")
     if plan.original or rounding:
         given = plan.original[0] if plan.original else plan.unsplit
         _check_reading(whole_runner(directory / given.path, plan.outputs), source, expected, batch, rounding)
@@ -81,11 +86,28 @@ def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, round
         if not plan.original and not rounding:
             run = whole_runner(directory / plan.unsplit.path, plan.outputs)
             _check_reading(run, source, expected, batch, rounding)
+        if finite < 1:
+            raise CannotSplitError("its answers to random images are NaN or infinite, elsewhere when it is split")
         raise WrongAnswerError(
             f"the split network differs from the unsplit one by {deviation.error:.2g} of its range (at most "
             f"{TOLERANCE:g} is allowed), or in its first class; nothing was written"
         )
-    return deviation.error
+    return "" if finite else _NOTHING_FINITE
+
+
+def _most_finite(source: Source, batch: Array) -> tuple[Array, Answer, float]:
+    """Return images, the model's own answer and its share of finite values: `batch`, or others without negative values.
+
+    A network may take a logarithm or a root of what is negative in noise and in no image.
+    """
+    expected = _run_model(source, batch)
+    finite = finite_share(expected)
+    if finite == 1:
+        return batch, expected, finite
+    other = source.like_images(np.abs(batch))
+    answer = _run_model(source, other)
+    share = finite_share(answer)
+    return (other, answer, share) if share > finite else (batch, expected, finite)
 
 
 def _run_model(source: Source, batch: Array) -> Answer:
@@ -138,7 +160,8 @@ def _check_reading(run: Run, source: Source, expected: Answer, batch: Array, rou
         )
     raise CannotSplitError(
         f"the network as read from the ONNX file differs from what ONNX Runtime computes of the file {how}: it has an "
-        "operator that is read wrongly here or that ONNX Runtime does not compute as ONNX defines it"
+        "operator that is read wrongly here or that ONNX Runtime does not compute as ONNX defines it, or rounding "
+        "errors grow in it"
     )
 
 

@@ -170,8 +170,14 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
 
 
 def _value(graph: Graph, tensor: str, region: Rect, name: str) -> onnx.ValueInfoProto:
-    shape = graph.shape(tensor).of(region, batch=1)
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape[1:]])
+    _, *sizes = graph.shape(tensor).of(region, batch=1)
+    if graph.sizes is None:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *sizes])
+    axes: list[str | int | None] = [None] * len(sizes)
+    if tensor == graph.input:
+        sides = (graph.sizes.input.rows, graph.sizes.input.columns)
+        axes = [sizes[0], *(None if side.varies else side.least for side in sides)]
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *axes])
 
 
 def in_one_piece(graph: Graph) -> TileGraph:

@@ -231,7 +231,7 @@ def _count(graph: Graph, node: Node, region: Rect) -> Work:
 
 def _convolution(graph: Graph, node: Node, region: Rect, counted: Work) -> Work:
     weight, groups = graph.weights[node.inputs[1]].shape, int(node.attributes.get("group", 1))
-    stride = int((node.attributes.get("strides") or [1, 1])[1])
+    stride = int((node.attributes.get("strides") or [1])[-1])  # of columns; a sequence has one axis
     slides = prod(weight[2:]) > 1 and not operators.is_replicated(graph, node)
     pads = input_region(graph, node, node.inputs[0], region).padding if slides else None
     return replace(

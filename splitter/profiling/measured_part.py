@@ -68,7 +68,7 @@ def _constants(graph: Graph, node: Node) -> Weights:
 
 def _batched(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
     """Return an input or output of the Scan by that of its body."""
-    dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    dims = [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
     return helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, [1, *dims])
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
 
+from serfer.core.errors import ModelError
+from serfer.core.plan import InputSizes, PlanSizes
 from serfer.core.plan.answers import Answer
-from splitter.network.as_is import BRANCHING, SIZED_BY_DATA, Reason
+from serfer.core.plan.sizes import Size
+from splitter.network.as_is import BRANCHING, SIZED_BY_DATA, Reason, Result
 from splitter.network.as_is_tail import with_as_is_tail
 from splitter.network.description import Reduction
 from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import MAP_RANK, NCHW, Axes, Graph
 from splitter.network.ingest import PlainNetwork, plain_network
+from splitter.network.open_sizes import plan_sizes
 from splitter.network.outputs import with_described_outputs
 from splitter.network.source import Array, Source
 from splitter.network.unsupported import CannotSplitError
@@ -42,15 +47,22 @@ def from_onnx(
 
 
 def whole_graph(
-    source: Source, sample: Array, reasons: Sequence[Reason] = (), reduction: Reduction | None = None
+    source: Source,
+    sample: Array,
+    reasons: Sequence[Reason] = (),
+    reduction: Reduction | None = None,
+    sizes: InputSizes | None = None,
 ) -> tuple[Graph, Source]:
     """Return the graph of a network that runs as it is, whole, from its answers to an image, (N, C, H, W) float32.
 
+    With `sizes`, of which the image has the largest, it takes images of all of them.
     With it comes the source, which then computes one image at a time, as that part does. `reasons` say what keeps it
     together. Raises ModelError where it does not take one image, or does not run.
     """
     height, width = sample.shape[2:]
-    plain = whole_network(source.onnx, _answers(source, sample), (height, width), source.outputs, reasons, reduction)
+    forms = partial(_forms, source, sample, sizes) if sizes else None
+    answers = _answers(source, sample)
+    plain = whole_network(source.onnx, answers, (height, width), source.outputs, reasons, reduction, forms)
     return _finished(source, plain)
 
 
@@ -66,6 +78,21 @@ def split_graph(
     if plain is None:
         plain = whole_network(source.onnx, answers, (height, width), source.outputs, [refusal.reason], reduction)
     return _finished(source, plain)
+
+
+def _forms(source: Source, sample: Array, sizes: InputSizes, results: Sequence[Result]) -> PlanSizes:
+    """Return the sizes of a network's outputs; raises ModelError for a module, which was exported at one size."""
+    if source.exported:
+        raise ModelError(
+            "a range of sizes is for .onnx files whose rows and columns are open: export the module with dynamic axes, "
+            "and give that file"
+        )
+    random = np.random.default_rng(3)
+
+    def image(size: Size) -> Array:
+        return source.like_images(random.random((1, sample.shape[1], *size), dtype=np.float32))
+
+    return plan_sizes(source.run, image, sizes, results)
 
 
 def _answers(source: Source, sample: Array) -> list[Answer]:
@@ -86,7 +113,7 @@ def _finished(source: Source, plain: PlainNetwork) -> tuple[Graph, Source]:
         else tensor
         for tensor in graph.answers
     )
-    run = image_by_image(source.as_given or source.run, plain.given)
+    run = image_by_image(source.as_given or source.run, plain.given, any_size=graph.sizes is not None)
     return replace(graph, answers=answers), replace(source, run=run)
 
 

@@ -20,8 +20,8 @@ from serfer.api.decoding import decoders as decoders_module
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.decoding.fork_server import ForkServer
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, UnavailableError
-from serfer.core.plan import ImageLimits, Preprocess, Shape
-from serfer.images import Recipe, decode_image
+from serfer.core.plan import ImageLimits, InputSizes, Preprocess, Shape
+from serfer.images import Recipe, decode_image, decode_sized
 from tests.api.conftest import png
 
 PREPROCESS = Preprocess(26, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)
@@ -69,6 +69,16 @@ def test_a_decoder_gives_the_pixels_that_decoding_in_process_gives(forks):
     decoded = decode(forks, images)
     assert np.array_equal(decoded.pixels, [decode_image(data, "x", *_parts(RECIPE)) for data in images])
     assert decoded.busy_s > 0
+
+
+def test_images_of_a_plan_of_many_sizes_have_their_own_and_a_request_one(forks):
+    preprocess = replace(PREPROCESS, resize=None)
+    recipe = replace(RECIPE, preprocess=preprocess, sizes=InputSizes.of("8..48x8..48,multiple=8"))
+    assert decode(forks, [png(48, 40), png(47, 41)], recipe).pixels.shape == (2, 40, 48, 3)
+    whole = decode_sized(png(20, 9), "x", *_parts(recipe), sizes=recipe.sizes).pixels
+    assert np.array_equal(decode(forks, [png(20, 9)], recipe).pixels, [whole])
+    with pytest.raises(ImageError, match="image 1 is an input of 8 x 16 pixels, the first image one of 40 x 48"):
+        decode(forks, [png(48, 40), png(20, 9), png(48, 40)], recipe)
 
 
 def _parts(recipe):

@@ -101,6 +101,7 @@ def plain_report(**changes):
             st.from_regex(r"[0-9a-f]{32}", fullmatch=True),
             st.floats(1, MOST_RESULT_TTL_S),
         ),
+        size=st.none() | st.tuples(st.integers(1, 1 << 16), st.integers(1, 1 << 16)),
     )
 )
 def test_a_task_survives_the_trip(task):
@@ -189,9 +190,15 @@ def test_a_result_that_is_no_place_is_refused(result):
         decode_task(packed("task", [*PLAIN, result]))
 
 
-def test_a_task_with_more_than_a_result_is_refused():
+def test_a_task_with_more_than_a_result_and_a_size_is_refused():
     with pytest.raises(InputError, match="not a task"):
-        decode_task(packed("task", [*PLAIN, ["local", "f" * 32, 60.0], None]))
+        decode_task(packed("task", [*PLAIN, ["local", "f" * 32, 60.0], None, None]))
+
+
+@pytest.mark.parametrize("size", [[8], [8, 8, 8], [8, 0], [-8, 8], [8.0, 8], [True, 8], "88", {"8": 8}])
+def test_a_malformed_size_is_refused(size):
+    with pytest.raises(InputError, match="size"):
+        decode_task(packed("task", [*PLAIN, None, size]))
 
 
 def test_the_payload_bytes_of_a_task_are_counted():

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto
 from PIL import Image
 
 import serfer
@@ -16,7 +17,8 @@ from serfer.api.http.body import ApiLimits
 from serfer.api.routes.inference import signature_of
 from serfer.core.detections import Boxes
 from serfer.core.errors import ImageError, ModelError, PlanError, UsageError
-from serfer.core.plan import DetectionHead, Pad, Preprocess, dump_plan, parse_plan, sealed
+from serfer.core.plan import DetectionHead, OutputTensor, Pad, Preprocess, dump_plan, parse_plan, sealed
+from serfer.pipeline.prediction import kind_of
 from serfer.plan_directory import load_plan
 from serfer.raster.palette import palette
 from splitter.whole import whole_plan
@@ -24,6 +26,8 @@ from tests.core.test_detections import naive
 from tests.e2e.dense import split_dense
 from tests.e2e.detector import CLASSES, SIZE, detector_onnx, split_detector, suppressed_onnx
 from tests.e2e.small import split_small
+from tests.splitter.models import Net
+from tests.splitter.test_as_is import several
 
 LETTERBOX = Preprocess(None, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3, pad=Pad("centre", 114))
 
@@ -129,6 +133,64 @@ def test_every_kind_of_network_predicts(classifier, tmp_path, examples):
     assert np.array_equal(np.asarray(mask.convert("RGB")), np.array(palette())[outputs["classes"][0]])
     assert (by_name["scores"].png, by_name["scores"].values) == ("", ())
     assert [output["name"] for output in image.as_dict("map")["outputs"]] == [*outputs]
+
+
+def indices_onnx():
+    """Places where a channel's mean is large: (2, K) int64, and the three largest values of each row, with indices."""
+    net = Net(1, SIZE, SIZE)
+    pooled = net.op("AveragePool", "x", kernel_shape=[16, 16], strides=[16, 16])
+    far = net.op("Greater", pooled, net.constant(np.float32(0.5)))
+    places = net.op("NonZero", far, output="places")
+    net.op("TopK", pooled, net.constant(np.array([3])), axis=3, output="largest")
+    net.nodes[-1].output.append("columns")
+    return several(
+        net, (places, TensorProto.INT64, 2), ("largest", TensorProto.FLOAT, 4), ("columns", TensorProto.INT64, 4)
+    )
+
+
+def test_indices_are_numbers_of_each_images_own_count(tmp_path, examples, serfer_here):
+    onnx.save(indices_onnx(), tmp_path / "net.onnx")
+    grey = Preprocess(None, "bilinear", "L", 1 / 255, (0.0,), (1.0,))
+    plan = whole_plan(tmp_path / "net.onnx", out=tmp_path / "plan", preprocess=grey)
+    assert kind_of(plan) == "vector"
+    Image.new("L", (SIZE, SIZE)).save(tmp_path / "black.png")
+    with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
+        black, rocket = pipeline.predict([tmp_path / "black.png", examples / "coffee.png"])
+        outputs = pipeline.last.outputs
+    counts = outputs["places.size"].tolist()
+    assert counts[0] == 0 < counts[1]
+    assert [image.outputs[0].shape for image in (black, rocket)] == [(4, count) for count in counts]
+    assert rocket.outputs[0].values == tuple(outputs["places"][1].ravel().tolist())
+    assert rocket.outputs[2].values == tuple(outputs["columns"][1].ravel().tolist())
+    assert {type(value) for value in rocket.outputs[2].values} == {int}
+    assert black.as_dict("vector")["outputs"][0] == {"name": "places", "type": "int64", "shape": (4, 0), "values": ()}
+    printed = serfer_here("predict", "--plan", tmp_path / "plan", "--workers", "inprocess", tmp_path / "black.png").out
+    assert "places  4x0 int64" in printed
+    assert "serfer run" not in printed
+    folder = tmp_path / "out"
+    ran = serfer_here(
+        "run", "--plan", tmp_path / "plan", "--workers", "inprocess", "--out", folder, tmp_path / "black.png"
+    )
+    assert (ran.code, np.load(folder / "black.places.npy").shape) == (0, (1, 4, 0))
+
+
+@pytest.mark.parametrize(
+    ("dims", "kind"),
+    [
+        ((4, 6), "map"),  # an image of 32 x 48
+        ((7, 11), "map"),  # of strides that round
+        ((5, 4, 6), "map"),
+        ((4, 6, 5), "map"),  # channels last
+        ((300, 6), "vector"),
+        ((6, 300), "vector"),
+        ((1, 40, 97), "vector"),
+        ((84, 8400), "map"),  # too many numbers
+    ],
+)
+def test_what_has_the_images_rows_and_columns_is_a_map(plan, dims, kind):
+    known = load_plan(plan)
+    other = replace(known, detection=None, outputs=(OutputTensor("y", dims, "float32"),))
+    assert kind_of(replace(other, input=replace(known.input, height=32, width=48))) == kind
 
 
 def test_a_vector_without_labels_is_an_embedding(tmp_path, examples):

@@ -115,7 +115,7 @@ class TestUsage:
         assert "hush" not in result.complains(2, words)
 
     def test_no_image_and_no_such_command(self, serfer_here):
-        serfer_here("classify").complains(2, "Missing argument '[NETWORK.onnx] IMAGE...'", "serfer classify --help")
+        serfer_here("classify").complains(2, "Missing argument '[NETWORK] IMAGE...'", "serfer classify --help")
         serfer_here("clasify", "x").complains(2, "No such command 'clasify'", "serfer --help")
 
     @pytest.mark.parametrize(

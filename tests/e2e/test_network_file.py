@@ -14,7 +14,7 @@ from serfer.cli.shared.service_options import as_plans, served_models
 from serfer.core.errors import UsageError
 from serfer.plan_directory import load_plan
 from tests.e2e.conftest import PATIENCE
-from tests.e2e.small import CLASSES, LABELS, small_onnx
+from tests.e2e.small import CLASSES, LABELS, small_onnx, split_small
 from tests.e2e.test_serve import png
 
 HERE = ("--workers", "inprocess")
@@ -88,6 +88,20 @@ def test_a_plan_of_another_size_is_another_plan(serfer_here, tmp_path, examples)
     told = serfer_here("classify", "free.onnx", examples / "rocket.jpg", "--size", "20x24", *HERE)
     assert told.code == 0, told.err
     assert "stretched to 20 x 24 pixels" in told.err
+
+
+@pytest.mark.parametrize(
+    "command", ["classify", *(pytest.param(command, marks=pytest.mark.slow) for command in ("run", "predict"))]
+)
+def test_a_plan_directory_among_the_images_is_the_network(serfer_here, tmp_path, examples, command):
+    plan = split_small(tmp_path / "other", activation="sigmoid")
+    told = serfer_here(
+        command, plan, examples / "rocket.jpg", *HERE, "--json", *(["--out", "o"] if command == "run" else [])
+    )
+    assert told.code == 0, told.err
+    assert json.loads(told.out)["plan"] == load_plan(plan).digest
+    serfer_here(command, plan).complains(2, "is a network: name images, too")
+    serfer_here(command, plan, "cat.png", "--plan", plan).complains(2, "are several networks: give one")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import PlanError
-from serfer.core.exactness import difference
+from serfer.core.exactness import difference, finite_share
 from serfer.pipeline.reference import normalised, unsplit
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, PREPROCESS, SIZE, batch, split_small
@@ -41,6 +41,32 @@ def test_nothing_equals_nan():
     assert difference(broken, WHOLE).error == float("inf")
     assert not difference(broken, WHOLE).exact
     assert not difference(WHOLE, broken).exact
+
+
+def test_nan_and_infinities_equal_themselves_at_the_same_places():
+    broken = WHOLE.copy()
+    broken[0] = [np.nan, np.inf, -np.inf]
+    assert difference(broken, broken).exact
+    assert difference(broken + np.float32([[0], [1]]), broken).error == pytest.approx(0.5)  # of what is finite
+    other = broken.copy()
+    other[0, 1:] = -np.inf, np.inf
+    assert not difference(other, broken).exact
+    nothing = np.full_like(WHOLE, np.nan)
+    assert difference(nothing, nothing).exact
+    assert (finite_share(nothing), finite_share(broken), finite_share(WHOLE)) == (0, 0.5, 1)
+
+
+def test_an_empty_answer_is_finite_and_equals_itself():
+    empty = {"boxes": np.zeros((1, 0, 4), dtype=np.float32)}
+    assert difference(empty, empty).exact
+    assert finite_share(empty) == 1
+
+
+def test_a_class_with_an_infinite_score_is_the_first():
+    whole = np.array([[1.0, -np.inf, 2.0], [0.0, np.inf, 1.0]], dtype=np.float32)
+    assert difference(whole, whole).same_top
+    other = np.array([[2.0, -np.inf, 1.0], [0.0, np.inf, 1.0]], dtype=np.float32)
+    assert not difference(other, whole).same_top
 
 
 def test_constant_logits_have_a_range_to_compare_with():

@@ -1,14 +1,17 @@
 """What cannot be split runs as it is: in one task, image by image, with the file's own answers bit for bit."""
 
+import warnings
+
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from serfer.core.errors import ModelError, PlanWarning, QueryError
+from serfer.core.errors import ModelError, NotFiniteError, PlanWarning, QueryError
 from serfer.core.plan.answers import shaped
 from serfer.pipeline.result_cache import ResultCache
+from serfer.pipeline.verify import verify
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.variants.quantising import with_quantised
 from splitter.network import as_is
@@ -396,3 +399,37 @@ def test_a_network_that_runs_as_it_is_has_no_form_in_8_bits(saved, tmp_path):
     plan = whole_plan(saved(recurrent_model()), out=tmp_path / "plan")
     with pytest.raises(ModelError, match="cannot be quantised: a part of it runs as it was given"):
         with_quantised(plan, tmp_path / "plan", None, tmp_path / "int8")
+
+
+def not_finite(kind):
+    """A convolution and classes whose scores of noise are not finite, as `kind` says: at times, always or in part."""
+    net = Net(2, 8, 8)
+    mean = net.flat(net.op("GlobalAveragePool", net.conv("x", 2, 4, [3, 3])))
+    net.weights[0].CopyFrom(onnx.numpy_helper.from_array(np.abs(net.floats(4, 2, 3, 3)), "w0"))
+    if kind == "negative":
+        net.weights[1].CopyFrom(onnx.numpy_helper.from_array(np.zeros(4, np.float32), "w1"))
+        return net.model(net.op("Log", mean), dims=("N", 4))
+    limits = [np.nan] * 4 if kind == "always" else [0, -np.inf, 0, np.inf]
+    return net.model(net.op("Add", mean, net.constant(np.float32(limits))), dims=("N", 4))
+
+
+@pytest.mark.parametrize("kind", ["negative", "always", "in part"])
+@pytest.mark.parametrize("make", [whole_plan, split])
+def test_a_network_whose_answers_to_noise_are_not_finite_has_a_plan(make, kind, saved, tmp_path):
+    path = saved(not_finite(kind))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = make(path, out=tmp_path / "plan")
+    assert ["are NaN or infinite" in str(item.message) for item in caught if item.category is PlanWarning] == (
+        [True] if kind == "always" else []
+    )
+    batch = np.abs(np.random.default_rng(1).standard_normal((2, 2, 8, 8), dtype=np.float32))
+    [expected] = own_answers(path, batch)
+    np.testing.assert_allclose(run_tiles(plan, tmp_path / "plan", batch), expected, rtol=1e-5)
+    with opened(tmp_path / "plan") as pipeline:
+        if kind == "negative":
+            assert np.isfinite(pipeline.run(batch)).all()
+            assert verify(pipeline, tmp_path / "plan", [], 2, lambda _: None).exact
+        else:
+            with pytest.raises(NotFiniteError, match="not a finite number"):
+                pipeline.run(batch)

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 import serfer
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
-from serfer.core.errors import ImageError, InputError, ModelError, UsageError
+from serfer.core.errors import ImageError, InputError, ModelError, PlanError, UsageError
+from serfer.core.exactness import relative_error
 from serfer.core.plan import Preprocess
 from serfer.core.variants import Accuracy, Place
 from serfer.instance.network import Hardware, open_network
@@ -26,6 +28,11 @@ from serfer.variants.plans import network_digest
 from serfer.variants.quantising import with_quantised
 from splitter.network.description import read_labels, read_preprocess
 from splitter.network.zoo import with_random_weights
+from splitter.profiling import measured_part
+from tests.e2e.detector import CLASSES as DETECTED
+from tests.e2e.detector import SIZE as DETECTOR_SIZE
+from tests.e2e.detector import detector_onnx, suppressed_onnx
+from tests.e2e.small import PREPROCESS
 from tests.variants.digits import CLASSES, LABELS, SIZES, as_input, digits, recurrent, trained, write_onnx
 
 
@@ -130,6 +137,41 @@ def test_another_version_of_a_network_or_of_its_images_waits_to_be_promoted(regi
     assert (assumed.version.version, assumed.made) == (3, True)
     assert assumed.version.remarks[0].startswith("assumed: images of small are stretched to 32 x 32 pixels, grey")
     assert not any("assumed" in remark for remark in second.version.remarks)
+
+
+@pytest.mark.parametrize("output", ["boxes", pytest.param("none", marks=pytest.mark.slow)])
+def test_a_network_that_does_not_classify_is_registered_without_images(output, settings, kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
+    model = detector_onnx() if output == "boxes" else suppressed_onnx(gathered=True)  # sized by the image
+    onnx.save(model, tmp_path / "net.onnx")
+    described = {"activation": output, "labels": DETECTED if output == "boxes" else (), "preprocess": PREPROCESS}
+    place = {"registry": str(tmp_path / "registry"), "settings": settings}
+    registered = serfer.register(tmp_path / "net.onnx", "found", most=2, **place, **described)
+    version = registered.version
+    assert {(variant.place, variant.precision, variant.accuracy) for variant in version.variants} == {
+        (Place.FUNCTIONS, "fp32", None)
+    }
+    assert any(remark.startswith("accuracy is not known") for remark in version.remarks)
+    assert kept().known("found").classes == (len(DETECTED) if output == "boxes" else 1)
+    assert not serfer.register(tmp_path / "net.onnx", "found", most=2, **place, **described).made
+    given = serfer.split(tmp_path / "net.onnx", out=tmp_path / "given", grids="1", **described)
+    image = np.random.default_rng(0).integers(0, 256, (1, DETECTOR_SIZE, DETECTOR_SIZE, 3), dtype=np.uint8)
+    directory = kept().directory(version.variants[0].artefact, tmp_path / "fetched")
+    plan = load_plan(directory)
+    assert (plan.detection, plan.labels, plan.output_tensors) == (given.detection, given.labels, given.output_tensors)
+    answers = []
+    for place_of_plan in (directory, tmp_path / "given"):
+        with serfer.open(place_of_plan, workers="inprocess") as pipeline:
+            answers.append(pipeline.run(image))
+    assert relative_error(*answers) < 1e-5
+    with pytest.raises(PlanError, match=r"does not classify whole images: .*; register it without them"):
+        serfer.register(tmp_path / "net.onnx", "other", _folder(tmp_path), **place, **described)
+
+
+def _folder(place):
+    (place / "labelled" / "0").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(place / "labelled" / "0" / "black.png")
+    return place / "labelled"
 
 
 def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, plan):

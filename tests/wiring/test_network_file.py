@@ -1,6 +1,8 @@
 """A network's file in place of a plan directory: made once, kept by what it depends on, run whole."""
 
+import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,6 +120,49 @@ def test_a_plan_that_was_altered_in_the_cache_is_made_again(made, file, tmp_path
     (directory / load_plan(directory).unsplit.path).write_bytes(b"altered")
     assert made(file, settings=settings) == (directory, True)
     assert made(file, settings=settings) == (directory, False)
+
+
+@pytest.mark.slow
+def test_processes_that_want_a_plan_at_once_make_it_once(file, tmp_path):
+    settings, said = Settings(cache_dir=tmp_path / "cache"), []
+    with ThreadPoolExecutor(3) as threads:
+        places = [*threads.map(lambda _: plan_of_file(file, settings, said.append), range(3))]
+    assert len({*places}) == 1
+    assert [text.partition(",")[0] for text in said].count("reading small.onnx") == 1
+    assert load_plan(places[0]).model == "small"
+
+
+def test_a_cache_that_cannot_be_written_serves_the_plans_that_it_has(file, made, monkeypatch, tmp_path):
+    settings = Settings(cache_dir=tmp_path / "cache")
+    directory, _ = made(file, settings=settings)
+    opened = os.open
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refused)
+    monkeypatch.setattr(
+        os, "open", lambda path, flags, *more: (refused if flags & os.O_CREAT else opened)(path, flags, *more)
+    )
+    assert made(file, settings=settings) == (directory, False)
+    with pytest.raises(UnavailableError, match=r"Read-only .*; it has not all that this needs: run the same command"):
+        made(file, settings=settings, labels=LABELS)
+
+
+@pytest.mark.parametrize(
+    "step", ["tempfile.mkdtemp", pytest.param("splitter.plan_dir.assemble.write_plan", marks=pytest.mark.slow)]
+)
+def test_a_cache_without_room_says_what_to_do_and_keeps_nothing(file, made, monkeypatch, tmp_path, step):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    settings = Settings(cache_dir=tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(step, full)
+        with pytest.raises(UnavailableError, match=r"cache cannot be used: No space .*; free some"):
+            made(file, settings=settings)
+    assert [entry.suffix for entry in (tmp_path / "cache" / "plans").iterdir()] == [".lock"]
+    assert made(file, settings=settings)[1]
 
 
 def test_a_file_that_fails_leaves_nothing_in_the_cache(made, tmp_path):

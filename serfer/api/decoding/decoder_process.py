@@ -128,7 +128,9 @@ def _reply(job: Job, data: bytes) -> bytes:
     recipe = job.recipe
     signal.setitimer(signal.ITIMER_PROF, job.processor_s)
     try:
-        image = decode_sized(data, job.name, recipe.preprocess, recipe.shape, recipe.limits, on_size=count)
+        image = decode_sized(
+            data, job.name, recipe.preprocess, recipe.shape, recipe.limits, on_size=count, sizes=recipe.sizes
+        )
         kind, size, body = PIXELS, image.size, image.pixels.tobytes()
     except ImageTooLargeError as error:
         kind, body = TOO_LARGE, str(error).encode(errors="backslashreplace")

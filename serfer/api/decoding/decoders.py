@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from serfer.api.admission import Place, Slots
 from serfer.api.decoding.decoder_process import PIXELS, REPLY_HEAD, TOO_LARGE, Job
 from serfer.api.decoding.fork_server import ForkServer
 from serfer.core.errors import ImageError, ImageTooLargeError, UnavailableError
-from serfer.images import BYTES_PER_PIXEL, Recipe, check_channels
+from serfer.images import BYTES_PER_PIXEL, Recipe, another_size, check_channels
 
 _T = TypeVar("_T")
 _log = logging.getLogger("serfer.api")
@@ -56,6 +57,36 @@ class DecodedImages:
     sizes: tuple[tuple[int, int], ...] = ()
 
 
+_Room = Callable[[tuple[int, int]], memoryview]
+"""Returns where the pixels of an image of rows and columns belong."""
+
+
+class _Pixels:
+    """A request's pixels, (N, H, W, C), which have the size that its first image becomes."""
+
+    def __init__(self, recipe: Recipe, images: int) -> None:
+        self._recipe, self._images = recipe, images
+        self._other: NDArray[np.uint8] | None = None
+        self.whole = np.empty((images, 0, 0, 0), dtype=np.uint8)
+
+    def room(self, number: int, size: tuple[int, int]) -> memoryview:
+        """Return where an image's pixels belong; those of another size than the first one's are only received."""
+        shape = self._recipe.input_of(size)
+        rows = shape.height, shape.width, shape.channels
+        if number == 0:
+            self.whole = np.empty((self._images, *rows), dtype=np.uint8)
+        if self.whole.shape[1:] != rows:
+            other: NDArray[np.uint8] = np.empty(rows, dtype=np.uint8)
+            self._other = other
+            return other.data.cast("B")
+        return memoryview(self.whole[number].reshape(-1))
+
+    def check(self, name: str) -> None:
+        """Raise ImageError that names the image which was received last, where it is of another size."""
+        if self._other is not None:
+            raise another_size(name, self._other.shape, self.whole.shape[1:])
+
+
 class _LostError(Exception):
     """A decoder ended while it worked."""
 
@@ -78,8 +109,8 @@ class _Decoder:
             pass
         return False
 
-    async def decode(self, job: Job, data: bytes, out: memoryview) -> tuple[tuple[int, int], float]:
-        """Decode a file into `out` and return its rows and columns, and processor seconds; raises as decode_sized."""
+    async def decode(self, job: Job, data: bytes, room: _Room) -> tuple[tuple[int, int], float]:
+        """Decode a file into `room` and return its rows and columns, and processor seconds; raises as decode_sized."""
         loop = asyncio.get_running_loop()
         try:
             head = job.pack(data)
@@ -94,6 +125,9 @@ class _Decoder:
         await self._receive(reply)
         kind, rows, columns, processor_s, size = REPLY_HEAD.unpack(reply)
         if kind == PIXELS:
+            if not rows or not columns:
+                raise _LostError
+            out = room((rows, columns))
             if size != len(out):
                 raise _LostError
             await self._receive(out)
@@ -146,8 +180,7 @@ class Decoders:
         the place is lost, UnavailableError where there are no decoders.
         """
         check_channels(recipe.preprocess, recipe.shape)
-        shape = recipe.shape
-        pixels = np.empty((len(images), shape.height, shape.width, shape.channels), dtype=np.uint8)
+        pixels = _Pixels(recipe, len(images))
         pixels_left, processor_s = self.limits.request_pixels, self.limits.request_processor_s
         waited_s, busy_s, sizes = 0.0, 0.0, list[tuple[int, int]]()
         for number, (data, name) in enumerate(zip(images, names, strict=True)):
@@ -161,17 +194,18 @@ class Decoders:
                     processor_s=max(processor_s, _LEAST_S),
                     memory_bytes=BYTES_PER_PIXEL * recipe.limits.max_pixels + _MARGIN_BYTES,
                 )
-                size, used_s = await self._run(job, data, memoryview(pixels[number].reshape(-1)))
+                size, used_s = await self._run(job, data, partial(pixels.room, number))
+                pixels.check(name)
             waited_s, busy_s = waited_s + waited, busy_s + time.monotonic() - began
             pixels_left, processor_s = pixels_left - prod(size), processor_s - used_s
             sizes.append(size)
-        return DecodedImages(pixels, waited_s, busy_s, tuple(sizes))
+        return DecodedImages(pixels.whole, waited_s, busy_s, tuple(sizes))
 
-    async def _run(self, job: Job, data: bytes, out: memoryview) -> tuple[tuple[int, int], float]:
+    async def _run(self, job: Job, data: bytes, room: _Room) -> tuple[tuple[int, int], float]:
         """Give a file to an idle decoder, or to another one; a decoder that did not answer is ended."""
         decoder = await self._idle_one() or await self._start()
         try:
-            done = await decoder.decode(job, data, out)
+            done = await decoder.decode(job, data, room)
         except _LostError:
             raise self._lost(job.name, await self._end(decoder)) from None
         except ImageError:

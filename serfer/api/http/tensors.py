@@ -16,7 +16,7 @@ import math
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import chain
 from typing import Any, Final
@@ -36,6 +36,7 @@ from serfer.api.http.inference_models import (
 from serfer.api.http.problems import Problem
 from serfer.api.http.validation import first_fault, shown
 from serfer.core.errors import NotFiniteError
+from serfer.core.plan import AxisForm, InputSizes
 
 Array = NDArray[Any]
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -67,8 +68,9 @@ class TensorForm:
     """A tensor that a model takes or gives; `shape` is one image's, before which the batch goes.
 
     `axes`, where a file has the input in another form than queries, are those of `shape`: "CHW", "HWC" or "HW".
-    `tensor` is what the plan calls an output that has another name here. Where an output's size depends on the image,
-    along `varies` of `shape`, that has the most of it.
+    `tensor` is what the plan calls an output that has another name here. Where a size depends on the image, along axes
+    `varies` of `shape`, that has the most of it. An input of a plan that takes many `sizes` has its rows and columns on
+    the axes `sides`; its outputs follow from them by `axis_forms`, one for each axis.
     """
 
     name: str
@@ -76,12 +78,15 @@ class TensorForm:
     shape: tuple[int, ...]
     axes: str = ""
     tensor: str = ""
-    varies: int | None = None
+    varies: tuple[int, ...] = ()
+    sizes: InputSizes | None = None
+    sides: tuple[int, int] = (0, 0)
+    axis_forms: tuple[AxisForm, ...] = ()
 
     @property
     def elements(self) -> int:
-        """Values for one image."""
-        return math.prod(self.shape)
+        """Values for one image, at most; of an output of a plan of many sizes, for one of the largest size."""
+        return self._most(len(self.shape))
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +95,33 @@ class TensorForm:
 
     @property
     def lists(self) -> int:
-        """Lists that one image's values are nested in, in JSON."""
-        return sum(math.prod(self.shape[:depth]) for depth in range(len(self.shape)))
+        """Lists that one image's values are nested in, in JSON, at most."""
+        return sum(map(self._most, range(len(self.shape))))
+
+    def _most(self, axes: int) -> int:
+        """Return the largest product of an image's first axes."""
+        if self.sizes is None:
+            return math.prod(self.shape[:axes])
+        others = math.prod(size for axis, size in enumerate(self.shape[:axes]) if axis not in self.sides)
+        rows, columns = (axis < axes for axis in self.sides)
+        if rows and columns:
+            return others * self.sizes.most_pixels
+        return others * (self.sizes.rows.most if rows else self.sizes.columns.most if columns else 1)
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Return whether one image's tensor may have a shape."""
+        if self.sizes is None or len(shape) != len(self.shape):
+            return shape == self.shape
+        rows, columns = self.sides
+        others = [axis for axis, (given, own) in enumerate(zip(shape, self.shape, strict=True)) if given != own]
+        return {*others} <= {*self.sides} and (shape[rows], shape[columns]) in self.sizes
+
+    def of(self, taken: TensorForm, shape: Sequence[int]) -> TensorForm:
+        """Return the form of an output for an image whose input of form `taken` has a shape."""
+        if taken.sizes is None:
+            return self
+        units = taken.sizes.units((shape[taken.sides[0]], shape[taken.sides[1]]))
+        return replace(self, shape=tuple(axis.at(units) for axis in self.axis_forms))
 
     def as_queries(self, array: Array) -> Array:
         """Return a tensor of this form as queries have it: (N, C, H, W) float32, or pixels as they are.
@@ -106,7 +136,7 @@ class TensorForm:
 
     def metadata(self) -> TensorMetadata:
         """Return what the protocol says of a tensor; -1 stands for the batch, and for a size of the image's own."""
-        shape = [-1 if axis == self.varies else size for axis, size in enumerate(self.shape)]
+        shape = [-1 if axis in self.varies else size for axis, size in enumerate(self.shape)]
         return TensorMetadata(name=self.name, datatype=self.datatype, shape=[-1, *shape])
 
 
@@ -184,7 +214,9 @@ def decode_request(body: bytes, header: int | None, signature: Signature) -> Inf
     tensor = request.inputs[0]
     form = _form(tensor, signature)
     wanted = _wanted(request, signature, form, parameters)
-    array = form.as_queries(_array(tensor, form, signature.most, memoryview(body)[header:] if header else None))
+    given = _array(tensor, form, signature.most, memoryview(body)[header:] if header else None)
+    wanted = tuple(replace(output, form=output.form.of(form, given.shape[1:])) for output in wanted)
+    array = form.as_queries(given)
     if form.datatype == "FP64" and not np.isfinite(array).all():
         raise _bad(f"input {form.name!r} has values that float32, in which networks compute here, does not have")
     kept = _is_kept(wanted, len(array), signature, parameters.result)
@@ -252,7 +284,7 @@ def _form(tensor: RequestTensor, signature: Signature) -> TensorForm:
         known = " or ".join(repr(form.name) for form in signature.takes)
         raise _bad(f"inputs[0] is {shown(tensor.name)}: this model takes {known}")
     alike = [form for form in forms if form.datatype == tensor.datatype]
-    same = [form for form in alike if form.shape == tuple(tensor.shape[1:])]
+    same = [form for form in alike if form.takes(tuple(tensor.shape[1:]))]
     return (same or alike or forms)[0]
 
 
@@ -285,9 +317,10 @@ def _array(tensor: RequestTensor, form: TensorForm, most: int, raw: memoryview |
 
 def _shape(shape: Sequence[int], form: TensorForm, most: int) -> tuple[int, ...]:
     """Return the shape of a tensor of 1 to `most` images."""
-    if tuple(shape[1:]) != form.shape:
-        given = str(shape[:8])[: 2 * _SHOWN]
-        raise _bad(f"input {form.name!r} has shape {given}: it should be {[-1, *form.shape]}, where -1 is 1 to {most}")
+    if not form.takes(tuple(shape[1:])):
+        given, own = str(shape[:8])[: 2 * _SHOWN], form.metadata().shape
+        sizes = f" images of {form.sizes}" if form.sizes else ""
+        raise _bad(f"input {form.name!r} has shape {given}: it should be {own}, where -1 is 1 to {most}{sizes}")
     if not 1 <= shape[0] <= most:
         raise _bad(f"input {form.name!r} has {str(shape[0])[:_SHOWN]} images: 1 to {most} are accepted")
     return tuple(shape)

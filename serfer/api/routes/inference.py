@@ -44,7 +44,7 @@ from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.applications import ApplicationQuery, Choice, Run
 from serfer.applications.tables import Side
 from serfer.core.errors import DeadlineError, UsageError
-from serfer.core.plan import FileTensors, Plan, Shape
+from serfer.core.plan import AxisForm, FileTensors, InputSizes, OutputTensor, Plan, Shape
 from serfer.core.plan.pixels import as_they_are
 from serfer.core.variants import Objectives
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
@@ -73,13 +73,13 @@ class Inferring:
 
 def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
     """Return what a plan's model takes and gives: as SerFer names it, or as the file that it was read from does."""
-    shape = plan.input
-    takes = [TensorForm("input", "FP32", (shape.channels, shape.height, shape.width))]
-    pixels = TensorForm("image", "UINT8", (shape.height, shape.width, shape.channels))
+    shape, sizes = plan.input, plan.sizes.input if plan.sizes else None
+    takes = [_of_sizes(TensorForm("input", "FP32", (shape.channels, shape.height, shape.width)), "CHW", sizes)]
+    pixels = _of_sizes(TensorForm("image", "UINT8", (shape.height, shape.width, shape.channels)), "HWC", sizes)
     images = [pixels] if plan.preprocess is not None else []
     gives = [
-        TensorForm(each.name, DATATYPES[each.dtype], each.dims, varies=each.axis if each.sized_by else None)
-        for each in plan.output_tensors
+        _output(each, plan.sizes.outputs[number] if plan.sizes else ())
+        for number, each in enumerate(plan.output_tensors)
     ]
     most = limits.max_images, limits.max_answer_bytes, limits.max_result_bytes
     if plan.file is None:
@@ -87,14 +87,29 @@ def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
     own = [replace(form, name=plan.file.output or form.name, tensor=form.name) for form in gives]
     own = own if len(own) == 1 else gives
     same = plan.preprocess is not None and as_they_are(plan.preprocess)
-    return Signature([_own_input(plan.file, shape, pixels=same), *images], own, *most, takes, gives)
+    return Signature([_own_input(plan.file, shape, sizes, pixels=same), *images], own, *most, takes, gives)
 
 
-def _own_input(file: FileTensors, shape: Shape, *, pixels: bool) -> TensorForm:
+def _output(tensor: OutputTensor, forms: tuple[AxisForm, ...]) -> TensorForm:
+    varies = (tensor.axis,) if tensor.sized_by else tuple(axis for axis, form in enumerate(forms) if form.varies)
+    return TensorForm(tensor.name, DATATYPES[tensor.dtype], tensor.dims, varies=varies, axis_forms=forms)
+
+
+def _of_sizes(form: TensorForm, axes: str, sizes: InputSizes | None) -> TensorForm:
+    """Return the form of an input with `axes` of a plan that may take many sizes."""
+    if sizes is None:
+        return form
+    sides = axes.index("H"), axes.index("W")
+    both = zip(sides, (sizes.rows, sizes.columns), strict=True)
+    return replace(form, sizes=sizes, sides=sides, varies=tuple(axis for axis, side in both if side.varies))
+
+
+def _own_input(file: FileTensors, shape: Shape, many: InputSizes | None, *, pixels: bool) -> TensorForm:
     """Return the input of a file; where a network takes `pixels` as they are, so does a file with those axes."""
     sides = {"C": shape.channels, "H": shape.height, "W": shape.width}
     axes = file.axes.removeprefix("N")
     form = TensorForm(file.input, DATATYPES[file.dtype], tuple(sides[axis] for axis in axes), axes)
+    form = _of_sizes(form, axes, many)
     return replace(form, axes="") if pixels and (file.dtype, axes) == ("uint8", "HWC") else form
 
 

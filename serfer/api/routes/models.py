@@ -21,7 +21,7 @@ from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.applications.applications import Applications, served_name
 from serfer.core.http_messages import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
-from serfer.core.plan import Operator, Plan, Preprocess
+from serfer.core.plan import Operator, OutputTensor, Plan, Preprocess
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
 from serfer.pipeline.prediction import kind_of
@@ -229,13 +229,19 @@ def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
         "plan": plan.digest,
         "input": ModelInput(plan.input.height, plan.input.width, plan.input.channels),
         "default": default,
-        "outputs": tuple(ModelOutput(each.name, each.dtype, each.dims) for each in plan.output_tensors),
+        "outputs": tuple(map(_output, plan.output_tensors)),
         "kind": kind_of(plan),
         "weights": plan.weights,
         "untrained": plan.untrained,
         "grids": tuple(str(stage.grid) for stage in plan.stages),
         "tasks": plan.tasks,
     }
+
+
+def _output(tensor: OutputTensor) -> ModelOutput:
+    varies = tensor.axis if tensor.sized_by else None
+    shape = tuple(-1 if axis == varies else size for axis, size in enumerate(tensor.dims))
+    return ModelOutput(tensor.name, tensor.dtype, shape)
 
 
 def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:

@@ -34,9 +34,12 @@ def register(
     ],
     app: Annotated[str, typer.Option("--app", help="The application whose queries it shall answer.")],
     validation: Annotated[
-        Path,
-        typer.Option(help="Labelled images: a folder for each class, or a labels.csv (file,label) beside the images."),
-    ],
+        Path | None,
+        typer.Option(
+            help="Labelled images: a folder for each class, or a labels.csv (file,label) beside the images. Without "
+            "them, as for a detector, accuracy is not known, and variants are those that answer as the network does."
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The network's name in the application; by default its file's.")
     ] = None,
@@ -65,7 +68,10 @@ def register(
     preprocess: Annotated[Path | None, typer.Option(help="A TOML file: how an image becomes the input.")] = None,
     labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
     output: Annotated[
-        str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
+        str | None,
+        typer.Option(
+            help="What turns the network's output into scores, softmax, sigmoid or none; boxes for a detector."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

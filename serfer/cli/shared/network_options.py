@@ -16,14 +16,19 @@ from numpy.typing import NDArray
 from serfer.cli.shared.named_model import FROM_CACHE, WeightsFrom
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
-from serfer.core.plan import MAX_ELEMENTS
+from serfer.core.plan import MAX_ELEMENTS, InputSizes
 from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import load_settings
 from splitter.network.by_name.named_model import NamedModel
 from splitter.network.description import Description
 
 SizeOption = Annotated[
-    str | None, typer.Option("--size", help="Of an .onnx file that does not fix it: the input's HEIGHTxWIDTH.")
+    str | None,
+    typer.Option(
+        "--size",
+        help="Of an .onnx file that does not fix it: the input's HEIGHTxWIDTH; or a range, such as "
+        "32..2016x32..2016,multiple=32, for images of many sizes.",
+    ),
 ]
 ChannelsOption = Annotated[
     int | None,
@@ -73,7 +78,7 @@ class FileOptions:
         weights: WeightsFrom = FROM_CACHE,
     ) -> FileOptions:
         """Read the options; raises UsageError and InputError."""
-        example_of(size, channels)  # refuses what no file has
+        example_of(size, channels, ranges=True)  # refuses what no file has
         return cls(size, channels, Description.of(preprocess, labels or (), output), weights)
 
     def check(self, networks: Sequence[Path | str]) -> None:
@@ -109,25 +114,34 @@ def plan_of(network: Path | str, options: FileOptions, progress: Callable[[str],
         )
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
 
-    example = example_of(options.size, options.channels, network)
+    example, sizes = example_of(options.size, options.channels, network, ranges=True), range_in(options.size)
     chosen = options.weights.of(str(network))
     given = chosen if isinstance(chosen, NamedModel) else Path(chosen)
-    directory = plan_of_file(given, load_settings(), progress, example, options.description)
+    directory = plan_of_file(given, load_settings(), progress, example, options.description, sizes)
     if options.description.preprocess is None and (said := assumption(load_plan(directory))):
         complain(said)
     return directory
 
 
-def example_of(size: str | None, channels: int | None, network: str | Path = "") -> NDArray[np.float32] | None:
+def range_in(size: str | None) -> str | None:
+    """Return --size where it is a range, for images of many sizes; None where it is one size, or not given."""
+    return size if size is not None and ".." in size else None
+
+
+def example_of(
+    size: str | None, channels: int | None, network: str | Path = "", *, ranges: bool = False
+) -> NDArray[np.float32] | None:
     """Return an example of the input of --size and --channels, None without them; raises UsageError.
 
-    Without --channels, it has those that the network's file fixes.
+    Without --channels, it has those that the network's file fixes. Where `ranges` may be given, it is of the largest
+    size of one; raises InputError for text that is not a range.
     """
     if size is None:
         if channels is not None:
             raise UsageError("--channels says more about --size: give both")
         return None
-    rows_and_columns = size_in("--size", size)
+    many = range_in(size) if ranges else None
+    rows_and_columns = InputSizes.of(many).largest if many else size_in("--size", size)
     if channels is None and is_network_file(network):
         from splitter.network.source import channels_of  # noqa: PLC0415 - the command line starts fast
 

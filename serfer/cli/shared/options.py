@@ -15,7 +15,7 @@ from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.plan_directory import is_network
+from serfer.plan_directory import is_network, is_plan_directory
 from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from serfer.control.values.trainer import Trainer
     from serfer.pipeline.pipeline import Pipeline
 
+ImagesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[NETWORK] IMAGE...",
+        help="Image files, or folders of them; - reads one from standard input. A plan directory, or an .onnx file, "
+        "timm:NAME or torchvision:NAME, which is run as it is, among them is the network.",
+    ),
+]
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
 PlanOrFileOption = Annotated[
@@ -153,16 +161,19 @@ def plan_directory(
 
 
 def network_among(images: Sequence[str], plan: Path | None) -> tuple[list[str], Path | None]:
-    """Return images without the network among them, a file or a name, and that in place of --plan; UsageError."""
-    files = [name for name in images if is_network(name)]
-    others = [name for name in images if name not in files]
-    if not files:
+    """Return images without the network among them, and that in place of --plan; raises UsageError.
+
+    It is an .onnx file, timm:NAME, torchvision:NAME or a plan directory.
+    """
+    networks = [name for name in images if is_network(name) or is_plan_directory(name)]
+    others = [name for name in images if name not in networks]
+    if not networks:
         return others, plan
-    if plan is not None or len(files) > 1:
-        raise UsageError(f"{' and '.join([*files, *([str(plan)] if plan else [])])} are several networks: give one")
+    if plan is not None or len(networks) > 1:
+        raise UsageError(f"{' and '.join([*networks, *([str(plan)] if plan else [])])} are several networks: give one")
     if not others:
-        raise UsageError(f"{files[0]} is a network: name images, too")
-    return others, Path(files[0])
+        raise UsageError(f"{networks[0]} is a network: name images, too")
+    return others, Path(networks[0])
 
 
 @contextmanager

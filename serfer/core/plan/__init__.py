@@ -72,7 +72,9 @@ from serfer.core.plan.preprocess import (
     Pad,
     Placement,
     Preprocess,
+    SideLimit,
 )
+from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
@@ -110,6 +112,7 @@ __all__ = [
     "ZIP",
     "Alternative",
     "Artefact",
+    "AxisForm",
     "AxisWindow",
     "AxisWindows",
     "Cell",
@@ -122,6 +125,7 @@ __all__ = [
     "ImageWindow",
     "ImageWindows",
     "Input",
+    "InputSizes",
     "Levels",
     "ModelChange",
     "Operator",
@@ -133,10 +137,13 @@ __all__ = [
     "Placement",
     "Plan",
     "PlanDescription",
+    "PlanSizes",
     "Preprocess",
     "Range",
     "SampleDifference",
     "Shape",
+    "SideLimit",
+    "SideSizes",
     "Stage",
     "Tile",
     "Windows",

@@ -11,6 +11,7 @@ from serfer.core.errors import PlanError
 from serfer.core.geometry import Grid, Rect
 from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.preprocess import Preprocess
+from serfer.core.plan.sizes import PlanSizes
 from serfer.core.plan.windows import Windows
 from serfer.core.units import FLOAT_BYTES
 
@@ -415,7 +416,8 @@ class Plan:
     `file` is what an ONNX file calls its input and output, and how it has its input.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
     and `outputs` have the largest window's size. `detection` says which outputs hold boxes; they are found in the
-    answer, where it is assembled.
+    answer, where it is assembled. With `sizes` queries have sizes of their own, of which `input` is the largest; what a
+    query computes is then the plan at its size (sized_plan.py).
 
     `as_split` is the description that the plan was split with, where it has another one since (`redescribed`): workers
     know that one alone, so drivers send theirs with pixels.
@@ -444,6 +446,7 @@ class Plan:
     quantised: tuple[Artefact, ...] = ()
     detection: DetectionHead | None = field(default=None, metadata=LATER)
     file: FileTensors | None = field(default=None, metadata=LATER)
+    sizes: PlanSizes | None = field(default=None, metadata=LATER)
     as_split: PlanDescription | None = field(default=None, metadata=LATER)
     limit: PackageLimit | None = None
     changes: tuple[ModelChange, ...] = ()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import PlanError
+from serfer.core.plan.sizes import InputSizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +19,8 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", OPENCV_BILINEAR)
 CHANNELS = ("RGB", "BGR", "L")
 MAX_CHANNELS = max(map(len, CHANNELS))
 _MAX_RESIZE = 65_536
+LIMITED_SIDES = ("shorter", "longer")
+SHORTER, LONGER = LIMITED_SIDES
 PAD_PLACES = ("centre", "corner", "square", "height")
 _BLACK, _WHITE = 0, 255
 _LEAST, _MOST = 1e-9, 1e9  # float32 adds, multiplies and divides these without an overflow
@@ -46,6 +49,33 @@ class Pad:
             )
         if not _BLACK <= self.value <= _WHITE:
             raise PlanError(f"the value of the preprocessing's padding should be 0 to 255, not {self.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class SideLimit:
+    """How an image is scaled where a plan takes images of many sizes, before its sides become multiples.
+
+    Its shorter `side` is enlarged to `pixels`, or its longer one reduced to them; an image of which that holds already
+    keeps its size (`limit_type` "min" and "max" of PaddleOCR's text detection).
+    """
+
+    side: str
+    pixels: int
+
+    def __post_init__(self) -> None:
+        if self.side not in LIMITED_SIDES:
+            raise PlanError(f"the limited side should be one of {', '.join(LIMITED_SIDES)}, not {self.side!r:.40}")
+        if not 1 <= self.pixels <= _MAX_RESIZE:
+            raise PlanError(f"the {self.side} side of the preprocessing should be 1 to {_MAX_RESIZE} pixels")
+
+    def scale(self, height: int, width: int) -> float:
+        """Return what an image of a size is scaled by."""
+        side = min(height, width) if self.side == SHORTER else max(height, width)
+        holds = side >= self.pixels if self.side == SHORTER else side <= self.pixels
+        return 1.0 if holds else self.pixels / side
+
+    def __str__(self) -> str:
+        return f"{'enlarged' if self.side == SHORTER else 'reduced'} until its {self.side} side has {self.pixels}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +151,8 @@ class Preprocess:
 
     `mean` and `std` are per channel, in the order of `channels` ("RGB", "BGR", or "L" for grey), after scaling.
     `resize` is in pixels; None stretches the whole image to the input's size instead, or resizes it and pads it, where
-    there is a `pad`. Raises PlanError for values that no description has.
+    there is a `pad`. Where a plan takes images of many sizes, that input's size is the image's own (`size_for`), scaled
+    by the limit of a side where there is one. Raises PlanError for values that no description has.
     """
 
     resize: int | None
@@ -131,6 +162,7 @@ class Preprocess:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     pad: Pad | None = field(default=None, metadata=LATER)
+    limit: SideLimit | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.pad and self.resize is not None:
@@ -157,10 +189,14 @@ class Preprocess:
         """What becomes of the resized image's pixels."""
         return Levels(self.scale, self.mean, self.std)
 
-    def in_words(self, into: tuple[int, int]) -> str:
-        """Say how an image becomes an input of (rows, columns)."""
+    def in_words(self, into: tuple[int, int], sizes: InputSizes | None = None) -> str:
+        """Say how an image becomes an input of (rows, columns), or of one of many sizes."""
         rows, columns = into
         size = f"{columns} x {rows} pixels"
+        if sizes:
+            scaled = f"{self.limit}, and " if self.limit else ""
+            padded = f"padded with {self.pad.value} to" if self.pad else "resized to"
+            return f"{scaled}{padded} {sizes}, {self.interpolation}; {self.channels}; {self.levels}"
         if self.pad:
             fit = f"padded with {self.pad.value} to {size} ({self.pad.place})"
         elif self.resize is None:
@@ -168,6 +204,38 @@ class Preprocess:
         else:
             fit = f"resized to {self.resize} at its shorter side, the middle {size} of it"
         return f"{fit}, {self.interpolation}; {self.channels}; {self.levels}"
+
+    def check_sizes(self, sizes: InputSizes | None) -> None:
+        """Raise PlanError where it is for images of many sizes and a plan takes one, or the other way round."""
+        if sizes is None:
+            if self.limit:
+                raise PlanError(
+                    f"the limit of the {self.limit.side} side is for a plan that takes images of many sizes: leave it "
+                    "out, or make a plan of a range of sizes (--size 32..2016x32..2016,multiple=32, with --whole)"
+                )
+            return
+        one = "an image of any size becomes one of a fixed size: give a --preprocess for many sizes, or one --size"
+        if self.resize is not None or (self.pad and self.pad.place == "square"):
+            raise PlanError(f"by {'the crop' if self.pad is None else 'pad square'} of the preprocessing {one}")
+        if self.pad and self.pad.place == "height" and sizes.rows.varies:
+            raise PlanError("pad height of the preprocessing needs one height, such as --size 48x320..2400,multiple=8")
+
+    def size_for(self, height: int, width: int, sizes: InputSizes) -> tuple[int, int]:
+        """Return the rows and columns of the input for an image of `height` x `width` pixels, of a plan's `sizes`.
+
+        A stretched image has the nearest multiples, as PaddleOCR's text detection has; a padded one the next ones. An
+        image that is too large is reduced until it fits; one that is too long and narrow changes its aspect ratio.
+        """
+        if self.pad and self.pad.place == "height":
+            rows = sizes.rows.least
+            return rows, sizes.columns.ceil(int(rows * (width / height)))
+        scale = self.limit.scale(height, width) if self.limit else 1.0
+        most = sizes.rows.most / height, sizes.columns.most / width, math.sqrt(sizes.most_pixels / (height * width))
+        scale = min(scale, *most)
+        high, wide = int(height * scale), int(width * scale)
+        if self.pad:
+            return sizes.within(sizes.rows.ceil(high), sizes.columns.ceil(wide))
+        return sizes.within(sizes.rows.nearest(high), sizes.columns.nearest(wide))
 
     def placement(self, height: int, width: int, into: tuple[int, int]) -> Placement:
         """Return where an image of `height` x `width` pixels lies in a network's input of `into`, (rows, columns).

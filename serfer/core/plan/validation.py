@@ -87,6 +87,7 @@ def check_sound(plan: Plan) -> None:
         from serfer.core.plan.windows_validation import check_windows  # noqa: PLC0415 - a worker's start imports no more
 
         check_windows(plan, plan.windows)
+    _check_sizes(plan)
     last = plan.stages[-1]
     whole = [tuple(Cell(number, rect) for number, rect in enumerate(tile.outputs)) for tile in last.tiles]
     if not last.inline or [tile.cells for tile in last.tiles] != whole:
@@ -146,6 +147,24 @@ def _check_file(plan: Plan) -> None:
     named = 0 < len(file.input) <= MAX_NAME and len(file.output) <= MAX_NAME
     if not named or file.dtype not in INPUT_TYPES or file.axes not in INPUT_AXES:
         raise PlanError("plan.json's tensors of the ONNX file have impossible names, types or axes")
+
+
+def _check_sizes(plan: Plan) -> None:
+    """Refuse sizes of a plan that is not one task, or of outputs that are not the plan's at its largest size."""
+    sizes = plan.sizes
+    if plan.preprocess:
+        plan.preprocess.check_sizes(sizes.input if sizes else None)
+    if sizes is None:
+        return
+    largest, tensors = sizes.input.largest, plan.output_tensors
+    one_task = len(plan.stages) == 1 and len(plan.stages[0].tiles) == 1 and not plan.windows
+    if not one_task or largest != (plan.input.height, plan.input.width) or len(sizes.outputs) != len(tensors):
+        raise PlanError("plan.json has sizes that are not those of its one task")
+    for number, (tensor, shape) in enumerate(zip(tensors, plan.stages[0].outputs, strict=True)):
+        positive = all(min(sizes.dims(number, corner), default=1) > 0 for corner in sizes.input.corners)
+        form = shape.flat or len(tensor.dims) == _MAP_AXES
+        if tensor.sized_by or not positive or not form or sizes.dims(number, largest) != tensor.dims:
+            raise PlanError(f"plan.json's output {tensor.name!r:.40} has sizes that do not follow from the input's")
 
 
 def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:

@@ -109,7 +109,8 @@ class TakenBack:
 class Application:
     """An application: network versions, releases, the live one, a canary, and the last one that was taken back.
 
-    `classes` is the number of classes of all of its networks, `labels` a digest of their names, which all share.
+    `classes` is the number of classes of all of its networks, 1 where they know none, `labels` a digest of their names
+    and of outputs that are not classes, which all share.
     """
 
     name: str

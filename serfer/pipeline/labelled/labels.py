@@ -24,7 +24,7 @@ from serfer.core.plan import Plan
 from serfer.core.plan.class_names import ClassNames
 from serfer.core.variants import Validation
 from serfer.files import read_text
-from serfer.images import SUFFIXES, Recipe, decode_image, folder_files, read_image
+from serfer.images import SUFFIXES, DecodedImage, Recipe, decode_sized, folder_files, read_image, stacked
 from serfer.plan_directory import file_sha256
 
 LIST_FILE: Final = "labels.csv"
@@ -75,7 +75,8 @@ class LabelledImages:
     def pixels(self, recipe: Recipe, batch: int) -> Iterator[NDArray[np.uint8]]:
         """Yield the images as (N, H, W, C) uint8, at most `batch` at a time; raises ImageError that names one."""
         for at in range(0, len(self.files), batch):
-            yield np.stack([_decoded(path, recipe) for path in self.files[at : at + batch]])
+            files = self.files[at : at + batch]
+            yield stacked([_decoded(path, recipe) for path in files], [*map(str, files)])
 
 
 def read_labelled(directory: Path, plan: Plan) -> LabelledImages:
@@ -170,10 +171,11 @@ def _listed_file(directory: Path, row: Sequence[str], where: str) -> LabelledFil
     return LabelledFile(directory / name, label, where)
 
 
-def _decoded(path: Path, recipe: Recipe) -> NDArray[np.uint8]:
+def _decoded(path: Path, recipe: Recipe) -> DecodedImage:
     try:
         data = read_image(path, recipe.limits)
-        return decode_image(data, str(path), recipe.preprocess, recipe.shape, recipe.limits)
+        name, preprocess = str(path), recipe.preprocess
+        return decode_sized(data, name, preprocess, recipe.shape, recipe.limits, sizes=recipe.sizes)
     except ImageError as error:
         raise type(error)(f"{error}: replace the validation image, or take it away") from error
 

@@ -115,8 +115,8 @@ def _size(shape: tuple[int, int, int]) -> str:
 
 def _mismatch(error: Exception) -> str:
     """Return what an error says; torch lists what does not fit from its second line on."""
-    lines = str(error).strip().splitlines()
-    return lines[1].strip()[:300] if "loading state_dict" in lines[0] and len(lines) > 1 else in_one_line(error)[:300]
+    first, *others = str(error).strip().splitlines() or [""]
+    return others[0].strip()[:300] if "loading state_dict" in first and others else in_one_line(error)[:300]
 
 
 def _random(

@@ -252,6 +252,36 @@ def test_a_free_size_is_asked_for_with_what_the_strides_say(dims, words, tmp_pat
     assert words in refusal(free(tmp_path, *strided(), dims))
 
 
+@pytest.mark.parametrize(
+    ("dims", "size", "words"),
+    [
+        (
+            ["N", 3, "H", "W"],
+            (30, 34),
+            "sizes are often multiples of its strides, 8 and 4, not 30 x 34: try --size 32x36",
+        ),
+        (["N", 3, "H", 64], (30, 64), "sizes are often multiples of its strides, 8, not 30 x 64: try --size 32x64"),
+        (["N", 3, "H", "W"], (32, 36), ""),
+    ],
+)
+def test_a_size_that_a_network_does_not_take_is_answered_with_what_the_strides_say(dims, size, words, tmp_path):
+    net = Net(3, *SIZE)
+    coarse = net.op("MaxPool", "x", kernel_shape=[8, 4], strides=[8, 4])
+    fine = net.op("Resize", coarse, "", net.constant(np.array([1, 1, 8, 4], np.float32)))
+    path = free(tmp_path, net, net.op("Add", "x", fine), dims)
+    example = np.zeros((1, 3, *size), np.float32)
+    if words:
+        for as_is in (False, True):
+            with pytest.raises(ModelError) as caught:
+                load(path, example, as_is=as_is)[0].run(example)
+            assert words in str(caught.value)
+        with pytest.raises(ModelError) as caught:
+            from_onnx(load(path, example)[0].onnx, *size)
+        assert words in str(caught.value)
+    else:
+        assert load(path, example)[0].run(example).shape == example.shape
+
+
 def test_a_free_size_of_grey_images_is_asked_for_with_their_channel(tmp_path):
     net = Net(1, *SIZE)
     text = refusal(free(tmp_path, net, net.op("Relu", "x"), ["N", 1, "H", 64]))

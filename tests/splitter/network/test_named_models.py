@@ -221,6 +221,17 @@ def test_a_whole_plan_does_not_replace_the_directory_of_its_weights(tmp_path):
 
 
 @pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize(("said", "message"), [("", "AssertionError"), ("odd sizes\nof maps", "odd sizes$")])
+def test_what_a_library_says_of_a_size_is_passed_on_or_else_its_type(monkeypatch, said, message):
+    def create_model(*_arguments, **_options):
+        raise AssertionError(said)
+
+    monkeypatch.setattr(sys.modules["timm"], "create_model", create_model)
+    with pytest.raises(ModelError, match=rf"timm:tiny cannot be built for images of 24 x 24 pixels .*{message}"):
+        build(NamedModel("timm:tiny", "random"))
+
+
+@pytest.mark.usefixtures("timm")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -268,6 +268,17 @@ def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 
 
+def test_a_convolution_over_channels_is_exact(tmp_path):
+    """Efficient channel attention: one axis, so one stride."""
+    net = Net(3, 12, 12)
+    x = net.conv("x", 3, 8, [3, 3], pads=[1, 1, 1, 1])
+    gate = net.op("Reshape", net.op("GlobalAveragePool", x), net.constant(np.array([0, 1, 8])))
+    gate = net.op("Conv", gate, net.constant(net.floats(1, 1, 3)), kernel_shape=[3], pads=[1, 1], strides=[1])
+    gate = net.op("Reshape", net.op("Sigmoid", gate), net.constant(np.array([0, 8, 1, 1])))
+    model = net.model(net.flat(net.op("Mul", x, gate)))
+    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+
+
 def test_tensors_may_be_named_input_or_output(tmp_path):
     net = Net(2, 9, 9)
     weight = net.constant(net.floats(2, 2, 3, 3), "output")

@@ -57,7 +57,7 @@ function output({ name, type, shape, values, png, href }) {
     image.addEventListener("load", () => URL.revokeObjectURL(url), { once: true });
     return html("div", {}, what, image);
   }
-  if (values) return html("div", {}, what, html("p", { class: "note" }, `${values.slice(0, MOST_VALUES).map((value) => value.toPrecision(4)).join(" ")}${values.length > MOST_VALUES ? " …" : ""}`));
+  if (values) return html("div", {}, what, html("p", { class: "note" }, `${values.slice(0, MOST_VALUES).map((value) => (Number.isInteger(value) ? `${value}` : value.toPrecision(4))).join(" ")}${values.length > MOST_VALUES ? " …" : ""}`));
   return html("div", {}, what, html("p", { class: "note" }, ...(href ? ["Kept as a zarr array at ", html("code", {}, href)] : ["No picture holds it."])));
 }
 

@@ -1,0 +1,42 @@
+"""Plans in the cache: made once, by one of the processes that want one, and made again where its files were altered."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from serfer.core.errors import PlanError
+from serfer.files import locked
+from serfer.packaging.build_cache import assembled, cache_of, in_use
+from serfer.plan_directory import check_artefacts, load_plan
+
+_PLANS = "plans"
+
+
+def cached_plan(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """Return the directory of a plan in the cache, which `make` writes into an empty directory where it is not there.
+
+    A cache that cannot be written serves the plans that it has. Raises UnavailableError where it cannot be used.
+    """
+    target = cache / _PLANS / name
+    with cache_of(cache):
+        if not _is_kept(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with locked(target.with_name(f".{name}.lock")):
+                if not _is_kept(target):
+                    shutil.rmtree(target, ignore_errors=True)
+                    with assembled(target) as directory:
+                        make(directory)
+    return target
+
+
+def _is_kept(target: Path) -> bool:
+    """Return whether the cache has a plan, every byte of it, and mark it as used."""
+    if not in_use(target):
+        return False
+    try:
+        check_artefacts(load_plan(target), target)
+    except PlanError:
+        return False
+    return True

@@ -1,0 +1,392 @@
+"""Plans that take images of many sizes: at each what ONNX Runtime gives, and bounded before anything runs."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from PIL import Image
+
+import serfer
+from serfer.cli.main import app
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.core.errors import ImageError, InputError, ModelError, PlanError, PlanWarning, TaskFailedError, UsageError
+from serfer.core.exactness import relative_error
+from serfer.core.plan import AxisForm, InputSizes, PlanSizes, SideSizes, check_sound
+from serfer.core.plan.sized_plan import sized_plan
+from serfer.instance.network import load_whole
+from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from splitter.describe import describe
+from splitter.network import open_sizes
+from splitter.network.description import read_preprocess
+from splitter.profiling import measured_part
+from splitter.whole import whole_plan
+from tests.splitter.models import Net, opened
+
+SIZES = "8..40x8..64,multiple=8,pixels=1024"
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """Leave out the process that measures a part."""
+    monkeypatch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
+
+
+def backbone(net):
+    """Two convolutions, the second of stride 8."""
+    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
+    return net.conv(x, 4, 5, [8, 8], strides=[8, 8])
+
+
+def with_outputs(net, **ranks):
+    model = net.model(next(iter(ranks)), dims=[None] * next(iter(ranks.values())))
+    del model.graph.output[:]
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in ranks.items()
+    )
+    return model
+
+
+def everything():
+    """Maps at full and at an eighth of the size, a sequence along the columns, cells by area, and classes."""
+    net = Net(3, "H", "W")
+    small = backbone(net)
+    net.op("Identity", small, output="small")
+    scales = net.constant(np.array([1, 1, 8, 8], np.float32))
+    net.op("Resize", small, "", scales, mode="nearest", output="map")
+    rows = net.op("ReduceMean", small, net.constant(np.array([2])), keepdims=0)
+    net.op("Transpose", rows, perm=[0, 2, 1], output="sequence")
+    net.op("Reshape", small, net.constant(np.array([0, 5, -1])), output="cells")
+    net.linear(net.flat(net.op("GlobalAveragePool", small)), 5, 7)
+    net.nodes[-1].output[:] = ["classes"]
+    return with_outputs(net, small=4, map=4, sequence=3, cells=3, classes=2)
+
+
+def classifier():
+    net = Net(3, "H", "W")
+    return net.model(net.linear(net.flat(net.op("GlobalAveragePool", backbone(net))), 5, 7))
+
+
+def saved(tmp_path, model):
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def made(tmp_path, model, sizes=SIZES):
+    return whole_plan(saved(tmp_path, model), out=tmp_path / "plan", sizes=sizes)
+
+
+def unsplit_of(path):
+    session = ort.InferenceSession(path)
+    return lambda batch: session.run(None, {"x": batch})[0]
+
+
+def png(width, height):
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()
+
+
+def noise(count, rows, columns):
+    return np.random.default_rng(rows * columns).random((count, 3, rows, columns), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """The directory of a plan with all kinds of outputs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
+        place = tmp_path_factory.mktemp("many")
+        made(place, everything())
+    return place / "plan"
+
+
+def test_each_size_is_answered_as_onnx_runtime_does(many):
+    session = ort.InferenceSession(many.parent / "net.onnx")
+    whole = unsplit(load_plan(many), many)
+    with opened(many) as pipeline:
+        for size in [(8, 8), (40, 24), (8, 64), (32, 32), (16, 40)]:
+            batch = noise(2, *size)
+            answer = pipeline.run(batch)
+            assert answer["map"].shape == (2, 5, *size)
+            assert answer["sequence"].shape == (2, size[1] // 8, 5)
+            for name, value in zip(answer, session.run(None, {"x": batch}), strict=True):
+                np.testing.assert_allclose(answer[name], value, rtol=1e-5, atol=1e-6)
+                np.testing.assert_array_equal(answer[name], whole(batch)[name])
+        assert pipeline.plan.input.elements == 3 * 32 * 32
+        assert pipeline.last_report.as_dict()
+
+
+@pytest.mark.parametrize("size", [(8, 12), (48, 8), (40, 32), (0, 8), (8, 72)])
+def test_other_sizes_are_refused_before_anything_runs(many, size):
+    with opened(many) as pipeline, pytest.raises(InputError, match=r"8 to 40 \(multiples of 8\) rows and 8 to 64"):
+        pipeline.submit(np.zeros((1, 3, *size), np.float32))
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 4, 8, 8), ()])
+def test_what_is_not_images_is_refused(many, shape):
+    with opened(many) as pipeline, pytest.raises(InputError, match=r"takes \(N, 3, H, W\) float32"):
+        pipeline.submit(np.zeros(shape, np.float32))
+
+
+def test_queries_of_several_sizes_are_in_flight_at_once(many):
+    sizes = [(8 * rows, 8 * columns) for rows in (1, 2, 3, 4) for columns in (1, 2, 3)]
+    with opened(many) as pipeline:
+        futures = [pipeline.submit(noise(1, *size)) for size in sizes]
+        for size, future in zip(sizes, futures, strict=True):
+            np.testing.assert_array_equal(future.result().outputs["small"], pipeline.run(noise(1, *size))["small"])
+
+
+def test_a_network_of_any_size_classifies_and_no_instance_takes_it(tmp_path):
+    plan = made(tmp_path, classifier())
+    assert plan.classifies
+    with opened(tmp_path / "plan") as pipeline:
+        assert pipeline.run(noise(3, 24, 16)).shape == (3, 7)
+    with pytest.raises(PlanError, match=r"many sizes.*instances take one"):
+        load_whole(tmp_path / "plan")
+
+
+def test_a_side_that_is_fixed_has_one_size(tmp_path):
+    net = Net(3, 16, "W")
+    model = net.model(backbone(net), dims=[None] * 4)
+    plan = made(tmp_path, model, "16x16..64,multiple=8")
+    assert (plan.input.height, plan.input.width) == (16, 64)
+    with opened(tmp_path / "plan") as pipeline:
+        assert pipeline.run(noise(1, 16, 24)).shape == (1, 5, 2, 3)
+
+
+def sized_by_data():
+    net = Net(3, "H", "W")
+    found = net.op("NonZero", net.op("Relu", backbone(net)))
+    return net.model(net.op("Cast", found, to=TensorProto.FLOAT), dims=[None, None])
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "why"),
+    [
+        (everything, "8..40x8..64,multiple=4", "does not take images of|size is rounded.*larger multiple"),
+        (classifier, "4..64x4..64,multiple=4", "does not take images of 4 x 4"),
+        (lambda: Net(3, 16, 16).model("x", dims=[None] * 4), SIZES, "16"),
+        (sized_by_data, SIZES, "depends on what is in the image"),
+    ],
+)
+def test_sizes_that_a_network_does_not_take_are_refused(tmp_path, model, sizes, why):
+    with pytest.raises(ModelError, match=why):
+        made(tmp_path, model(), sizes)
+    assert not (tmp_path / "plan").exists()
+
+
+def test_an_output_whose_size_is_rounded_is_refused(tmp_path):
+    net = Net(3, "H", "W")
+    model = net.model(net.conv("x", 3, 4, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), dims=[None] * 4)
+    with pytest.raises(ModelError, match="its size is rounded; give a larger multiple"):
+        made(tmp_path, model, "7..41x7..41,multiple=1")
+
+
+def test_a_module_and_an_example_of_another_size_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="the largest of these sizes, 32 x 32"):
+        whole_plan(saved(tmp_path, classifier()), noise(1, 8, 8), tmp_path / "plan", sizes=SIZES)
+
+
+def test_a_worker_says_where_the_network_gives_another_size(tmp_path, monkeypatch):
+    """A form that was wrong between the sizes that are tried, as of a network that rounds there alone."""
+    monkeypatch.setattr("splitter.build.checked_sizes", lambda sizes: [sizes.largest])
+    true = open_sizes.plan_sizes
+
+    def wrong(run, image, sizes, results):
+        forms = true(run, image, sizes, results)
+        return replace(forms, outputs=((forms.outputs[0][0], AxisForm(8, by_rows=-1), forms.outputs[0][2]),))
+
+    monkeypatch.setattr("splitter.tiling.from_onnx.plan_sizes", wrong)
+    net = Net(3, "H", "W")
+    made(tmp_path, net.model(backbone(net), dims=[None] * 4))
+    with (
+        opened(tmp_path / "plan") as pipeline,
+        pytest.raises(TaskFailedError, match=r"\(1, 5, 2, 2\), the plan says \(1, 5, 6, 2\)"),
+    ):
+        pipeline.run(noise(1, 16, 16))
+
+
+class TestImages:
+    """Images, whose input's size follows from their own."""
+
+    @pytest.fixture
+    def images(self):
+        return [png(24, 16), png(40, 9), png(23, 17)]  # 16 x 24, 8 x 40, 16 x 24
+
+    @pytest.fixture
+    def directory(self, tmp_path):
+        (tmp_path / "images.toml").write_text("shorter_side = 8\n")
+        path = saved(tmp_path, everything())
+        whole_plan(path, out=tmp_path / "plan", sizes=SIZES, preprocess=tmp_path / "images.toml")
+        return tmp_path / "plan"
+
+    def test_images_of_several_sizes_are_answered_in_their_order(self, directory, images):
+        with opened(directory) as pipeline:
+            found = pipeline.predict(images)
+            assert [(image.height, image.width) for image in found] == [(16, 24), (9, 40), (17, 23)]
+            assert [output.shape for image in found for output in image.outputs if output.name == "small"] == [
+                *((5, 2, 3), (5, 1, 5), (5, 2, 3))
+            ]
+            alone = [pipeline.predict([image])[0].outputs for image in images]
+            assert [image.outputs for image in found] == alone
+            assert pipeline.run(pipeline.pixels(images[:1]))["map"].shape == (1, 5, 16, 24)
+            with pytest.raises(
+                ImageError, match="image 1 is an input of 8 x 40 pixels, the first image one of 16 x 24"
+            ):
+                pipeline.pixels(images)
+
+    def test_images_are_classified_and_answers_of_arrays_are_kept(self, tmp_path, images):
+        path = saved(tmp_path, classifier())
+        settings = Settings(cache_dir=tmp_path / "cache")
+        with pytest.warns(PlanWarning, match=r"stretched to the nearest of 8 to 40 \(multiples of 8\) rows"):
+            opened_file = serfer.open(path, store="memory://", sizes=SIZES, settings=settings, cache_s=60)
+        with opened_file as pipeline:
+            [first] = pipeline.classify(images[:1])
+            assert pipeline.classify(images[:1]) == [first]
+            assert len(pipeline.classify([images[0], images[2]])) == 2
+            for size in ((8, 8), (8, 16), (8, 8)):
+                assert relative_error(pipeline.run(noise(1, *size)), unsplit_of(path)(noise(1, *size))) < 1e-6
+            assert pipeline.last_report.target == "cache"
+
+    def test_a_description_for_another_kind_of_plan_is_refused(self, directory, tmp_path):
+        (tmp_path / "crop.toml").write_text("resize = 16\n")
+        with pytest.raises(PlanError, match="by the crop of the preprocessing an image of any size"):
+            describe(directory, preprocess=tmp_path / "crop.toml")
+        assert describe(directory, preprocess=replace(load_plan(directory).preprocess, limit=None)).sizes
+        with pytest.raises(PlanError, match="for a plan that takes images of many sizes"):
+            whole_plan(tmp_path / "net.onnx", noise(1, 8, 8), tmp_path / "one", preprocess=tmp_path / "images.toml")
+
+    @pytest.mark.parametrize(
+        "text", ["shorter_side = 8\nlonger_side = 9", "shorter_side = 8\nresize = 9", "longer_side = 0"]
+    )
+    def test_a_file_that_limits_no_side_is_refused(self, tmp_path, text):
+        (tmp_path / "images.toml").write_text(text)
+        with pytest.raises(InputError, match="side"):
+            read_preprocess(tmp_path / "images.toml")
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def serfer(self, capsys, monkeypatch, tmp_path):
+        """Run a command in this process: its exit code, and what it printed."""
+        monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
+
+        def run(*arguments):
+            code = _exit_code(app, [*map(str, arguments)], _Interrupt())
+            return code, *capsys.readouterr()
+
+        return run
+
+    def test_a_file_is_run_at_the_size_of_each_array(self, serfer, tmp_path):
+        path = saved(tmp_path, classifier())
+        for columns in (24, 40):
+            np.save(tmp_path / f"{columns}.npy", noise(2, 16, columns))
+        arrays = [tmp_path / "24.npy", tmp_path / "40.npy"]
+        code, _, err = serfer(
+            "run", path, *arrays, "--size", SIZES, "--out", tmp_path / "out", "--workers", "inprocess"
+        )
+        assert code == 0, err
+        for columns in (24, 40):
+            [value] = ort.InferenceSession(path).run(None, {"x": noise(2, 16, columns)})
+            np.testing.assert_allclose(np.load(tmp_path / "out" / f"{columns}.logits.npy"), value, rtol=1e-5)
+
+    def test_a_plan_is_written_and_its_sizes_are_explained(self, serfer, tmp_path):
+        path = saved(tmp_path, classifier())
+        code, out, err = serfer("split", path, "--whole", "--size", SIZES, "--out", tmp_path / "plan")
+        assert code == 0, err
+        assert "8 to 40 (multiples of 8) rows and 8 to 64 (multiples of 8) columns" in " ".join(out.split())
+
+    def test_a_range_goes_with_a_whole_network_alone(self, serfer, tmp_path):
+        path = saved(tmp_path, classifier())
+        code, _, err = serfer("split", path, "--size", SIZES, "--out", tmp_path / "plan")
+        assert (code, "goes with --whole" in err) == (2, True)
+        code, _, err = serfer("split", path, "--whole", "--size", "8..x8", "--out", tmp_path / "plan")
+        assert (code, "is not a range of sizes" in err) == (3, True)
+
+
+def test_an_altered_plan_is_refused(many):
+    plan = load_plan(many)
+    assert plan.sizes is not None
+    other = replace(plan.sizes, input=replace(plan.sizes.input, most_pixels=40 * 64))
+    negative = replace(plan.sizes, outputs=((AxisForm(-1), *plan.sizes.outputs[0][1:]), *plan.sizes.outputs[1:]))
+    for sizes in (other, negative, replace(plan.sizes, outputs=())):
+        with pytest.raises(PlanError, match="sizes"):
+            check_sound(replace(plan, sizes=sizes))
+    with pytest.raises(InputError, match="one input size"):
+        sized_plan(replace(plan, sizes=None), (8, 8))
+
+
+class TestInputSizes:
+    sides = st.builds(
+        lambda multiple, least, more: SideSizes(multiple * least, multiple * (least + more), multiple),
+        st.integers(1, 64),
+        st.integers(1, 20),
+        st.integers(0, 20),
+    )
+    sizes = st.builds(
+        lambda rows, columns, share: InputSizes(
+            rows,
+            columns,
+            rows.least * columns.least + int(share * (rows.most * columns.most - rows.least * columns.least)),
+        ),
+        sides,
+        sides,
+        st.floats(0, 1),
+    )
+
+    @given(sizes)
+    def test_the_largest_is_one_of_them_and_so_is_what_is_checked(self, sizes):
+        assert sizes.largest in sizes
+        assert all(size in sizes for size in open_sizes.checked_sizes(sizes))
+
+    @given(sizes, st.tuples(*[st.integers(0, 9)] * 4), st.floats(0, 1), st.floats(0, 1))
+    def test_forms_are_found_from_four_sizes(self, sizes, numbers, down, across):
+        form = AxisForm(1 + numbers[0], *numbers[1:])
+
+        def run(image):
+            return np.zeros((1, form.at(sizes.units(image.shape[:2]))), np.bool_)
+
+        [[found]] = open_sizes.plan_sizes(run, lambda size: np.broadcast_to(0, size), sizes, [_Result()]).outputs
+        size = tuple(
+            side.floor(side.least + share * (side.most - side.least))
+            for side, share in ((sizes.rows, down), (sizes.columns, across))
+        )
+        assert PlanSizes(sizes, ((found,),)).dims(0, size) == (form.at(sizes.units(size)),)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("32..64x48", "32 to 64 rows and 48 columns"),
+            ("48x320..2400,multiple=8", "48 rows and 320 to 2400 (multiples of 8) columns"),
+            (SIZES, "8 to 40 (multiples of 8) rows and 8 to 64 (multiples of 8) columns, 1,024 pixels at most"),
+        ],
+    )
+    def test_text_is_read(self, text, said):
+        assert str(InputSizes.of(text)) == said
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("", "32", "32x", "64..32x32", "32..64x32..64,multiple=7", "32..64x32..64,pixels=9", "0x32"),
+            *("32..64x32..64,step=2", "32..64x32..64,multiple=8,multiple=8", "9" * 300, "32..99999x32"),
+        ],
+    )
+    def test_other_text_is_refused(self, text):
+        with pytest.raises(InputError, match=r"32\.\.2016|pixels"):
+            InputSizes.of(text)
+
+
+class _Result:
+    """A result of a part, as far as its axes go."""
+
+    name, leading, varying = "y", True, None

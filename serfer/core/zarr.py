@@ -82,7 +82,9 @@ class Chunk(NamedTuple):
 class ChunkedArray:
     """An output of so many images in chunks: maps of `channels`, or vectors (`flat`, one channel of one row).
 
-    An image's share of the output called `name` has the shape `dims`, and the same values in the same order.
+    An image's share of the output called `name` has the shape `dims`, and the same values in the same order. Where its
+    size along `axis` of them depends on the image, they have the most of it, zeros lie behind an image's own, and
+    `sized_by` names the output with these sizes.
     """
 
     name: str
@@ -93,6 +95,8 @@ class ChunkedArray:
     rows: Axis
     cols: Axis
     flat: bool
+    sized_by: str = ""
+    axis: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,6 +139,7 @@ class ChunkedArray:
     def metadata(self) -> dict[str, Any]:
         """Return what zarr.json says of it."""
         little: dict[str, Any] = {"configuration": {"endian": "little"}} if self.item_bytes > 1 else {}
+        sized = {"sized_by": self.sized_by, "axis": self.axis} if self.sized_by else {}
         edges = [list(axis.edges) for axis in ((self.cols,) if self.flat else (self.rows, self.cols))]
         return {
             "zarr_format": 3,
@@ -146,7 +151,7 @@ class ChunkedArray:
             "fill_value": False if self.dtype == "bool" else 0.0 if self.dtype.startswith("float") else 0,
             "codecs": [{"name": "bytes", **little}, {"name": "crc32c"}],
             "dimension_names": ["image", "value"] if self.flat else ["image", "channel", "row", "column"],
-            "attributes": {"serfer": {"output": self.name, "dims": [*self.dims], "edges": edges}},
+            "attributes": {"serfer": {"output": self.name, "dims": [*self.dims], "edges": edges, **sized}},
         }
 
     def _of(self, rows: int, cols: int) -> tuple[int, ...]:
@@ -196,9 +201,14 @@ def _read(document: Mapping[str, Any]) -> ChunkedArray:
         rows=Axis((0, 1)) if flat else axes[0],
         cols=axes[-1],
         flat=flat,
+        sized_by=said.get("sized_by", ""),
+        axis=said.get("axis", 0),
     )
-    if not isinstance(array.name, str) or len(array.name) > _MOST_TEXT or len(array.dims) > _MOST_RANK:
+    names = (array.name, array.sized_by)
+    if not all(isinstance(name, str) and len(name) <= _MOST_TEXT for name in names) or len(array.dims) > _MOST_RANK:
         raise ValueError("its name or its dims are impossible")
+    if type(array.axis) is not int or not 0 <= array.axis < max(1, len(array.dims)):
+        raise ValueError("the axis of its size is impossible")
     if math.prod(array.dims) != array.channels * array.rows.size * array.cols.size or math.prod(shape) > _MOST_ELEMENTS:
         raise ValueError("its shape is impossible")
     expected = array.metadata() | {key: document.get(key) for key in _FREE if key in document}

@@ -158,6 +158,8 @@ def _check(manifest: ResultManifest) -> None:
     if not all(output.images == manifest.images <= MOST_IMAGES for output in manifest.outputs):
         raise _unsound("has too many images")
     for output in manifest.outputs:
+        if output.sized_by and output.sized_by not in names:
+            raise _unsound(f"lacks the sizes of output {output.name!r:.80}")
         if output.dtype not in OUTPUT_TYPES:
             raise _unsound(f"has an unknown type of output {output.name!r:.80}")
         if output.rows.count * output.cols.count > MOST_CHUNKS:

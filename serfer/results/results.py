@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, MissingKeyError, ResultDamagedError, ResultGoneError
 from serfer.core.keys import ResultPlace
+from serfer.core.plan import OutputTensor
+from serfer.core.plan.answers import shaped
 from serfer.core.zarr import ChunkedArray
 from serfer.results.manifest import ResultManifest, decode_manifest, encode_manifest
 from serfer.results.strips import STRIP_BYTES, OutputReader, strips
@@ -67,8 +69,11 @@ class Results:
         return manifest
 
     def arrays(self, manifest: ResultManifest) -> dict[str, Array]:
-        """Return all outputs by name, each an array (N, ...) in the network's own type; raises as `npy_chunks` does."""
-        return {output.name: self._array(manifest, output) for output in manifest.outputs}
+        """Return all outputs by name, each an array (N, ...) in the network's own type; raises as `npy_chunks` does.
+
+        Those whose size depends on the image are as large as the largest image has them.
+        """
+        return shaped(tensors_of(manifest), [self._array(manifest, output) for output in manifest.outputs])
 
     def npy_chunks(
         self, manifest: ResultManifest, output: ChunkedArray, strip_bytes: int = STRIP_BYTES
@@ -76,7 +81,7 @@ class Results:
         """Yield an output as a .npy file (version 1.0, C order), in chunks of about `strip_bytes` or one row.
 
         Every value has been checked when the last chunk is yielded, not before: a file is whole once the iterator ends.
-        The file has `npy_bytes` bytes.
+        The file has `npy_bytes` bytes: of an output whose size depends on the image, those of the most of it.
 
         Raises:
             ResultDamagedError: a chunk is missing, too short or altered.
@@ -123,6 +128,14 @@ class Results:
         return ResultGoneError(
             f"there is no result {place.id}: it has expired, was deleted, is not yours, or has never been whole"
         )
+
+
+def tensors_of(manifest: ResultManifest) -> list[OutputTensor]:
+    """Return what a plan says of the outputs of a result."""
+    return [
+        OutputTensor(output.name, output.dims, output.dtype, output.sized_by, output.axis)
+        for output in manifest.outputs
+    ]
 
 
 def npy_header(output: ChunkedArray) -> bytes:

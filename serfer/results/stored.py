@@ -9,12 +9,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from serfer.arrays import NPY, file_names
+from serfer.arrays import NPY, encode, file_names
 from serfer.core.errors import InputError
-from serfer.core.plan import OutputTensor
 from serfer.files import write_chunks
 from serfer.results.manifest import ResultManifest
-from serfer.results.results import Results
+from serfer.results.results import Results, tensors_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class StoredResult:
         return self.results.arrays(self.manifest)
 
     def save(self, folder: Path | str, stem: str | None = None, *, overwrite: bool = False) -> list[Path]:
-        """Write each output to FOLDER/STEM.OUTPUT.npy, by strips, so that no output is ever in memory as a whole.
+        """Write each output to FOLDER/STEM.OUTPUT.npy, by strips, so that none of a fixed size is in memory as a whole.
 
         The stem is the result's id, unless given. Returns the files, each of which appears whole or not at all; raises
         InputError for one that exists, unless `overwrite`.
@@ -52,14 +51,15 @@ class StoredResult:
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{str(directory)!r} cannot be a folder for outputs: {reason}") from error
+        sized = self.arrays() if any(output.sized_by for output in self.manifest.outputs) else {}
         for path, output in zip(paths, self.manifest.outputs, strict=True):
-            write_chunks(path, self.results.npy_chunks(self.manifest, output))
+            chunks = self.results.npy_chunks(self.manifest, output)
+            write_chunks(path, [encode(sized[output.name], NPY, output.name)] if output.sized_by else chunks)
         return paths
 
     def file_names(self, stem: str | None = None) -> Sequence[str]:
         """Return the names of the files that `save` writes."""
-        tensors = [OutputTensor(output.name, output.dims, output.dtype) for output in self.manifest.outputs]
-        return file_names(stem or self.id, tensors, NPY)
+        return file_names(stem or self.id, tensors_of(self.manifest), NPY)
 
     def delete(self) -> None:
         """Delete it, before its lifetime has passed."""

@@ -8,16 +8,17 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, RegistrationLostError, SerferError, UsageError
 from serfer.core.plan import Plan, Preprocess
-from serfer.core.variants import MAX_VARIANTS, NAME, Application, NetworkVersion
+from serfer.core.variants import CUDA, MAX_VARIANTS, NAME, Application, NetworkVersion, caution
 from serfer.extras import named_extras
 from serfer.images import Recipe
+from serfer.instance.network import instruction_sets
 from serfer.packaging.build_cache import forget_unused
 from serfer.pipeline.labelled.labels import LabelledImages, listed, resolved
 from serfer.pipeline.query import preprocess_of
@@ -90,8 +91,9 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     that is known.
 
     The same network with the same images and options is one registration: where another process is at it, this waits;
-    what was done before a process was killed is not done again. Raises InputError for labels that the network does not
-    know, missing or damaged images, and another number of classes than the application's.
+    what was done before a process was killed is not done again. Where it is done, and a variant in 8 bits was measured
+    on another kind of processor, this makes another version, measured here. Raises InputError for labels that the
+    network does not know, missing or damaged images, and another number of classes than the application's.
     """
     say = progress or _report_no_progress
     settings = settings or load_settings()
@@ -116,6 +118,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         seen = recorded.digest if recorded else ""
         request = RegistrationRequest(app, network_name, base.digest, seen, _settings(options, base.plan))
         registrations = Registrations(kept, owner_name(folder))
+        request = _measured_here(registrations, request, instruction_sets("cpu"))
         if begun is not None:
             begun(request.id)
         with alone(folder, request.id, say):
@@ -135,6 +138,23 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
                     remarks=(*filter(None, [base.assumed, base.kept]), *remarks, *_absent(images, base.plan)),
                 )
         return _registered(kept, app, found.id, network_name, made=True)
+
+
+def _measured_here(
+    registrations: Registrations, request: RegistrationRequest, here: tuple[str, ...]
+) -> RegistrationRequest:
+    """Return a request; one of its own for this processor where what it asks for is done, in 8 bits, on another kind.
+
+    `here` are this processor's instruction sets. Answers in 8 bits depend on these, and so does their accuracy.
+    """
+    done = registrations.read(request.id)
+    if done is None or done.state is not RegistrationState.DONE or not here:
+        return request
+    quantised = [each for each in done.variants if each.precision == "int8" and each.measured_on != (CUDA,)]
+    if not any(caution(each.measured_on, here) for each in quantised):
+        return request
+    settings = json.dumps({**json.loads(request.settings), "measured_on": here}, sort_keys=True)
+    return replace(request, settings=settings)
 
 
 def _registered(kept: Registry, app: str, registration: str, network: str, *, made: bool) -> Registered:

@@ -35,7 +35,7 @@ _NICENESS: Final = 10  # what answers queries on this machine comes first
 
 @dataclass(frozen=True, slots=True)
 class SubmittedNetwork:
-    """What is to be registered: `network` is a zoo name or the path of an ONNX file, `validation` a directory.
+    """What is to be registered: `network` is a zoo name or the path of an ONNX file, `validation` a directory or None.
 
     `preprocess` and `labels` are paths, None where none were given; `size` is the input's (channels, height, width).
     Images of the validation set have at most so many bytes and pixels.
@@ -44,7 +44,7 @@ class SubmittedNetwork:
     application: str
     network: str
     name: str
-    validation: str
+    validation: str | None
     registry: str
     by: str
     most: int
@@ -91,6 +91,13 @@ def register_submitted(job: SubmittedNetwork) -> None:
     _tell("done", version.network, version=version.version, live=registered.live)
 
 
+def _without_places(text: str, job: SubmittedNetwork) -> str:
+    """Return a message with the names of what was uploaded, and not of where that lies here."""
+    folder = f"{Path(job.validation or job.network).parent}/"
+    text = text.replace(job.validation, SET) if job.validation else text
+    return text.replace(folder, "") if len(folder) > len("./") else text
+
+
 def _tell(event: str, text: str, **more: int | bool) -> None:
     line = {"event": event, "text": text[:_MOST_TEXT], **more}
     print(json.dumps(line), flush=True)  # noqa: T201 - the process that waits reads it
@@ -112,8 +119,7 @@ def main() -> None:
     try:
         register_submitted(job)
     except SerferError as error:
-        folder = f"{Path(job.validation).parent}/"
-        _tell("failed", str(error).replace(job.validation, SET).replace(folder, ""))
+        _tell("failed", _without_places(str(error), job))
         raise SystemExit(error.exit_code) from error
     except KeyboardInterrupt:
         raise SystemExit(1) from None

@@ -22,9 +22,9 @@ from splitter.network.unsupported import CannotSplitError
 from splitter.plan_dir.emit import in_one_piece, input_name, output_name
 
 _Tensors = dict[tuple[int, int], Array]
-_NOTHING_FINITE = (
-    "the network's answers to the example and to random images are NaN or infinite, and so are the plan's: no other "
-    "number could be compared; queries with such answers fail (look at its weights, or at what its images should hold)"
+_NOT_FINITE = (
+    "{values} values of the network's answers to the example and to random images are NaN or infinite, and so are the "
+    "plan's: queries with such answers fail (look at its weights, or at what its images should hold)"
 )
 
 
@@ -72,7 +72,7 @@ def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, round
     A plan that changes the network is compared with what it computes, and so is one of a model that rounds: what it
     computes may be `rounding` of the range away from the model's own answer. Where answers to `batch` are NaN or
     infinite, images without negative values are taken if they have more finite ones. Returns what to warn of: that
-    no finite value was there; empty otherwise. Raises ModelError where the model, or a part of it, cannot run on a
+    values are not finite; empty otherwise. Raises ModelError where the model, or a part of it, cannot run on a
     batch at all, or was read or exported as another network.
     """
     batch, expected, finite = _most_finite(source, batch)
@@ -92,7 +92,7 @@ def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, round
             f"the split network differs from the unsplit one by {deviation.error:.2g} of its range (at most "
             f"{TOLERANCE:g} is allowed), or in its first class; nothing was written"
         )
-    return "" if finite else _NOTHING_FINITE
+    return "" if finite == 1 else _NOT_FINITE.format(values="some" if finite else "all")
 
 
 def _most_finite(source: Source, batch: Array) -> tuple[Array, Answer, float]:

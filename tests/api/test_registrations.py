@@ -261,6 +261,14 @@ def test_uploads_that_a_killed_driver_left_are_deleted_by_the_next(tmp_path, reg
     assert alive.uploads.folder.exists()
 
 
+def test_a_network_without_classes_needs_no_images(post, work):
+    reply = post(files={"validation": None}, output="boxes:yolov8,score=0.3")
+    assert reply.status_code == 202, reply.text
+    until(lambda: work.jobs, bool)
+    assert (work.jobs[0].validation, work.jobs[0].output) == (None, "boxes:yolov8,score=0.3")
+    work.go.set()
+
+
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
@@ -268,7 +276,6 @@ def test_uploads_that_a_killed_driver_left_are_deleted_by_the_next(tmp_path, reg
         ({"files": {"network": None}, "network": "os.py:system"}, 422, "network"),
         ({"files": {"network": None}, "network": "nonet"}, 422, "no network 'nonet' in the zoo: there is"),
         ({"network": "alexnet"}, 422, "'network' twice"),
-        ({"files": {"validation": None}}, 422, "no file 'validation'"),
         ({"files": {"validation": ("v.zip", b"no zip")}}, 422, "the validation set cannot be unpacked"),
         ({"files": {"validation": ("v.zip", IMAGE)}}, 422, "the validation set cannot be unpacked"),
         ({"files": {"labels": ("l.txt", b"zero\none\ntwo\n")}}, 422, "labels names 3 classes, application faces has"),

@@ -4,6 +4,7 @@ import io
 import time
 
 import numpy as np
+import onnx
 import pytest
 
 import serfer
@@ -21,12 +22,15 @@ from serfer.core.run_machine import Retry
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.kept_answers import Keeper
 from serfer.results import Results
+from splitter.whole import whole_plan
 from storage import open_store
 from storage.memory import MemoryStore
 from storage.wrapping import WrapperStore
 from tests.e2e.conftest import keys
 from tests.e2e.dense import split_dense
-from tests.e2e.small import SIZE
+from tests.e2e.detector import SIZE as DETECTOR_SIZE
+from tests.e2e.detector import suppressed_onnx
+from tests.e2e.small import PREPROCESS, SIZE
 
 MAPS = ("scores", "classes", "head/depth")
 
@@ -96,6 +100,23 @@ def test_kept_answers_equal_carried_ones_bit_for_bit(tmp_path, url, grid):
             answer = pipeline.run(batch)
             assert {value.dtype.name for value in answer.values()} >= {"uint8", "int64", "float32"}
             same(pipeline.run_to_result(batch), answer)
+
+
+def test_a_kept_output_has_the_size_that_the_images_had(tmp_path, url):
+    onnx.save(suppressed_onnx(gathered=True), tmp_path / "net.onnx")
+    plan = whole_plan(tmp_path / "net.onnx", out=tmp_path / "plan", preprocess=PREPROCESS)
+    assert plan.output_tensors[0].sized_by == "found_boxes.size"
+    batch = np.random.default_rng(0).standard_normal((2, 3, DETECTOR_SIZE, DETECTOR_SIZE), dtype=np.float32)
+    batch *= np.float32([[[[0.1]]], [[[0.01]]]])
+    with serfer.open(tmp_path / "plan", results=url) as pipeline:
+        for some in (batch, batch[1:]):
+            answer, kept = pipeline.run(some), pipeline.run_to_result(some)
+            same(kept, answer)
+            files = kept.save(tmp_path / f"out-{len(some)}", "net")
+            assert all(np.array_equal(np.load(file), value) for file, value in zip(files, answer.values(), strict=True))
+            assert pipeline.stored(kept.id).manifest == kept.manifest
+            assert kept.manifest.outputs[0].dims == plan.output_tensors[0].dims
+            assert 0 < answer["found_boxes"].shape[1] < plan.output_tensors[0].dims[0]
 
 
 def test_nothing_of_a_kept_answer_passes_through_the_driver(tiled, url):

@@ -2,11 +2,13 @@
 
 import signal
 
+import onnx
 import pytest
 
 import serfer
 from serfer.registry import open_registry
 from tests.e2e.conftest import PATIENCE, eventually
+from tests.e2e.detector import CLASSES, detector_onnx
 from tests.variants.digits import LABELS, write_digits
 
 
@@ -71,9 +73,27 @@ def test_a_network_is_registered_over_http_through_a_kill_and_answers_queries(se
     assert command.end().code == 0
 
 
-def _served(client):
+@pytest.mark.slow
+def test_a_detector_is_registered_over_http_without_images(serve, tmp_path, examples):
+    onnx.save(detector_onnx(), tmp_path / "detector.onnx")
+    (tmp_path / "labels.txt").write_text("\n".join(CLASSES))
+    _, client = serve()
+    job = client.register(tmp_path / "detector.onnx", "found", labels=tmp_path / "labels.txt", output="boxes", most=2)
+    assert job.result(PATIENCE).live
+    eventually(lambda: _served(client, "found"), "the driver serves it", every=0.1)
+    report = client.predict(examples / "rocket.jpg", application="found")
+    assert (report.kind, report.selected.network) == ("boxes", "detector")
+    assert {box.label for box in report.images[0].boxes} <= {*CLASSES}
+    assert report.images[0].boxes
+    failed = client.register(tmp_path / "detector.onnx", "other", size="9x9")
+    with pytest.raises(serfer.RequestRefusedError) as caught:
+        failed.result(PATIENCE)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def _served(client, application="digits"):
     try:
-        return client.classify(b"", application="digits")
+        return client.classify(b"", application=application)
     except serfer.RequestRefusedError as refused:
         return refused.status != 404
 

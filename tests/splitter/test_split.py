@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError, WrongAnswerError
+from serfer.core.errors import InputError, ModelError, PlanWarning, UnavailableError, UsageError, WrongAnswerError
 from serfer.plan_directory import check_artefacts, load_plan
 from splitter import build
 from splitter.network.source import load
@@ -288,9 +288,8 @@ def noisy(torch, layer, x):
     params=[
         (lambda torch, layer, x: layer(torch.nn.AvgPool2d(1, divisor_override=5)(x).flatten(1)), "as exported to ONNX"),
         (noisy, "operator is random"),
-        (lambda torch, layer, x: torch.log(layer(x.flatten(1)) - 1000), r"own answer .* is not finite"),
     ],
-    ids=["exported wrongly", "operator is random", "answers NaN"],
+    ids=["exported wrongly", "operator is random"],
 )
 def wrong_module(request, example):
     """A module as it is loaded (once: the export takes nearly all of the time), and the error of splitting it."""
@@ -310,11 +309,11 @@ def test_errors_of_the_unsplit_model_are_reported_as_such(wrong_module, precisio
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_network_with_outputs_that_are_not_finite_is_refused(home, value):
+def test_a_network_with_outputs_that_are_not_finite_is_warned_of(home, value):
     net = Net(3, 16, 16)
     x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
     x = net.op("Add", net.linear(net.flat(x), 1024, 5), net.constant(np.array([0, 0, 0, 0, value], np.float32)))
-    with pytest.raises(ModelError, match=r"own answer .* is not finite"):
+    with pytest.warns(PlanWarning, match=r"values of the network's answers .* are NaN or infinite"):
         split(save(net.model(x), home / "net.onnx"), out=home / "plan")
 
 

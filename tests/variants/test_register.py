@@ -21,6 +21,7 @@ from serfer.instance.network import Hardware, open_network
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import open_registry
 from serfer.variants import making
+from serfer.variants import register as registering
 from serfer.variants.child import BatchFigures, InstanceFigures
 from serfer.variants.images import ImageFiles, calibration_images, write_images
 from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
@@ -245,6 +246,30 @@ def test_a_network_that_was_registered_with_plans_of_another_format_is_registere
     again = register(most=2)
     assert (again.made, again.version.version, again.live) == (True, 2, False)
     assert not register(most=2).made
+
+
+@pytest.mark.slow
+def test_what_is_in_8_bits_is_measured_again_on_a_processor_of_another_kind(register, monkeypatch):
+    here = ("avx2",)
+
+    def measured(job):
+        quick = job.precision == "int8"
+        return replace(figures({1: 1.0 if quick else 2.0}), measured_on=here)
+
+    monkeypatch.setattr(making, "measure_instance", measured)
+    monkeypatch.setattr(registering, "instruction_sets", lambda _: here)
+
+    def int8():
+        registered = register(most=4)
+        [variant] = [variant for variant in registered.version.variants if variant.precision == "int8"]
+        return registered.made, registered.version.version, variant.measured_on
+
+    assert int8() == (True, 1, here)
+    here = ("avx2", "avx512_vnni")
+    assert int8() == (True, 2, here)
+    assert int8() == (False, 2, here)
+    here = ("avx2",)
+    assert int8() == (False, 1, here)
 
 
 def test_what_loses_more_than_allowed_or_is_not_faster_is_left_out():

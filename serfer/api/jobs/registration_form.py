@@ -57,8 +57,6 @@ def read_form(
     except ValidationError as error:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, first_fault(error)) from None
     network, name = _network(options, form.files.get(_NETWORK))
-    if _VALIDATION not in form.files:
-        raise _refused("the form has no file 'validation': send a zip, tar or tar.gz of labelled images")
     if options.shape and prod(options.shape) > MAX_ELEMENTS:
         raise _refused(f"size {options.size} is too large: an image may have {MAX_ELEMENTS:,} values")
     _check_description(form.files, folder, application, registry)
@@ -70,7 +68,7 @@ def read_form(
         application=application,
         network=network,
         name=name,
-        validation=str(folder / "images"),
+        validation=str(folder / "images") if _VALIDATION in form.files else None,
         registry=str(registry),
         by=by,
         most=most,
@@ -88,7 +86,9 @@ def read_form(
 
 
 async def unpack_images(network: SubmittedNetwork, folder: Path, settings: Settings) -> SubmittedNetwork:
-    """Unpack the images of an upload, and return its network with their folder; raises InputError."""
+    """Unpack the images of an upload, if it has any, and return its network with their folder; raises InputError."""
+    if network.validation is None:
+        return network
     job = UnpackJob(str(folder / _VALIDATION), network.validation, settings.api_max_register_bytes, SET)
     return replace(network, validation=(await unpack(job)).folder)
 

@@ -65,7 +65,7 @@ class RegistrationOptions(BaseModel):
 
     network: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = None
     name: Annotated[str | None, Field(pattern=rf"^{NETWORK_NAME.pattern}$")] = None
-    output: Annotated[str | None, Field(pattern=r"^(softmax|sigmoid|none)$")] = None
+    output: Annotated[str | None, Field(pattern=r"^(softmax|sigmoid|none|boxes(:[a-z0-9.,=_-]{1,80})?)$")] = None
     most: Annotated[int | None, Field(ge=1, le=MAX_VARIANTS)] = None
     max_loss: Annotated[float | None, Field(ge=0, le=1)] = None
     latency_ms: Annotated[float | None, Field(gt=0, le=3_600_000)] = None
@@ -87,7 +87,9 @@ class RegistrationForm(RegistrationOptions):
     """The form as /openapi.json describes it."""
 
     network: Annotated[str, Field(description="An ONNX file, or the name of a network of the zoo.")]
-    validation: Annotated[str, Field(description="A zip, tar or tar.gz of images.", json_schema_extra=_FILE)]
+    validation: Annotated[
+        str | None, Field(description="A zip, tar or tar.gz of labelled images.", json_schema_extra=_FILE)
+    ] = None
     preprocess: Annotated[str | None, Field(description="A file in TOML: how an image becomes the input.")] = None
     labels: Annotated[str | None, Field(description="A file with a class's name in each line.")] = None
 

@@ -65,7 +65,8 @@ def answer_arrays(plan: Plan, images: int) -> tuple[ChunkedArray, ...]:
 def _array(tensor: OutputTensor, shape: Shape, rects: Sequence[Rect], images: int) -> ChunkedArray:
     rows = Axis((0, *sorted({rect.rows.stop for rect in rects})))
     cols = Axis((0, *sorted({rect.cols.stop for rect in rects})))
-    array = ChunkedArray(tensor.name, tensor.dtype, tensor.dims, images, shape.channels, rows, cols, shape.flat)
+    sized = tensor.sized_by, tensor.axis
+    array = ChunkedArray(tensor.name, tensor.dtype, tensor.dims, images, shape.channels, rows, cols, shape.flat, *sized)
     if [chunk.rect for chunk in array.chunks] != sorted(rects) or (rows.size, cols.size) != (shape.height, shape.width):
         raise PlanError(f"the tiles of output {tensor.name!r} are not those of a grid: its answers cannot be kept")
     return array

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 import serfer
+from drivers.stepfunctions.asl import compile_plan
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ImageError, InputError, ModelError, PlanError, PlanWarning, TaskFailedError, UsageError
@@ -153,6 +154,8 @@ def test_a_network_of_any_size_classifies_and_no_instance_takes_it(tmp_path):
         assert pipeline.run(noise(3, 24, 16)).shape == (3, 7)
     with pytest.raises(PlanError, match=r"many sizes.*instances take one"):
         load_whole(tmp_path / "plan")
+    with pytest.raises(PlanError, match=r"many sizes.*state machines take one"):
+        compile_plan(plan, [["function"]], express=False)
 
 
 def test_a_side_that_is_fixed_has_one_size(tmp_path):

@@ -24,7 +24,7 @@ from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.detection_heads import BoxOptions
 from splitter.network.graph import Graph
 from splitter.network.metadata import FileDescription
-from splitter.network.open_sizes import checked_sizes
+from splitter.network.open_sizes import compared_sizes
 from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Run, Source, load
 from splitter.network.unsupported import CannotSplitError
@@ -180,7 +180,7 @@ def whole(
     with appearing_whole(place) as directory:
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
-        for size in checked_sizes(sizes) if sizes else [None]:
+        for size in compared_sizes(sizes) if sizes else [None]:
             image = sample if size is None else source.like_images(_noise(sample, size))
             check_exact(sized_plan(plan, size), directory, source, _check_batch(source, image), graph.rounding)
     return plan, source.notes

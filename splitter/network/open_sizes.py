@@ -28,7 +28,7 @@ _PROBES, _AT = 32, 8
 _Image = Callable[[Size], NDArray[np.float32]]
 
 
-def checked_sizes(sizes: InputSizes) -> list[Size]:
+def compared_sizes(sizes: InputSizes) -> list[Size]:
     """Return the sizes on which a plan is compared with its network: the largest, one in between, and the ends."""
     between = [side.least + (side.most - side.least) * 3 / 7 for side in (sizes.rows, sizes.columns)]
     middle = sizes.rows.floor(between[0]), sizes.columns.floor(between[1])
@@ -78,7 +78,7 @@ class _Shapes:
 
 def _differences(forms: PlanSizes, shapes: _Shapes) -> Iterator[str]:
     """Yield where the network's outputs have other sizes than their forms say."""
-    for size in checked_sizes(forms.input):
+    for size in compared_sizes(forms.input):
         for number, (result, dims) in enumerate(zip(shapes.results, shapes.of(size), strict=True)):
             if forms.dims(number, size) != dims:
                 expected = _x(forms.dims(number, size))

@@ -222,7 +222,7 @@ def test_a_module_and_an_example_of_another_size_are_refused(tmp_path):
 
 def test_a_worker_says_where_the_network_gives_another_size(tmp_path, monkeypatch):
     """A form that was wrong between the sizes that are tried, as of a network that rounds there alone."""
-    monkeypatch.setattr("splitter.build.checked_sizes", lambda sizes: [sizes.largest])
+    monkeypatch.setattr("splitter.build.compared_sizes", lambda sizes: [sizes.largest])
     true = open_sizes.plan_sizes
 
     def wrong(run, image, sizes, results):
@@ -370,7 +370,7 @@ class TestInputSizes:
     @given(sizes)
     def test_the_largest_is_one_of_them_and_so_is_what_is_checked(self, sizes):
         assert sizes.largest in sizes
-        assert all(size in sizes for size in open_sizes.checked_sizes(sizes))
+        assert all(size in sizes for size in open_sizes.compared_sizes(sizes))
 
     steps = st.integers(1, 8).flatmap(lambda size: st.builds(Steps, st.just(size), st.integers(0, size - 1)))
 

@@ -24,7 +24,7 @@ from splitter.network.description import ARGMAX, Description, Reduction
 from splitter.network.detection_heads import BoxOptions
 from splitter.network.graph import Graph
 from splitter.network.metadata import FileDescription
-from splitter.network.open_sizes import checked_sizes
+from splitter.network.open_sizes import compared_sizes
 from splitter.network.reductions import of_one_class, with_reduction
 from splitter.network.source import Array, Progress, Run, Source, load
 from splitter.network.unsupported import CannotSplitError
@@ -188,7 +188,7 @@ def _checked(
     plan: Plan, directory: Path, source: Source, sample: Array, sizes: InputSizes | None, rounding: float
 ) -> Iterator[str]:
     """Compare a whole plan with its network at each size that is checked; yield what is to be said of it."""
-    for size in checked_sizes(sizes) if sizes else [None]:
+    for size in compared_sizes(sizes) if sizes else [None]:
         image = sample if size is None else source.like_images(_noise(sample, size))
         yield check_exact(sized_plan(plan, size), directory, source, _check_batch(source, image), rounding)
 

@@ -26,6 +26,7 @@ from typing import Any
 from serfer.core.errors import InputError, NotFiniteError, PlanError, StoreUnavailableError, UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan, Stage
+from serfer.core.plan.sized_plan import check_one_size
 from serfer.core.run_machine import LOST, Retry
 from serfer.core.wire import Report, encode_report
 
@@ -72,6 +73,7 @@ def compile_plan(
     """
     if express and timeout_s > EXPRESS_LIMIT_S:
         raise UsageError(f"an Express state machine runs {EXPRESS_LIMIT_S} s at most, not {timeout_s} s")
+    check_one_size(plan, "state machines")
     _check_sizes(plan, functions)
     writer = _Writer(plan, functions, retry or Retry(), math.ceil(task_timeout_s) + TASK_MARGIN_S)
     machine = {

@@ -122,7 +122,8 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     query = f"{counted(plan.tasks, 'task')} a query in {counted(len(plan.stages), 'stage')}"
     if plan.windows:
         query = f"a query is one window, a task, of {len(plan.stages[0].tiles)} kinds"
-    out.print(f"{plan.input} in, {plan.output} out, {query}")
+    of_many = " (the largest of many sizes)" if plan.sizes else ""
+    out.print(f"{plan.input} in{of_many}, {plan.output} out, {query}")
     for line in described(plan):
         out.print(line, soft_wrap=True)
     priced = priced_query(plan)

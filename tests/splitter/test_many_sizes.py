@@ -13,12 +13,14 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 import serfer
+from drivers.stepfunctions.asl import compile_plan
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ImageError, InputError, ModelError, PlanError, PlanWarning, TaskFailedError, UsageError
 from serfer.core.exactness import relative_error
-from serfer.core.plan import AxisForm, InputSizes, PlanSizes, SideSizes, check_sound
+from serfer.core.plan import AxisForm, InputSizes, PlanSizes, SideSizes, check_sound, dump_plan, parse_plan
 from serfer.core.plan.sized_plan import sized_plan
+from serfer.core.plan.sizes import Steps
 from serfer.instance.network import load_whole
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
@@ -153,6 +155,8 @@ def test_a_network_of_any_size_classifies_and_no_instance_takes_it(tmp_path):
         assert pipeline.run(noise(3, 24, 16)).shape == (3, 7)
     with pytest.raises(PlanError, match=r"many sizes.*instances take one"):
         load_whole(tmp_path / "plan")
+    with pytest.raises(PlanError, match=r"many sizes.*state machines take one"):
+        compile_plan(plan, [["function"]], express=False)
 
 
 def test_a_side_that_is_fixed_has_one_size(tmp_path):
@@ -170,10 +174,17 @@ def sized_by_data():
     return net.model(net.op("Cast", found, to=TensorProto.FLOAT), dims=[None, None])
 
 
+def enlarged():
+    """A map of one and a half times the size, which is rounded otherwise than by strides."""
+    net = Net(3, "H", "W")
+    scales = net.constant(np.array([1, 1, 1.5, 1.5], np.float32))
+    return net.model(net.op("Resize", "x", "", scales, mode="nearest"), dims=[None] * 4)
+
+
 @pytest.mark.parametrize(
     ("model", "sizes", "why"),
     [
-        (everything, "8..40x8..64,multiple=4", "does not take images of|size is rounded.*larger multiple"),
+        (enlarged, "8..41x8..64,multiple=1", "is 3 x .* for images of .*, not 3 x .*; often a larger multiple"),
         (classifier, "4..64x4..64,multiple=4", "does not take images of 4 x 4"),
         (lambda: Net(3, 16, 16).model("x", dims=[None] * 4), SIZES, "16"),
         (sized_by_data, SIZES, "depends on what is in the image"),
@@ -185,11 +196,23 @@ def test_sizes_that_a_network_does_not_take_are_refused(tmp_path, model, sizes, 
     assert not (tmp_path / "plan").exists()
 
 
-def test_an_output_whose_size_is_rounded_is_refused(tmp_path):
+def test_outputs_whose_sizes_are_rounded_by_strides_have_them(tmp_path):
+    """Strides of 2 and 8 and a window of 3, on sides of any number: maps, and cells by area."""
     net = Net(3, "H", "W")
-    model = net.model(net.conv("x", 3, 4, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), dims=[None] * 4)
-    with pytest.raises(ModelError, match="its size is rounded; give a larger multiple"):
-        made(tmp_path, model, "7..41x7..41,multiple=1")
+    x = net.conv("x", 3, 4, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    small = net.conv(x, 4, 5, [4, 4], strides=[4, 4])
+    net.op("Reshape", small, net.constant(np.array([0, 5, -1])), output="cells")
+    net.op("Identity", x, output="half")
+    path = saved(tmp_path, with_outputs(net, cells=3, half=4))
+    plan = whole_plan(path, out=tmp_path / "plan", sizes="8..67x16..70")
+    assert parse_plan(dump_plan(plan)).sizes == plan.sizes
+    session = ort.InferenceSession(path)
+    with opened(tmp_path / "plan") as pipeline:
+        for size in [(8, 16), (9, 23), (41, 17), (33, 70), (67, 64)]:
+            cells, half = session.run(None, {"x": noise(1, *size)})
+            answer = pipeline.run(noise(1, *size))
+            assert (answer["cells"].shape, answer["half"].shape) == (cells.shape, half.shape)
+            np.testing.assert_allclose(answer["half"], half, rtol=1e-5, atol=1e-6)
 
 
 def test_a_module_and_an_example_of_another_size_are_refused(tmp_path):
@@ -199,7 +222,7 @@ def test_a_module_and_an_example_of_another_size_are_refused(tmp_path):
 
 def test_a_worker_says_where_the_network_gives_another_size(tmp_path, monkeypatch):
     """A form that was wrong between the sizes that are tried, as of a network that rounds there alone."""
-    monkeypatch.setattr("splitter.build.checked_sizes", lambda sizes: [sizes.largest])
+    monkeypatch.setattr("splitter.build.compared_sizes", lambda sizes: [sizes.largest])
     true = open_sizes.plan_sizes
 
     def wrong(run, image, sizes, results):
@@ -347,11 +370,21 @@ class TestInputSizes:
     @given(sizes)
     def test_the_largest_is_one_of_them_and_so_is_what_is_checked(self, sizes):
         assert sizes.largest in sizes
-        assert all(size in sizes for size in open_sizes.checked_sizes(sizes))
+        assert all(size in sizes for size in open_sizes.compared_sizes(sizes))
 
-    @given(sizes, st.tuples(*[st.integers(0, 9)] * 4), st.floats(0, 1), st.floats(0, 1))
-    def test_forms_are_found_from_four_sizes(self, sizes, numbers, down, across):
-        form = AxisForm(1 + numbers[0], *numbers[1:])
+    steps = st.integers(1, 8).flatmap(lambda size: st.builds(Steps, st.just(size), st.integers(0, size - 1)))
+
+    roomy = st.builds(
+        lambda multiple, least, more: SideSizes(multiple * least, multiple * (least + more), multiple),
+        st.integers(1, 64),
+        st.integers(1, 20),
+        st.just(0) | st.integers(20, 60),
+    )
+    many = st.builds(lambda rows, columns: InputSizes(rows, columns, rows.most * columns.most), roomy, roomy)
+
+    @given(many, st.tuples(*[st.integers(0, 9)] * 4), steps, steps, st.floats(0, 1), st.floats(0, 1))
+    def test_forms_are_found_from_few_sizes(self, sizes, numbers, row_steps, column_steps, down, across):
+        form = AxisForm(1 + numbers[0], *numbers[1:], row_steps, column_steps)
 
         def run(image):
             return np.zeros((1, form.at(sizes.units(image.shape[:2]))), np.bool_)

@@ -304,12 +304,13 @@ def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -
     size = images * sum(prod(tensor.dims) * np.dtype(tensor.dtype).itemsize for tensor in plan.output_tensors)
     if draws(plan) and size <= most:
         return None
-    if routes.keeping.kept is None:
+    if routes.keeping.kept is None or plan.sizes:
+        kept = "those of many sizes are not kept as results" if plan.sizes else "this service keeps no results"
         outputs = ", ".join(f"{tensor.name} {list(tensor.dims)} {tensor.dtype}" for tensor in plan.output_tensors)
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"an answer has no room for an image's outputs, {outputs}: it has vectors, masks and maps of one channel, "
-            f"{most:,} bytes at most, and this service keeps no results. POST /v2/models/{parsed.query.model}/infer, "
+            f"{most:,} bytes at most, and {kept}. POST /v2/models/{parsed.query.model}/infer, "
             "or split the network with --reduce argmax",
         )
     return pipeline.new_result(owner_id(parsed.request))

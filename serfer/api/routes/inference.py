@@ -81,7 +81,7 @@ def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
         _output(each, plan.sizes.outputs[number] if plan.sizes else ())
         for number, each in enumerate(plan.output_tensors)
     ]
-    most = limits.max_images, limits.max_answer_bytes, limits.max_result_bytes
+    most = limits.max_images, limits.max_answer_bytes, 0 if plan.sizes else limits.max_result_bytes
     if plan.file is None:
         return Signature([*takes, *images], gives, *most)
     own = [replace(form, name=plan.file.output or form.name, tensor=form.name) for form in gives]

@@ -218,7 +218,7 @@ class Preprocess:
         if self.resize is not None or (self.pad and self.pad.place == "square"):
             raise PlanError(f"by {'the crop' if self.pad is None else 'pad square'} of the preprocessing {one}")
         if self.pad and self.pad.place == "height" and sizes.rows.varies:
-            raise PlanError("pad height of the preprocessing needs one height, such as --size 48x320..2400,multiple=8")
+            raise PlanError("pad height of the preprocessing needs one height, such as --size 48x320..2400")
 
     def size_for(self, height: int, width: int, sizes: InputSizes) -> tuple[int, int]:
         """Return the rows and columns of the input for an image of `height` x `width` pixels, of a plan's `sizes`.

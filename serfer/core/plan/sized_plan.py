@@ -49,8 +49,8 @@ def check_one_size(plan: Plan, what: str) -> None:
     """Raise PlanError for a plan of many sizes, which `what` does not run."""
     if plan.sizes is not None:
         raise PlanError(
-            f"{plan.model} takes images of many sizes ({plan.sizes.input}), and {what} take one: serve the plan by its "
-            "functions (serfer serve), or make a plan of one size"
+            f"{plan.model} takes images of many sizes ({plan.sizes.input}), and {what} take one: go without, or make a "
+            "plan of one size (--size HEIGHTxWIDTH)"
         )
 
 

@@ -1,9 +1,9 @@
 """The sizes that images of a plan may have where it has more than one, and those of its outputs that follow from them.
 
 Rows and columns of an input are multiples between a least and a most. Each axis of an output is of `constant +
-by_rows * r + by_columns * c + by_area * r * c` values, where r and c are rows and columns divided by their multiples:
-maps follow their own side (8 * r), a sequence along a line of text one side (4 * c), and the boxes of a detector that
-has one in each cell the area.
+by_rows * r + by_columns * c + by_area * r * c` values, where r and c are rows and columns divided by their multiples,
+and by a step where a stride rounds them: maps follow their own side (8 * r), a sequence along a line of text one side
+(one for 8 columns), and the boxes of a detector that has one in each cell the area.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError, PlanError
 
 Size = tuple[int, int]
@@ -141,17 +142,38 @@ class InputSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """The rounding by strides along a side: (u + shift) // size steps of u multiples."""
+
+    size: int = 1
+    shift: int = 0
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.size <= _LONGEST_SIDE and 0 <= self.shift < self.size):
+            raise PlanError(f"steps of {self.size} multiples from {self.shift} on are not possible")
+
+    def of(self, units: int) -> int:
+        """Return how many steps there are in so many multiples."""
+        return (units + self.shift) // self.size
+
+
+_EACH = Steps()
+
+
+@dataclass(frozen=True, slots=True)
 class AxisForm:
-    """How the size of an output's axis follows from rows and columns, divided by their multiples."""
+    """How the size of an output's axis follows from rows and columns, in steps of their multiples."""
 
     constant: int
     by_rows: int = 0
     by_columns: int = 0
     by_area: int = 0
+    row_steps: Steps = field(default=_EACH, metadata=LATER)
+    column_steps: Steps = field(default=_EACH, metadata=LATER)
 
     def at(self, units: Size) -> int:
         """Return the size of the axis."""
-        rows, columns = units
+        rows, columns = self.row_steps.of(units[0]), self.column_steps.of(units[1])
         return self.constant + self.by_rows * rows + self.by_columns * columns + self.by_area * rows * columns
 
     @property

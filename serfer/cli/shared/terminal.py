@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import re
@@ -119,6 +120,7 @@ def run(app: typer.Typer, *, warn: bool = True) -> NoReturn:
     code = _exit_code(app, sys.argv[1:], interrupt)
     ignore_signals()
     _drop_unwritten()
+    gc.freeze()  # nothing is left to collect, and to look through all that torch and onnx hold takes a second
     sys.exit(code)
 
 

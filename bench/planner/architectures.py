@@ -70,7 +70,7 @@ _SMP: Final = {
         for encoder in ("resnet18", "mobilenet_v2", "efficientnet-b0")
         for architecture in ("unet", "unetplusplus", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "linknet", "manet")
     )
-    + " pan-resnet18 upernet-resnet18 segformer-resnet18",
+    + " pan-resnet18:128 upernet-resnet18 segformer-resnet18",
 }
 
 

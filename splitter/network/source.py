@@ -65,7 +65,8 @@ _MENDED = ("topologically sorted", "GroupNormalization is deprecated", "Field 's
 """What the checker says of files that ONNX Runtime runs."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
-_NO_VIEW = "Cannot view a tensor"
+_NOT_FUSED = ("Cannot view a tensor", "only 4D query, key, and value")
+"""What torch's exporter says of attention that it cannot write as one operator."""
 _SILENT = 4
 """ONNX Runtime's level of errors that end the process: others are raised, and reported by SerFer."""
 
@@ -410,17 +411,18 @@ def _as_onnx(network: torch.nn.Module | torch.export.ExportedProgram, example: t
 
 
 def _as_onnx_by_parts(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsModel:
-    """Export a module, with attention as products and a softmax where torch's exporter cannot split it afterwards.
+    """Export a module, with attention as products and a softmax where torch's exporter cannot write it otherwise.
 
-    What torch fuses leaves its result in another order of memory than its parts do, so that a reshape that follows is
-    traced as a view, which fails when the exporter puts the parts in place.
+    It knows attention of (N, heads, positions, values) alone: windows on an axis of their own are one more (Hiera,
+    NesT). And what torch fuses leaves its result in another order of memory than its parts do, so that a reshape that
+    follows is traced as a view, which fails when the exporter puts the parts in place.
     """
     import torch  # noqa: PLC0415 - slow to import
 
     try:
         return _as_onnx(module, example)
     except Exception as error:
-        if _NO_VIEW not in _why_not(error):
+        if not any(reason in _why_not(error) for reason in _NOT_FUSED):
             raise
         with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention_by_parts):
             return _as_onnx(module, example)

@@ -199,7 +199,7 @@ def test_an_image_is_decoded_once_a_query_and_never_where_its_answer_is_kept(man
     monkeypatch.setattr(
         serfer.pipeline.pipeline,
         "decode_sized",
-        lambda data, name, *how: decoded.append(name) or decode(data, name, *how),
+        lambda data, name, *how, **more: decoded.append(name) or decode(data, name, *how, **more),
     )
     names = ["one", "two"]
     with serfer.open(many, cache_s=60, hedge=False, settings=settings) as pipeline:

@@ -271,13 +271,15 @@ def test_the_documented_recipes_of_other_libraries_are_valid(write):
     text = (ROOT / "docs/how-to/preprocess.md").read_text().partition("What others call it")[2].partition("\n## ")[0]
     rows = [re.findall(r"`(\w+ = [^`]+)`", line.split("|")[2]) for line in text.splitlines() if line.startswith("| ")]
     recipes = ["\n".join(keys) for keys in rows if keys]
-    assert len(recipes) == 15
+    assert len(recipes) == 16
     for recipe in recipes:
         values = tomllib.loads(recipe)
-        known = {"crop", "resize", "pad"} & values.keys()
+        known = {"crop", "resize", "pad", "shorter_side"} & values.keys()
         read = unstructure(read_preprocess(write(recipe if known else f"{recipe}\nresize = 9")))
         if pad := read.pop("pad", None):
             read |= {"pad": pad["place"], "pad_value": pad["value"]}
+        if limit := read.pop("limit", None):
+            read |= {f"{limit['side']}_side": limit["pixels"]}
         assert all(read[key] == value for key, value in values.items() if key != "crop")
 
 

@@ -154,7 +154,7 @@ def measure(network: Network) -> Row:
 def _rounding(module: torch.nn.Module, example: NDArray[np.float32]) -> float:
     """Return how far a module's answer in float32 is from that in float64, which it is left in."""
     import torch  # noqa: PLC0415 - slow to import
-    from torch.utils import _pytree as tree  # noqa: PLC0415
+    from torch.utils import _pytree as tree  # noqa: PLC0415 - as above
 
     def answer() -> dict[str, NDArray[Any]]:
         kind = next(module.parameters()).dtype

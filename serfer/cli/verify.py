@@ -49,7 +49,7 @@ def verify(
         Path | None,
         typer.Option(
             help="Labelled images, to report the accuracy on: a folder for each class, or a labels.csv (file,label) "
-            "beside the images."
+            "next to the images."
         ),
     ] = None,
     workers: VerifyWorkersOption = None,

@@ -19,8 +19,8 @@ from serfer.core.errors import UnavailableError
 _UNUSED_S = 7 * 24 * 3600
 _MAKE_ROOM = "; free some space, or set SERFER_CACHE_DIR to a directory on another disk"
 _FILL = (
-    "; it has not all that this needs: run the same command once where it can be written, or set SERFER_CACHE_DIR to "
-    "another directory"
+    "; it lacks something that this needs: run the same command once where it can be written, or set SERFER_CACHE_DIR "
+    "to another directory"
 )
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _MAKE_ROOM),

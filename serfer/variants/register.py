@@ -80,7 +80,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
 
     `network` is what `split` takes, or a plan directory; `example`, `preprocess`, `labels` and `activation` describe it
     as `split` has them. `validation` is a directory of labelled images: a folder for each class, or a labels.csv
-    (file,label) beside the images. Without it, as for a detector, accuracy is not known, and variants are those that
+    (file,label) next to the images. Without it, as for a detector, accuracy is not known, and variants are those that
     answer as the network does. `name` is the network's in the application, by default what its file is called;
     `registry` a directory or URL, SERFER_REGISTRY unless given; `by` says who does it, for the record.
 

@@ -145,7 +145,9 @@ def test_a_cache_that_cannot_be_written_serves_the_plans_that_it_has(file, made,
         os, "open", lambda path, flags, *more: (refused if flags & os.O_CREAT else opened)(path, flags, *more)
     )
     assert made(file, settings=settings) == (directory, False)
-    with pytest.raises(UnavailableError, match=r"Read-only .*; it has not all that this needs: run the same command"):
+    with pytest.raises(
+        UnavailableError, match=r"Read-only .*; it lacks something that this needs: run the same command"
+    ):
         made(file, settings=settings, labels=LABELS)
 
 

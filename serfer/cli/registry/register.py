@@ -36,7 +36,7 @@ def register(
     validation: Annotated[
         Path | None,
         typer.Option(
-            help="Labelled images: a folder for each class, or a labels.csv (file,label) beside the images. Without "
+            help="Labelled images: a folder for each class, or a labels.csv (file,label) next to the images. Without "
             "them, as for a detector, accuracy is not known, and variants are those that answer as the network does."
         ),
     ] = None,

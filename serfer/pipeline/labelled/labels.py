@@ -1,4 +1,4 @@
-"""Labelled images, to measure accuracy on: a folder for each class, or a list beside the images.
+"""Labelled images, to measure accuracy on: a folder for each class, or a list next to the images.
 
 DIR/tabby cat/1.jpg      a folder is a class: its name as in the labels ("Tabby_cat" is the same), or its index
 DIR/281/deeper/2.png

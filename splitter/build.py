@@ -323,6 +323,7 @@ def _described(source: Source, given: Description, graph: Graph) -> tuple[Source
     )
     described = replace(
         source,
+        name=given.name or source.name,
         preprocess=given.preprocess or own.preprocess,
         labels=given.labels or own.labels,
         activation=given.activation or source.activation,

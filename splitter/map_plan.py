@@ -39,6 +39,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     dependency_bytes: int | Callable[[], int] = DEPENDENCY_ALLOWANCE,
     preprocess: Preprocess | Path | str | None = None,
     labels: Sequence[str] | Path | str = (),
+    name: str | None = None,
     facts: AwsFacts | None = None,
     profiles: Profiles | None = None,
     progress: Callable[[str], None] | None = None,
@@ -70,6 +71,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         dependency_bytes: As `split`.
         preprocess: As `split`.
         labels: As `split`.
+        name: As `split`.
         facts: As `split`.
         profiles: As `split`.
         progress: As `split`.
@@ -82,7 +84,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         WrongAnswerError: windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
-    description = Description.of(preprocess, labels, None, Reduction.of(reduce, None), resized=False)
+    description = Description.of(preprocess, labels, None, Reduction.of(reduce, None), name=name, resized=False)
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     memory, side, sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)

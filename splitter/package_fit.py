@@ -33,6 +33,7 @@ from splitter.planning.explanation import (
     Constraints,
     alternative,
     alternatives,
+    as_is_reason,
     colder_than_in_half,
     in_half,
     out_of_reach,
@@ -207,6 +208,8 @@ def _why_untiled(
         maps = [shape for cut in cuts[1:] for name in cut.tensors if not (shape := graph.shape(name)).flat]
         largest = max(maps, key=lambda shape: shape.height * shape.width, default=None)
         what = f"the largest map at a cut is {largest.height} x {largest.width}" if largest else "no cut has a map"
+        if not largest and (reason := as_is_reason(graph)):
+            return f"no stage can be spread {wanted}: {reason}. "
     return f"no stage can be spread {wanted}: {what}; ask for another grid. "
 
 

@@ -71,6 +71,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     activation: str | None = None,
     reduce: str | None = None,
     resize_output: tuple[int, int] | None = None,
+    name: str | None = None,
     facts: AwsFacts | None = None,
     profiles: Profiles | None = None,
     progress: Callable[[str], None] | None = None,
@@ -141,6 +142,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
             W), uint8 of up to 256 classes, else int64), "softmax", scores over its channels, or "sigmoid", of each
             value.
         resize_output: (rows, columns) to which that output is resized before, linearly.
+        name: The network's, in the plan, its functions and services; by default its file's, or its class's.
         facts: Prices and quotas of AWS (default: those shipped).
         profiles: Compute times of operators (default: those shipped).
         progress: Called with each step in words.
@@ -154,7 +156,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     """
     read = (model.weights_from if isinstance(model, NamedModel) else model, calibration)
     place = place_for(Path(out), [Path(item) for item in read if isinstance(item, Path | str)])
-    description = Description.of(preprocess, labels, activation, Reduction.of(reduce, resize_output))
+    description = Description.of(preprocess, labels, activation, Reduction.of(reduce, resize_output), name=name)
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     check_gang(gang, store)

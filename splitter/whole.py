@@ -39,6 +39,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     preprocess: Preprocess | Path | str | None = None,
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
+    name: str | None = None,
     sizes: str | None = None,
     store: str = "redis",
     weights: str = DEFAULT_WEIGHTS,
@@ -59,7 +60,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     """
     read = model.weights_from if isinstance(model, NamedModel) else model
     place = place_for(Path(out), [Path(read)] if isinstance(read, Path | str) else [])
-    description = Description.of(preprocess, labels, activation)
+    description = Description.of(preprocess, labels, activation, name=name)
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     places = places_of(weights)

@@ -245,7 +245,7 @@ def bill(
     repositories of container images.
     """
     if burst < 1 or any(not 1 <= load <= _MOST_QUERIES for load in loads):
-        raise UsageError(f"--queries-a-month and --burst are 1 to {_MOST_QUERIES:,} queries")
+        raise UsageError(f"--per-month and --burst are 1 to {_MOST_QUERIES:,} queries")
     check_parameters(template.get("Parameters") or {}, parameters or {})
     idle = fixed_costs(template, deployed.facts, parameters, deployed.options.region)
     idle += registry.lines(deployed.options, deployed.facts, template, parameters)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.explain import print_cold_choice, print_cold_starts, print_starting_ways
+from serfer.cli.explain import print_cold_choice, print_cold_starts, print_months, print_starting_ways
 from serfer.cli.shared.display import byte_size, columns, plain
-from serfer.cli.shared.options import JsonOption, print_json, share, status_line
+from serfer.cli.shared.options import JsonOption, PerMonthOption, print_json, share, status_line
 from serfer.cli.shared.terminal import err, out
 from serfer.control.infless.measured import dump_profile, measured_profile
 from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
@@ -50,9 +50,7 @@ def cost(
         ),
     ] = None,
     memory: Annotated[int | None, typer.Option(help="MB of every function; by default each stage's own.")] = None,
-    queries_a_month: Annotated[
-        list[int] | None, typer.Option(help="With BUILD: the load of a month; may be given several times.")
-    ] = None,
+    per_month: PerMonthOption = None,
     parameter: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="With BUILD: a parameter of its template, such as AlarmEmail=x."),
@@ -86,12 +84,12 @@ def cost(
         if store is not None or memory is not None:
             raise UsageError(f"{directory} has its store and memory: package it with others, or give a plan directory")
         if compare:
-            _compare_costs(directory, queries_a_month, as_json)
+            _compare_costs(directory, per_month, as_json)
         else:
-            _cost_of_build(directory, burst, cold, queries_a_month, parameter, as_json)
+            _cost_of_build(directory, burst, cold, per_month, parameter, as_json)
         return
-    if compare or queries_a_month or parameter:
-        raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
+    if compare or parameter:
+        raise UsageError(f"--compare and --parameter want a BUILD directory, not {directory}")
 
     plan = load_plan(directory)
     if cluster_profile is not None:
@@ -99,9 +97,10 @@ def cost(
     given = Circumstances(store, memory, cold, burst)
     prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
     if as_json:
-        print_json(prices.as_dict())
+        print_json(prices.as_dict() | prices.months(per_month or ()))
     else:
         _print_prices(prices)
+        print_months(prices, per_month or ())
 
 
 def _write_cluster_profile(plan: Plan, directory: Path, file: Path, given: Path | None) -> None:

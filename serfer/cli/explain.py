@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
@@ -13,12 +13,12 @@ import typer
 
 from serfer.cli.describe import described
 from serfer.cli.shared.display import byte_size, columns, counted, plain
-from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
+from serfer.cli.shared.options import JsonOption, PerMonthOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
 from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
-from serfer.core.costs.pricing import cold_share_of, store_of, uses_store
+from serfer.core.costs.pricing import Circumstances, Prices, cold_share_of, price, store_of, uses_store
 from serfer.core.costs.starting_ways import StartingWay, starting_ways
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
@@ -51,6 +51,7 @@ def explain(
     burst: Annotated[
         int, typer.Option(min=1, max=10**12, help="Queries at once that find nothing warm, where there is a cold plan.")
     ] = 1,
+    per_month: PerMonthOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a plan: its stages, grids, halos, package sizes, what it lost, what it costs, and what it beat."""
@@ -62,7 +63,10 @@ def explain(
     if pareto:
         _show_pareto(plan, file, as_json)
     else:
-        _show_plan(plan, as_json)
+        if as_json:
+            print_plan_json(plan, per_month or ())
+        else:
+            _print_plan(plan, load_settings().facts().functions, per_month or ())
         cold = load_cold_plan(directory, plan)
         if cold and not as_json:
             facts = load_settings().facts()
@@ -73,15 +77,7 @@ def explain(
         _draw(plan, directory, picture, image)
 
 
-def _show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
-    from serfer.pictures import text_picture  # noqa: PLC0415 - the command line starts fast
-
-    show_plan(plan, as_json)
-    if not as_json:
-        out.print("\n".join(map(plain, text_picture(priced_query(plan)).split("\n"))))
-
-
-def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - same
+def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
     from serfer.pictures import choices, draw_pareto  # noqa: PLC0415 - the command line starts fast
 
     check_whole_images(plan)  # a map plan competed with other sizes of windows alone
@@ -104,16 +100,14 @@ def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> Non
     err.print(f"wrote {plain(str(picture))}", soft_wrap=True)
 
 
-def show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
-    """Print a plan for a reader, or as JSON."""
-    if as_json:
-        print_json(unstructure(plan))
-    else:
-        _print_plan(plan, load_settings().facts().functions)
+def print_plan_json(plan: Plan, per_month: Sequence[int] = ()) -> None:
+    """Print a plan as JSON, and with `per_month` the dollars of such months."""
+    months = price(priced_query(plan), load_settings().facts(), Circumstances()).months(per_month) if per_month else {}
+    print_json({**unstructure(plan), **months})
 
 
-def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
-    """Print a plan's stages, its functions' packages, and what it would cost and has lost.
+def _print_plan(plan: Plan, facts: LambdaFacts, per_month: Sequence[int]) -> None:
+    """Print a plan's stages, its functions' packages, what it would cost and has lost, and a drawing of it.
 
     Raises PlanError for one without explanation.json.
     """
@@ -137,7 +131,8 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
     _print_gangs(plan)
     _print_packages(plan)
     _print_deployment_options(plan)
-    _print_changes(plan)
+    for line in changes_of(plan):
+        out.print(plain(line))
     platform = Platform.over(load_settings().facts(), plan.store, cold_share_of(plan))
     print_cold_starts(plan, price_cold(priced, platform))
     print_starting_ways(starting_ways(priced, platform), platform.cold_share)
@@ -150,7 +145,21 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
         f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
         f"${usd:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
     )
+    print_months(price(priced, load_settings().facts(), Circumstances()), per_month)
     out.print(_deployed_store(plan))
+    if plan.tasks > 1:
+        from serfer.pictures import text_picture  # noqa: PLC0415 - the command line starts fast
+
+        out.print("\n".join(map(plain, text_picture(priced).split("\n"))), soft_wrap=True)
+
+
+def print_months(prices: Prices, per_month: Sequence[int]) -> None:
+    """Print what months of so many queries cost, the store's idle price included."""
+    for queries in per_month:
+        out.print(
+            f"a month of {queries:,} queries: ${prices.month_usd(queries):,.2f}, ${prices.standing_usd:,.2f} of it for "
+            f"an idle {prices.store}, {prices.cold_share:.1%} of the queries cold"
+        )
 
 
 def _deployed_store(plan: Plan) -> str:
@@ -333,8 +342,8 @@ def _print_deployment_options(plan: Plan) -> None:
     out.print(table)
 
 
-def _print_changes(plan: Plan) -> None:
-    """Print what a plan computes otherwise than the model as it was given, and what that cost."""
+def changes_of(plan: Plan) -> Iterator[str]:
+    """Yield a line on each thing that a plan computes otherwise than the model as it was given, and its loss."""
     for change in plan.changes:
         parts = [f"same first class on {change.agreement:.1%} of {change.samples:,} {change.measured_on}"]
         if change.error is not None:
@@ -343,7 +352,7 @@ def _print_changes(plan: Plan) -> None:
             drop = 100 * (change.accuracy_before - change.accuracy_after)
             parts.append(f"accuracy {change.accuracy_before:.2%} before, {change.accuracy_after:.2%} after")
             parts.append(f"{abs(drop):.2f} points {'lost' if drop > 0 else 'gained'}")
-        out.print(f"[bold]{plain(change.what)}[/] ({plain(change.how)}): {plain(', '.join(parts))}")
+        yield f"{change.what} ({change.how}): {', '.join(parts)}"
 
 
 def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:

@@ -55,6 +55,7 @@ from serfer.cli.shared.service_options import (
     SelectorOption,
     VariantInstancesOption,
     applications_of,
+    ask_line,
     ceiling_of_route,
     check_logs,
     least_concurrency,
@@ -174,6 +175,8 @@ def serve(
         else:
             served = [*models, *(applications.names or ("applications",) if applications else ())]
             err.print(f"{', '.join(served)} at {plain(url)} (docs: {plain(url)}/docs)", soft_wrap=True)
+            if line := ask_line(url, [*models.values()]):
+                err.print(plain(line), soft_wrap=True)
 
     with status_line() as progress:
         address = Address(host, port)

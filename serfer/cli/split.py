@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from serfer.cli.explain import show_plan
+from serfer.cli.describe import described
+from serfer.cli.explain import changes_of, print_plan_json
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.network_options import example_of, range_in, size_in
-from serfer.cli.shared.options import AccountOption, JsonOption, ProfilesOption, share, status_line
+from serfer.cli.shared.options import (
+    AccountOption,
+    JsonOption,
+    NameOption,
+    PerMonthOption,
+    ProfilesOption,
+    share,
+    status_line,
+)
+from serfer.cli.shared.plan_summary import print_summary
 from serfer.cli.shared.terminal import complain
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.cold_starts import COLD_SHARE
@@ -43,10 +53,12 @@ _OF_WHOLE = frozenset(
             "output",
             "memory",
         ),
-        *("store", "profiles", "safety", "limit_mb", "account", "as_json"),
+        *("store", "profiles", "safety", "limit_mb", "account", "name", "per_month", "as_json"),
     }
 )
 """The parameters that go with --whole."""
+_BOUNDS = ("grids", "stages", "cuts", "gang", "max_tiles", "max_cost_usd")
+"""The parameters that rule plans out."""
 
 
 def split(
@@ -199,6 +211,8 @@ def split(
         typer.Option(help="MB that a function's package may have; AWS allows 250, workers on this machine any."),
     ] = None,
     account: AccountOption = None,
+    name: NameOption = None,
+    per_month: PerMonthOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
@@ -224,6 +238,7 @@ def split(
                 preprocess=preprocess,
                 labels=labels or (),
                 activation=output,
+                name=name,
                 sizes=sizes,
                 weights=weights,
                 store=store,
@@ -234,53 +249,66 @@ def split(
                 profiles=measured,
                 progress=progress,
             )
-        _show(plan, settings, quotas, as_json=as_json)
-        return
-    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
-    from splitter.split import split as split_model  # noqa: PLC0415 - same
+    else:
+        from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
+        from splitter.split import split as split_model  # noqa: PLC0415 - same
 
-    with status_line() as progress:
-        plan = split_model(
-            chosen,
-            example,
-            directory,
-            grids=grids,
-            stages=stages,
-            cuts=_names_in(cuts),
-            objective=objective,
-            precision=precision,
-            weights=weights,
-            cold_share=share("--cold-share", cold_share, 1),
-            cold_plan=cold_plan,
-            cold_environments=cold_environments,
-            max_loss=max_loss,
-            gap=gap,
-            gang=gang,
-            gang_width=gang_width,
-            calibration=calibration,
-            slo_ms=slo_ms,
-            max_cost_usd=max_cost_usd,
-            max_tiles=max_tiles,
-            store=store,
-            memory_mb=memory_in(memory),
-            limit_mb=limit_mb,
-            account=quotas,
-            dependency_bytes=lambda: dependency_bytes(settings, progress),
-            preprocess=read_preprocess(preprocess) if preprocess else None,
-            labels=read_labels(labels) if labels else (),
-            activation=output,
-            reduce=reduce,
-            resize_output=None if resize_output is None else size_in("--resize-output", resize_output),
-            facts=settings.facts(),
-            profiles=measured,
-            progress=progress,
-        )
-    _show(plan, settings, quotas, as_json=as_json)
+        with status_line() as progress:
+            plan = split_model(
+                chosen,
+                example,
+                directory,
+                grids=grids,
+                stages=stages,
+                cuts=_names_in(cuts),
+                objective=objective,
+                precision=precision,
+                weights=weights,
+                cold_share=share("--cold-share", cold_share, 1),
+                cold_plan=cold_plan,
+                cold_environments=cold_environments,
+                max_loss=max_loss,
+                gap=gap,
+                gang=gang,
+                gang_width=gang_width,
+                calibration=calibration,
+                slo_ms=slo_ms,
+                max_cost_usd=max_cost_usd,
+                max_tiles=max_tiles,
+                store=store,
+                memory_mb=memory_in(memory),
+                limit_mb=limit_mb,
+                account=quotas,
+                dependency_bytes=lambda: dependency_bytes(settings, progress),
+                preprocess=read_preprocess(preprocess) if preprocess else None,
+                labels=read_labels(labels) if labels else (),
+                activation=output,
+                reduce=reduce,
+                resize_output=None if resize_output is None else size_in("--resize-output", resize_output),
+                name=name,
+                facts=settings.facts(),
+                profiles=measured,
+                progress=progress,
+            )
+    if as_json:
+        print_plan_json(plan, per_month or ())
+    else:
+        given = ["--whole"] if whole else _given(context, _BOUNDS)
+        print_summary(plan, directory, settings.facts(), per_month or (), given)
+        for line in _notes(plan):
+            complain(line)
+    _warn_of_aws(plan, settings, quotas)
 
 
-def _show(plan: Plan, settings: Settings, quotas: AccountQuotas, *, as_json: bool) -> None:
-    """Print a plan that was written, and what keeps it from AWS."""
-    show_plan(plan, as_json)
+def _notes(plan: Plan) -> Iterator[str]:
+    """Yield what a plan that was written changes of the network, and that it takes no images, where that is so."""
+    yield from changes_of(plan)
+    if plan.preprocess is None:
+        yield described(plan)[0]
+
+
+def _warn_of_aws(plan: Plan, settings: Settings, quotas: AccountQuotas) -> None:
+    """Print what keeps a plan from AWS."""
     from sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
 
     if (limit := explained(plan.limit).package) > settings.facts().functions.package_limit:
@@ -292,10 +320,20 @@ def _show(plan: Plan, settings: Settings, quotas: AccountQuotas, *, as_json: boo
 
 def _check_whole(context: typer.Context) -> None:
     """Refuse options that do not go with --whole; raises UsageError that names them."""
-    names = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
-    given = [name for name in names if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"]
-    if wrong := [names[name] for name in given if name not in _OF_WHOLE]:
+    names = {parameter.name or "" for parameter in context.command.params}
+    if wrong := _given(context, names - _OF_WHOLE):
         raise UsageError(f"--whole splits nothing, and chooses from nothing: leave out {', '.join(wrong)}")
+
+
+def _given(context: typer.Context, names: Container[str]) -> list[str]:
+    """Return those options of the parameters `names` that stand on the command line."""
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names
+        and (source := context.get_parameter_source(parameter.name or ""))
+        and source.name == "COMMANDLINE"
+    ]
 
 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:

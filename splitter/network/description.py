@@ -16,6 +16,7 @@ from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ACTIVATIONS, CHANNELS, OPENCV_BILINEAR, Pad, Preprocess, SideLimit
 from serfer.core.plan.preprocess import LONGER, SHORTER
+from serfer.core.variants.application import NAME
 from splitter.network.detection_heads import BoxOptions, is_boxes
 
 NO_SCORES = ACTIVATIONS[-1]
@@ -66,7 +67,8 @@ class Reduction:
 class Description:
     """How an image becomes the input, the names of the outputs, and what turns these into scores, where given.
 
-    `reduction` is what makes an output small, `boxes` says that the outputs are a detector's.
+    `reduction` is what makes an output small, `boxes` says that the outputs are a detector's. `name` is the network's,
+    in place of its file's or class's. Raises UsageError for one that no model of a service can have.
     """
 
     preprocess: Preprocess | None = None
@@ -74,6 +76,14 @@ class Description:
     activation: str | None = None
     reduction: Reduction | None = None
     boxes: BoxOptions | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not NAME.fullmatch(self.name):
+            raise UsageError(
+                f"--name {self.name!r:.80} is not a name: write 1 to 64 letters, digits, dots, hyphens or underscores, "
+                "a letter or digit first"
+            )
 
     @property
     def output(self) -> str | None:
@@ -88,6 +98,7 @@ class Description:
         activation: str | None,
         reduction: Reduction | None = None,
         *,
+        name: str | None = None,
         resized: bool = True,
     ) -> Self:
         """Read what was given as a path; raises InputError for an unusable file, UsageError for another value.
@@ -107,7 +118,7 @@ class Description:
         if boxes and reduction:
             raise UsageError(f"{reduction} is for a map: with --output boxes there is none")
         names = read_labels(Path(labels)) if isinstance(labels, Path | str) else labels
-        return cls(preprocess, tuple(names), activation, reduction, boxes)
+        return cls(preprocess, tuple(names), activation, reduction, boxes, name)
 
 
 def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:

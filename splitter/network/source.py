@@ -159,7 +159,8 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_i
     if separator and path.endswith(".py"):
         given = _given(example)  # said before the file's imports, which may take long
         module = _call_factory(Path(path), factory)
-        return _from_module(module, given, factory, f"from {Path(path).name}", any_size=any_size)
+        source, example = _from_module(module, given, factory, f"from {Path(path).name}", any_size=any_size)
+        return replace(source, name=Path(path).stem), example  # a function is called make, or network, in any project
     raise ModelError(_unknown(text))
 
 

@@ -294,8 +294,8 @@ def colder_than_in_half(graph: Graph, chain: Chain, storage: WeightStorage, budg
     )
 
 
-def as_is_sentence(graph: Graph) -> str:
-    """Say what runs as it is and why, and what it was measured to take; empty where everything can be split."""
+def as_is_reason(graph: Graph) -> str:
+    """Say how many operators run as they are, and why; empty where everything can be split."""
     part = next(filter(None, map(part_of, graph.nodes)), None)
     if part is None:
         return ""
@@ -303,7 +303,15 @@ def as_is_sentence(graph: Graph) -> str:
     what = f"{count} operator{'' if count == 1 else 's'} run{'s' if count == 1 else ''} as given, in one task"
     because = f", because of {'; '.join(map(str, part.reasons[:_MOST_REASONS]))}" if part.reasons else ""
     more = len(part.reasons) - _MOST_REASONS
-    parts = [f" {what}{because}{f', and {more} more' if more > 0 else ''}."]
+    return f"{what}{because}{f', and {more} more' if more > 0 else ''}"
+
+
+def as_is_sentence(graph: Graph) -> str:
+    """Say the same as a sentence, and what was measured there."""
+    part = next(filter(None, map(part_of, graph.nodes)), None)
+    if part is None:
+        return ""
+    parts = [f" {as_is_reason(graph)}."]
     if part.measured:
         ms, mb = part.measured.seconds * MS_PER_S, part.measured.peak_bytes / MIB
         parts.append(f"One image takes {ms:.4g} ms and {mb:.0f} MB of memory there, measured here on one thread.")

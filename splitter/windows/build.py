@@ -78,6 +78,7 @@ def build_map_plan(
     small = example.shape[2], example.shape[3]
     source = replace(
         with_reduction(source, description.reduction),
+        name=description.name or source.name,
         preprocess=description.preprocess or source.preprocess,
         labels=description.labels or source.labels,
     )

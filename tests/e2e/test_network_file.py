@@ -161,7 +161,7 @@ def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_part
         2, "--whole splits nothing", "leave out --grids, --max-tiles"
     )
     written = serfer_here("split", file, *chosen, "--labels", labels, "--memory", "1769", "--weights", "zip")
-    assert (written.code, "1 task a query in 1 stage" in written.out) == (0, True), written.err
+    assert (written.code, "small is kept whole: one function of 1,769 MB" in written.out) == (0, True), written.err
     compared = serfer_here("run", examples / "rocket.jpg", "--plan", "plan", "--out", "out", *HERE)
     compared.complains(3, "does not say how an image becomes its input")
     verified = serfer_here("verify", "plan")

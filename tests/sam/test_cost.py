@@ -148,7 +148,7 @@ def test_a_fleet_grows_with_its_load():
 
 @pytest.mark.parametrize("given", [{"burst": 0}, {"loads": [0]}, {"loads": [10**13]}])
 def test_loads_that_cannot_be_are_refused(given):
-    with pytest.raises(UsageError, match="--queries-a-month and --burst"):
+    with pytest.raises(UsageError, match="--per-month and --burst"):
         bill(*deployed_with(), **given)
 
 
@@ -162,7 +162,7 @@ def test_a_users_own_price_counts_and_is_marked():
 
 def test_the_command_prices_a_build(tmp_path):
     place = build(tmp_path / "b", drivers="fleet", store="valkey")
-    result = CliRunner().invoke(app, ["cost", str(place), "--queries-a-month", "5000"])
+    result = CliRunner().invoke(app, ["cost", str(place), "--per-month", "5000"])
     assert result.exit_code == 0, result.output
     for words in ("drivers fleet, store valkey", "an idle month: $2", "a thousand queries, cold", "5,000", "K common"):
         assert words in result.output

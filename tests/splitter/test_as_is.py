@@ -344,6 +344,12 @@ def test_the_plan_names_the_operator_that_keeps_others_together(saved, tmp_path)
     assert "(Loop): which operators run depends on the data" in plan.why
 
 
+def test_a_grid_for_a_network_that_runs_as_it_is_is_refused_with_the_reason(saved, tmp_path):
+    """It was said that no cut has a map, though the network has nothing but maps."""
+    with pytest.warns(PlanWarning, match=r"no stage can be spread 2x2: \d+ operators run as given, .* because of '"):
+        split(saved(quantised_in_part()), out=tmp_path / "plan", grids="2x2")
+
+
 def test_a_network_that_is_quantised_in_part_runs_as_it_is(saved, tmp_path):
     path = saved(quantised_in_part())
     plan = split(path, out=tmp_path / "plan")

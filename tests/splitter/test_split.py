@@ -13,6 +13,7 @@ from splitter import build
 from splitter.network.source import load
 from splitter.plan_dir import assemble as assembling
 from splitter.split import split
+from splitter.whole import whole_plan
 from tests.e2e.small import small_onnx
 from tests.splitter.models import Net
 
@@ -217,7 +218,7 @@ value = 3
 def test_a_factory_in_a_file_is_called(example, home):
     (home / "mine.py").write_text(FACTORY)
     plan = split(f"{home}/mine.py:make", example, home / "plan", grids=["2x2", "1"])
-    assert plan.model == "make"
+    assert plan.model == "mine"
     assert plan.output.elements == 5
 
 
@@ -234,6 +235,20 @@ def test_a_factory_that_does_not_return_a_model_is_named(example, home, factory,
     (home / "mine.py").write_text(FACTORY)
     with pytest.raises(ModelError, match=message):
         split(f"{home}/mine.py:{factory}", example, home / "plan")
+
+
+@pytest.mark.parametrize("command", [split, whole_plan])
+def test_a_name_that_is_given_takes_the_place_of_the_files(command, example, home):
+    (home / "mine.py").write_text(FACTORY)
+    plan = command(f"{home}/mine.py:make", example, home / "plan", name="faces-2")
+    assert (plan.model, load_plan(home / "plan").model) == ("faces-2", "faces-2")
+    assert plan.function(0, 0).startswith("serfer-faces-2-")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 65, "-x", "größe"])
+def test_a_name_that_no_service_could_serve_is_refused(example, home, name):
+    with pytest.raises(UsageError, match=r"--name .* is not a name: write 1 to 64 letters"):
+        split(home / "absent.onnx", example, home / "plan", name=name)
 
 
 def test_a_missing_or_invalid_factory_file_is_named(example, home):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.explain import show_plan
+from serfer.cli.explain import print_plan_json
+from serfer.cli.shared.display import plain
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
-from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
-from serfer.cli.shared.terminal import out
+from serfer.cli.shared.options import JsonOption, NameOption, ProfilesOption, status_line
+from serfer.cli.shared.plan_summary import chosen_line
+from serfer.cli.shared.terminal import complain, out
 from serfer.cli.split import dependency_bytes, memory_in
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
@@ -71,6 +74,7 @@ def map_plan(
     ] = "auto",
     store: Annotated[str, typer.Option(help="What predictions are for: redis, s3 or valkey.")] = "redis",
     profiles: ProfilesOption = None,
+    name: NameOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a plan that runs a network over images of any size, window by window, as if on the whole image.
@@ -96,17 +100,19 @@ def map_plan(
             dependency_bytes=lambda: dependency_bytes(settings, progress),
             preprocess=read_preprocess(preprocess, resized=False) if preprocess else None,
             labels=read_labels(labels) if labels else (),
+            name=name,
             facts=settings.facts(),
             profiles=settings.profiles(profiles, 0.0),
             progress=progress,
         )
-    show_plan(plan, as_json)
-    if not as_json:
-        _say_of_images(plan, settings.facts())
+    if as_json:
+        print_plan_json(plan)
+    else:
+        _print_summary(plan, directory, settings.facts())
 
 
-def _say_of_images(plan: Plan, facts: AwsFacts) -> None:
-    """Print what an image of the first size costs, and which files of the sizes are too large to be read."""
+def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
+    """Print the windows, what an image of the first size costs, and which files of the sizes are too large to read."""
     from serfer.mapping.estimate import WindowPrices  # noqa: PLC0415 - the command line starts fast
     from serfer.raster.limits import RasterLimits  # noqa: PLC0415 - same
 
@@ -115,13 +121,18 @@ def _say_of_images(plan: Plan, facts: AwsFacts) -> None:
         return
     height, width = windows.heights[0].size, windows.widths[0].size
     estimate = WindowPrices(plan, facts).estimate(windows.first, range(len(windows.first)), (height, width), 1)
+    place = shlex.quote(str(directory))
+    out.print(chosen_line(plan))
     out.print(
-        f"an image of {height:,} x {width:,} pixels: {estimate.windows:,} windows, ${estimate.usd:.6f} on Lambda as "
-        "predicted, one cold start included"
+        f"an image of {height:,} x {width:,} pixels: {estimate.windows:,} windows, ${estimate.usd:.6f} (predicted, one "
+        "cold start included)"
     )
+    if windows.approximation:
+        out.print(plain(f"approximate: {windows.approximation}"))
+    out.print(f"next: serfer map IMAGE --plan {place} --out OUT (all figures: serfer explain {place})", soft_wrap=True)
     largest = max(each.size for each in windows.heights), max(each.size for each in windows.widths)
     if largest[0] * largest[1] > (most := RasterLimits().max_whole_pixels):
-        out.print(f"images of more than {most:,} pixels are read as TIFF alone, not as PNG or JPEG")
+        complain(f"images of more than {most:,} pixels are read as TIFF alone, not as PNG or JPEG")
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.cli.shared.named_model import FROM_CACHE, WeightsFrom
+from serfer.cli.shared.plan_summary import in_cache
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS, InputSizes
@@ -117,7 +118,11 @@ def plan_of(network: Path | str, options: FileOptions, progress: Callable[[str],
     example, sizes = example_of(options.size, options.channels, network, ranges=True), range_in(options.size)
     chosen = options.weights.of(str(network))
     given = chosen if isinstance(chosen, NamedModel) else Path(chosen)
-    directory = plan_of_file(given, load_settings(), progress, example, options.description, sizes)
+
+    def found(step: Callable[[str], None]) -> Path:
+        return plan_of_file(given, load_settings(), step, example, options.description, sizes)
+
+    directory = in_cache(found, progress)
     if options.description.preprocess is None and (said := assumption(load_plan(directory))):
         complain(said)
     return directory

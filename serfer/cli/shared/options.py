@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ import typer
 
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
+from serfer.cli.shared.plan_summary import in_cache
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.plan_directory import is_network, is_plan_directory
@@ -105,6 +107,20 @@ AccountOption = Annotated[
         show_default="what serfer doctor --aws found, or new",
     ),
 ]
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", help="The network's name in the plan and in services; by default its file's, or its own."),
+]
+PerMonthOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--per-month",
+        metavar="QUERIES",
+        min=1,
+        max=10**12,
+        help="Also the dollars of a month of so many queries; may be given several times.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
 _PRIVATE = 0o700
@@ -157,7 +173,7 @@ def plan_directory(
             return plan_of(plan, file, progress, deployed=stack is not None or workers == "aws")
         from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - the command line starts fast
 
-        return zoo_plan(model or _DEFAULT_MODEL, load_settings(), progress)
+        return in_cache(partial(zoo_plan, model or _DEFAULT_MODEL, load_settings()), progress)
 
 
 def network_among(images: Sequence[str], plan: Path | None) -> tuple[list[str], Path | None]:

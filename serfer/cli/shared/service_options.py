@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -224,6 +224,14 @@ def served_models(
             raise UsageError(f"two models are called {called}: name one of them, NAME={text or directory}")
         models[called] = directory
     return models
+
+
+def ask_line(url: str, directories: Sequence[Path]) -> str:
+    """Return a line with the command that asks a service about an image; empty where its first model takes none."""
+    plan = load_plan(directories[0]) if directories else None
+    if plan is None or plan.preprocess is None:
+        return ""
+    return f"next: curl -F image=@photo.jpg '{url}/v1/{'classify' if plan.classifies else 'predict'}'"
 
 
 def _place(text: str) -> Path:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -34,7 +34,13 @@ _FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
 
 
 class _Output(Console):
-    """A console that leaves a closed pipe to `run`."""
+    """A console that leaves a closed pipe to `run`, and breaks a terminal's lines at spaces: no number is cut."""
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:  # noqa: ANN401 - rich's
+        """Print as rich does; `soft_wrap` leaves lines to be copied to the terminal, which breaks them anywhere."""
+        if soft_wrap is None and self.is_terminal and all(isinstance(each, str) for each in objects):
+            soft_wrap = False
+        super().print(*objects, soft_wrap=soft_wrap, **options)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

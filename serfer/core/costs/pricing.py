@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,6 +61,15 @@ class Prices:
     cold_plan: Plan | None = None
     choice: ColdChoice | None = None
     ways: tuple[StartingWay, ...] = ()
+
+    def month_usd(self, queries: int) -> float:
+        """Return the dollars of a month of so many queries: what the store costs idle, and what they use."""
+        return self.standing_usd + queries * self.query.usd
+
+    def months(self, loads: Sequence[int]) -> dict[str, Any]:
+        """Return what --json says of months of so many queries; nothing where none was asked about."""
+        months = [{"queries": queries, "cost_usd": self.month_usd(queries)} for queries in loads]
+        return {"months": months} if months else {}
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `serfer cost --json` prints."""

@@ -93,7 +93,8 @@ def some(values, *daily):
 @pytest.mark.parametrize("name", some(NETWORKS, "squeeze and excite", "its classes"))
 def test_the_plan_says_how_far_windows_are_from_the_whole_network_on_a_sample(name, exported, tmp_path):
     net, file = exported(NETWORKS[name])
-    plan = serfer.map_plan(file, [(192, 192)], tmp_path / "plan", window=64, approximate=16)
+    plan = serfer.map_plan(file, [(192, 192)], tmp_path / "plan", window=64, approximate=16, name="fields")
+    assert plan.model == "fields"
     measured = plan.windows.difference
     assert not plan.windows.exact
     assert measured.sample == "a generated image"

@@ -1,0 +1,142 @@
+"""A plan in a few lines: what was chosen, how fast it is, what it costs, and what was left."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from serfer.cli.shared.display import counted, plain
+from serfer.cli.shared.terminal import complain, out
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.pricing import Circumstances, price
+from serfer.core.plan import AS_IS, Alternative, Plan, explained
+from serfer.core.units import MS_PER_S
+from serfer.plan_directory import load_plan
+from serfer.settings import load_settings
+
+_MILLION = 1_000_000
+_WHOLE_MS = 10  # from here on, fractions of a millisecond say nothing
+_MOST_TEXT = 90  # characters of grids and memory sizes
+
+
+def print_summary(
+    plan: Plan, directory: Path, facts: AwsFacts, per_month: Sequence[int] = (), given: Sequence[str] = ()
+) -> None:
+    """Print a plan that was written in four lines; `given` are the options that ruled other plans out."""
+    lines = chosen_line(plan), figures_line(plan, facts, per_month), others_line(plan, given)
+    for line in filter(None, lines):
+        out.print(line)
+    out.print(next_line(directory), soft_wrap=True)
+
+
+def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[str], None]) -> Path:
+    """Return the plan directory in the cache that `find` returns; of one that is made now, say what was chosen."""
+    made = False
+
+    def step(text: str) -> None:  # a plan that is there has no steps
+        nonlocal made
+        made = True
+        progress(text)
+
+    directory = find(step)
+    if made:
+        plan = load_plan(directory)
+        complain(chosen_line(plan))
+        complain(figures_line(plan, load_settings().facts()))
+    return directory
+
+
+def chosen_line(plan: Plan) -> str:
+    """Return a line on what a plan is: one function, or so many, and how many of them a query invokes."""
+    name, first = plain(plan.model), plan.stages[0]
+    if plan.windows:
+        kinds = counted(len(first.tiles), "kind")
+        size = f"{plan.input.height:,} x {plan.input.width:,} pixels"
+        return f"{name}: windows of at most {size}, of {kinds}, in one function of {first.memory_mb:,} MB"
+    if plan.tasks == 1:
+        weights = {"fetched": ", which fetches its weights", "image": " in a container image"}.get(first.weights_in, "")
+        many = f", for images of {plan.sizes.input}" if plan.sizes else ""
+        return f"{name} is kept whole: one function of {first.memory_mb:,} MB{weights}{many}"
+    mine = _chosen(plan)
+    what, invocations = mine.stages if mine else "", mine.tasks if mine else plan.tasks
+    if not what or len(what) > _MOST_TEXT:
+        what = counted(len(plan.stages), "stage")
+    return f"{name} is split into {plain(what)}: {counted(invocations, 'invocation')} a query"
+
+
+def figures_line(plan: Plan, facts: AwsFacts, per_month: Sequence[int] = ()) -> str:
+    """Return a line on what a query takes, warm and cold, and costs on Lambda, as predicted; and a month of so many.
+
+    Raises PlanError for a plan without explanation.json, UsageError for a month of no queries.
+    """
+    prices = price(plan, facts, Circumstances())
+    usd = explained(plan.predicted_usd) * _MILLION
+    months = "".join(f", ${prices.month_usd(queries):,.2f} a month of {queries:,}" for queries in per_month)
+    share = f" with {100 * prices.cold_share:.3g}% cold" if per_month else ""
+    return (
+        f"{_ms(sum(plan.predicted_ms))} ms warm, {_ms(MS_PER_S * prices.cold.seconds)} ms cold, ${usd:,.2f} a million "
+        f"queries{months}{share} (predicted)"
+    )
+
+
+def others_line(plan: Plan, given: Sequence[str] = ()) -> str:
+    """Return a line on what a plan competed with; `given` are the options that ruled other plans out."""
+    mine = _chosen(plan)
+    if mine is None or "--whole" in given:
+        return ""
+    if plan.tasks > 1:
+        return _against_whole(mine, [other for other in plan.alternatives if other.tasks == 1], given)
+    if plan.stages[0].operators[0].kind == AS_IS:
+        return "it cannot be split: its operators run as given, in one task"
+    if given:
+        return f"{' and '.join(given)} ruled other plans out"
+    return _against_split(mine, [other for other in plan.alternatives if other.fits])
+
+
+def next_line(directory: Path) -> str:
+    """Return a line with the command that serves a plan directory, and the one that says more."""
+    place = shlex.quote(str(directory))
+    return f"next: serfer serve --plan {place} (all figures: serfer explain {place})"
+
+
+def _against_split(mine: Alternative, fitting: Sequence[Alternative]) -> str:
+    """Return a line that compares the network in one function with the fastest plan."""
+    fastest = min([mine, *fitting], key=_warm_ms)
+    if _ms(_warm_ms(fastest)) == _ms(_warm_ms(mine)):
+        return "splitting would be slower; --grids 2x2 forces it"
+    if fastest.tasks == 1:
+        return f"splitting would be slower than {_priced(fastest)} (--objective latency)"
+    kind = "faster, but dearer" if fastest.usd > mine.usd else "faster and cheaper"
+    return f"{kind}: {_priced(fastest)} (--objective latency)"
+
+
+def _against_whole(mine: Alternative, whole: Sequence[Alternative], given: Sequence[str]) -> str:
+    """Return a line that compares a split plan with the network in one function."""
+    if not whole:
+        return ""
+    fitting = [other for other in whole if other.fits]
+    if not fitting:
+        return "one function does not hold the network"
+    best = min(fitting, key=lambda other: other.ms * other.usd)
+    if best.ms < mine.ms and best.usd < mine.usd:
+        without = f" without {' and '.join(given)}" if given else ""
+        return f"faster and cheaper{without}: {_priced(best)}"
+    return f"unsplit, {_priced(best)}"
+
+
+def _chosen(plan: Plan) -> Alternative | None:
+    return next((other for other in plan.alternatives if other.chosen), None)
+
+
+def _warm_ms(other: Alternative) -> float:
+    return other.ms if other.warm_ms is None else other.warm_ms
+
+
+def _priced(other: Alternative) -> str:
+    usd = other.usd if other.warm_usd is None else other.warm_usd
+    return f"{plain(other.stages)}: {_ms(_warm_ms(other))} ms, ${usd * _MILLION:,.2f} a million"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= _WHOLE_MS else f"{value:.2g}"

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -56,6 +57,7 @@ _NO_OPERATOR = (
     "the API key %r was refused: loading, unloading and batching need the scope 'operate', which keys made before it "
     "lack (serfer keys add NAME --scope classify --scope operate, then SERFER_INSTANCE_KEY of the drivers)"
 )
+_MOST_PATH = 200  # characters that an answer repeats
 _CLIENT_CLOSED = 499  # for logs and metrics: no client reads it
 _OURS_ALONE: TelemetryConfig = {  # FastAPI's own would record the words of errors, which may quote a client
     "tracing": False,
@@ -198,7 +200,12 @@ def _answer_errors(app: FastAPI, admission: Admission) -> None:
     async def http(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             raise TypeError
-        return await answer(request, Problem(error.status_code, str(error.detail), headers=error.headers))
+        unknown = {
+            HTTPStatus.NOT_FOUND: f"there is nothing at {request.url.path[:_MOST_PATH]}: /docs lists what there is",
+            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.url.path[:_MOST_PATH]} does not take {request.method}: see /docs",
+        }
+        detail = unknown.get(error.status_code, str(error.detail))
+        return await answer(request, Problem(error.status_code, detail, headers=error.headers))
 
     async def invalid(request: Request, error: Exception) -> Response:
         if not isinstance(error, RequestValidationError):

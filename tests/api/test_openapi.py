@@ -85,3 +85,15 @@ def test_every_answer_is_as_described(operations, examples):
             case.call_and_validate(checks=CHECKS)
 
         check()
+
+
+def test_a_path_or_method_that_does_not_exist_names_what_was_asked_and_where_the_routes_are(lasting_http):
+    lost = lasting_http.get("/v1/clasify")
+    assert (lost.status_code, lost.json()["detail"]) == (
+        404,
+        "there is nothing at /v1/clasify: /docs lists what there is",
+    )
+    wrong = lasting_http.put("/v1/classify")
+    assert (wrong.status_code, wrong.json()["detail"]) == (405, "/v1/classify does not take PUT: see /docs")
+    assert "POST" in wrong.headers["allow"]
+    assert len(lasting_http.get(f"/{'x' * 5000}").json()["detail"]) < 300

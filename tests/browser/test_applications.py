@@ -251,7 +251,7 @@ def test_the_panel_follows_the_registry(opened, registry_url, picture, tmp_path)
             canary = Canary({"small": 1, "other": 2}, 1.0, since, "ann", CanaryLimits(window_s=600_000, queries=1000))
             registry.update("faces", lambda record: record.with_canary(canary))
             expect(page.locator("#canary")).to_contain_text("100% of the queries are answered by small@1, other@2")
-            expect(page.locator("#canary")).to_contain_text(f"since {since[:16].replace('T', ' ')} UTC, begun by ann")
+            expect(page.locator("#canary")).to_contain_text(f"since {since[:16].replace('T', ' ')} UTC, started by ann")
             expect(page.locator("#canary")).to_contain_text("Verdict so far:")
             page.set_input_files("#file", picture)
             answered(ask(page, accuracy="80"))
@@ -281,7 +281,7 @@ def test_a_variant_that_is_closed_meanwhile_leaves_its_answer_without_a_plan(cho
 def test_an_application_that_cannot_be_asked_for_is_shown_as_it_was(chosen):
     page, _ = chosen
     page.context.set_offline(True)
-    expect(page.locator("#application-stale")).to_contain_text("As it was before")
+    expect(page.locator("#application-stale")).to_contain_text("Not up to date")
     expect(page.locator("#variants-table tbody tr")).to_have_count(3)
     page.context.set_offline(False)
     expect(page.locator("#application-stale")).to_be_hidden()

@@ -152,6 +152,34 @@ def test_another_model_brings_another_plan_and_takes_the_old_answer_away(opened,
     expect(page.locator("#timeline .line")).to_have_count(1 + 2 + 3)
 
 
+def test_a_model_that_cannot_be_described_leaves_nothing_of_another_one(opened, url, picture):
+    page, _ = opened(url)
+    answered(ask(page, picture))
+    lost = {"title": "Not Found", "status": 404, "detail": "lean is gone"}
+    page.route(
+        "**/v1/models/lean", lambda route: route.fulfill(status=404, content_type=PROBLEM, body=json.dumps(lost))
+    )
+    page.get_by_label("Model").select_option("lean")
+    expect(page.get_by_role("alert")).to_contain_text("lean is gone")
+    expect(page.locator("#stages button")).to_have_count(0)
+    for place in ("#after", "#compare-box", "#raw-box", "#tiles-table-box"):
+        expect(page.locator(place)).to_be_hidden()
+    page.unroute("**/v1/models/lean")
+    with page.expect_request("**/v1/classify*") as asked:
+        page.get_by_role("button", name="Classify").click()
+    assert "model=lean" in asked.value.url  # and not the model that was on show before
+    answered(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_problem_goes_when_another_model_is_chosen(opened, url):
+    page, _ = opened(url)
+    ready(page).get_by_role("button", name="Classify").click()
+    expect(page.get_by_role("alert")).to_contain_text("Choose a picture first")
+    page.get_by_label("Model").select_option("lean")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
 def test_what_is_no_picture_is_refused_with_its_reason_and_request_id(opened, url, tmp_path):
     wrong = tmp_path / "letter.png"
     wrong.write_bytes(b"Dear Sir or Madam")
@@ -423,6 +451,35 @@ def test_the_api_is_described_without_help_from_elsewhere(opened, url):
     assert noted.violations == []
     home = url.rstrip("/")
     assert [place for place in noted.requests if not place.startswith(home)] == []
+
+
+def test_an_operation_can_be_tried_where_it_is_described(opened, keyed, picture):
+    """Files, numbers in the path and in the query, and the key go as they do from any other client."""
+    address, key = keyed
+    page, noted = opened(f"{address}docs")
+    classify = page.locator("#post-v1-classify")
+    classify.get_by_text("Try it").click()
+    classify.get_by_label("image", exact=True).set_input_files(picture)
+    classify.get_by_label("top_k").fill("3")
+    send = classify.get_by_role("button", name="Send")
+    send.click()
+    expect(classify.locator(".answered").first).to_contain_text("401 Unauthorized")
+    page.get_by_label("API key").fill(key)
+    send.click()
+    expect(classify.locator(".answered").first).to_contain_text("200 OK")
+    [image] = json.loads(classify.locator(".answered pre").first.inner_text())["images"]
+    assert len(image["predictions"]) == 3
+    classify.get_by_label("Type of the body").select_option("image/png")
+    classify.get_by_label("body", exact=True).set_input_files(picture)
+    send.click()
+    expect(classify.locator(".answered").first).to_contain_text("200 OK")
+    model = page.locator("#get-v1-models-name-")
+    model.get_by_text("Try it").click()
+    model.get_by_label("name").fill("a b/c")
+    with page.expect_request("**/v1/models/a%20b%2Fc"):
+        model.get_by_role("button", name="Send").click()
+    expect(model.locator(".answered").first).to_contain_text("404 Not Found")
+    assert noted.violations == []
 
 
 def test_boxes_are_drawn_over_the_picture(opened, picture, tmp_path):

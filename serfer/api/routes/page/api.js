@@ -50,15 +50,19 @@ export function pause(ms, signal) {
 export class Service {
   key = "";
 
-  async #fetch(path, options = {}) {
+  /** Send a request with the key, and return its response, whatever its status. */
+  async send(path, options = {}) {
     const headers = { ...options.headers, ...(this.key && { Authorization: `Bearer ${this.key}` }) };
-    let response;
     try {
-      response = await fetch(path, { cache: "no-store", ...options, headers });
+      return await fetch(path, { cache: "no-store", ...options, headers });
     } catch (error) {
       if (options.signal?.aborted) throw error;
       throw new Problem(UNREACHABLE);
     }
+  }
+
+  async #fetch(path, options) {
+    const response = await this.send(path, options);
     if (!response.ok) throw await problemOf(response);
     return response;
   }

@@ -58,7 +58,9 @@ async function loadChoices() {
     const options = models.map((one) => html("option", { value: one.name, selected: one.default }, `${one.name} · ${one.plan.slice(0, 8)}`));
     const others = applications.map((one) => html("option", { value: one.name, "data-application": "yes" }, `${one.name} · ${plural(one.variants, "variant")}`));
     const groups = [["Models", options], ["Applications", others]].filter(([, group]) => group.length);
+    const before = byId("model").value;
     byId("model").replaceChildren(...(others.length ? groups.map(([label, group]) => html("optgroup", { label }, ...group)) : options));
+    if ([...models, ...applications].some(({ name }) => name === before)) byId("model").value = before;
     byId("model-label").textContent = groups.map(([label], nth) => (nth ? label.toLowerCase() : label).slice(0, -1)).join(" or ");
     byId("model").disabled = false;
     await choose();
@@ -70,9 +72,17 @@ async function loadChoices() {
 
 async function choose() {
   const [option] = byId("model").selectedOptions;
-  const found = option.dataset.application ? await service.application(option.value) : null;
-  const plan = found ? await planOf(found, "") : await service.model(option.value);
-  if (option !== byId("model").selectedOptions[0]) return; // another one was chosen meanwhile
+  const isChosen = () => option === byId("model").selectedOptions[0]; // else another one was chosen meanwhile
+  let [found, plan] = [null, null];
+  try {
+    found = option.dataset.application ? await service.application(option.value) : null;
+    plan = found ? await planOf(found, "") : await service.model(option.value);
+  } catch (problem) {
+    if (!isChosen()) return;
+    forgetModel(); // what is on show is another model's
+    throw problem;
+  }
+  if (!isChosen()) return;
   application = found;
   objectives.show(found);
   panel.watch(found);
@@ -80,6 +90,15 @@ async function choose() {
   byId("top-k").closest(".field").hidden = !(found ?? plan).classes;
   setPlan(plan);
   byId("classify").textContent = verb();
+  forgetAnswer();
+}
+
+/** Take model, application and answer away, where it is not known what was chosen. */
+function forgetModel() {
+  application = null;
+  objectives.show(null);
+  panel.watch(null);
+  setPlan(null, "No plan to show: the service did not describe it.");
   forgetAnswer();
 }
 
@@ -114,7 +133,9 @@ const ON_INSTANCE = "No plan to show: the variant ran on an instance, as a whole
 function setPlan(plan, absent = NOT_OPEN) {
   model = plan;
   const variant = application && plan ? plan.name.slice(application.name.length + 1) : "";
-  byId("model-note").replaceChildren(...(application ? applicationNote(variant) : modelNote(plan)));
+  byId("model-note").replaceChildren(...(application ? applicationNote(variant) : plan ? modelNote(plan) : []));
+  byId("tiles-title").textContent = plan && isWhole(plan) ? "One function" : "Stages and tiles";
+  byId("tiles-table-box").hidden = !plan || isWhole(plan);
   tiles.setModel(plan, absent);
 }
 
@@ -182,7 +203,7 @@ async function run() {
   running = new AbortController();
   busy(true);
   forgetAnswer();
-  byId("answer").replaceChildren(html("h3", {}, "What it shows"), html("p", { class: "note" }, "Asking…"));
+  byId("answer").replaceChildren(html("h3", {}, "What it shows"), html("p", { class: "note" }, "Waiting for the answer"));
   try {
     await query(parameters, running.signal);
   } catch (error) {
@@ -349,7 +370,10 @@ function useKey(keep) {
 }
 
 byId("file").addEventListener("change", (event) => choosePicture(event.target.files[0]));
-byId("model").addEventListener("change", () => choose().catch(fail));
+byId("model").addEventListener("change", () => {
+  complain(null); // it was about another model
+  choose().catch(fail);
+});
 byId("key").addEventListener("change", async () => {
   useKey(byId("keep-key").checked);
   if (!model && !application) await loadChoices();

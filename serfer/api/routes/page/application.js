@@ -69,7 +69,7 @@ export class ApplicationPanel {
         byId("application-stale").hidden = true;
       } catch (problem) {
         if (signal.aborted) return;
-        byId("application-stale").textContent = `As it was before: it cannot be asked for now (${problem.message})`;
+        byId("application-stale").textContent = `Not up to date: the service does not say how it is now (${problem.message})`;
         byId("application-stale").hidden = false;
       }
     }
@@ -142,7 +142,7 @@ function trial(canary) {
   const what = shadow ? `Copies of ${percent(share)} of the queries go to` : `${percent(share)} of the queries are answered by`;
   const parts = [
     html("h3", {}, shadow ? "Shadow on trial" : "Canary on trial"),
-    html("p", {}, `${what} ${networksText(networks)}, since ${moment(since)}, begun by ${by}.`),
+    html("p", {}, `${what} ${networksText(networks)}, since ${moment(since)}, started by ${by}.`),
     html("p", {}, html("strong", {}, `Verdict so far: ${verdict}.`), why ? ` ${why}` : null),
     trialTable(canary),
   ];

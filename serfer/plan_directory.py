@@ -48,6 +48,8 @@ def load_plan(directory: Path, name: str = "") -> Plan:
             f"{directory} is a network's {what}, not a plan directory: write one with serfer split {directory} --out "
             "plan (--whole: in seconds), and give plan"
         )
+    if text is None and directory.name == PLAN_FILE and directory.is_file():
+        raise PlanError(f"{directory} is a file of a plan: give its directory, {directory.parent}")
     if text is None:
         raise PlanError(
             f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split, "

@@ -32,6 +32,7 @@ from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.plan.pixels import check_numbers
+from serfer.plan_directory import is_plan_directory
 from serfer.plug_ins import defined, file_module, in_one_line
 from splitter.network import zoo
 from splitter.network.by_name.named_model import NamedModel, build, is_named
@@ -176,6 +177,10 @@ def _unknown(text: str) -> str:
         )
     if text.endswith(".py"):
         return f"{text} is a Python file: name the function in it that returns the module, such as {text}:make"
+    if is_plan_directory(text):
+        return f"{text} is a plan directory, which was split before: give the network, or see serfer explain {text}"
+    if Path(text).is_dir():
+        return f"{text} is a directory: give an .onnx file, module.py:factory, or a name"
     near = difflib.get_close_matches(text, zoo.ZOO, 1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     known = ", ".join(sorted(zoo.ZOO))
@@ -221,6 +226,8 @@ def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | 
 
 
 def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
+    if not path.exists():
+        raise ModelError(f"{path} does not exist: give the Python file that has {factory}()")
     try:
         with file_module(path, f"serfer_model_{path.stem}") as code:
             return defined(code, path.name, factory)()
@@ -669,6 +676,8 @@ def _check_size(path: Path) -> None:
         size = path.stat().st_size
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if path.is_dir():
+        raise ModelError(f"{path} is a directory, not an .onnx file")
     if not size:
         raise ModelError(f"{path} is not an ONNX model: it is empty")
     if size > _MAX_ONNX_BYTES:

@@ -14,6 +14,7 @@ from serfer.cli.shared import options as cli_options
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
 from splitter.network.zoo import ZOO
+from tests.core.plans import write_plan
 
 
 @pytest.fixture
@@ -92,6 +93,37 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
     assert result.err == "serfer: onnx is not installed, and this needs it: pip install 'serfer[split]'\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("splt net.onnx", 2, "No such command 'splt'. Did you mean 'split'"),
+        ("keys ad x", 2, "No such command 'ad'. Did you mean 'add'? (see serfer keys --help)"),
+        ("split net.onnx --grid 2x2 --out x", 2, "No such option: --grid (Possible options: --grids)"),
+        ("split folder.onnx --out x", 3, "folder.onnx is a directory, not an .onnx file"),
+        (
+            "split plan --out x",
+            3,
+            "plan is a plan directory, which was split before: give the network, or see serfer",
+        ),
+        ("split . --out x", 3, ". is a directory: give an .onnx file, module.py:factory, or a name"),
+        ("split no.py:make --size 8x8 --out x", 3, "no.py does not exist: give the Python file that has make()"),
+        ("explain plan/plan.json", 3, "plan/plan.json is a file of a plan: give its directory, plan"),
+        (
+            "serve restnet50",
+            3,
+            "restnet50 does not exist, and no network has that name (did you mean resnet50?): give ",
+        ),
+    ],
+)
+def test_a_mistake_is_named_in_a_line_that_says_what_to_do(serfer, tmp_path, monkeypatch, arguments, code, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.onnx").mkdir()
+    write_plan(tmp_path / "plan")
+    result = serfer(*arguments.split())
+    assert (result.code, result.out, result.err.count("\n")) == (code, "", 1), result.err
+    assert result.err.startswith(f"serfer: {words}")
+
+
 @pytest.mark.parametrize("turned_into", [ImportError("initialization failed"), ModelError("net.py:make failed")])
 def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(serfer, monkeypatch, turned_into):
     """NumPy's and torch's own initialisation in C does that to a KeyboardInterrupt."""
@@ -155,11 +187,13 @@ def _broken(_settings):
 def test_a_first_split_logs_progress_without_a_terminal(monkeypatch, capsys, tmp_path):
     def zoo_plan(name, _settings, progress):
         progress(f"splitting {name}, once")
-        return tmp_path
+        return write_plan(tmp_path)
 
     monkeypatch.setattr("serfer.wiring.local.zoo_plan", zoo_plan)
     assert cli_options.plan_directory(None, "alexnet") == tmp_path
-    assert capsys.readouterr().err == "serfer: splitting alexnet, once\n"
+    first, *summary = capsys.readouterr().err.splitlines()
+    assert first == "serfer: splitting alexnet, once"
+    assert len(summary) == 2
 
 
 def test_a_misspelt_setting_is_one_warning_with_the_nearest_name(tmp_path):

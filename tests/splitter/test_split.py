@@ -252,7 +252,7 @@ def test_a_name_that_no_service_could_serve_is_refused(example, home, name):
 
 
 def test_a_missing_or_invalid_factory_file_is_named(example, home):
-    with pytest.raises(ModelError, match=r"absent\.py is not a Python file"):
+    with pytest.raises(ModelError, match=r"absent\.py does not exist: give the Python file that has make\(\)"):
         split(f"{home}/absent.py:make", example, home / "plan")
     (home / "broken.py").write_text("def make(:\n")
     with pytest.raises(ModelError, match="SyntaxError"):

@@ -39,6 +39,10 @@ class _LazyGroup(TyperGroup):
         place, summary = self.places[cmd_name]
         return _stub(cmd_name, summary) if self._listing else _imported(cmd_name, place)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - same
+        self.commands = dict.fromkeys(self.places)  # of which typer suggests one for a misspelt name
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002 - same
         width = max(map(len, self.places))
         for panel, names in self.panels.items():

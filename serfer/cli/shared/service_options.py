@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
 from serfer.cli.shared.options import plan_directory, status_lines
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
-from serfer.core.errors import UsageError
+from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.fleet.policy_state import open_place
@@ -242,7 +243,17 @@ def _place(text: str) -> Path:
 
 def _network(text: str) -> tuple[str | None, str | None]:
     """Return an argument as (a model of the zoo, None), or as (None, what --plan takes)."""
-    return (text, None) if text in ZOO and not Path(text).exists() else (None, text)
+    place = _place(text)
+    if text in ZOO and not place.exists():
+        return text, None
+    if not place.exists() and not is_network(place):
+        near = difflib.get_close_matches(text, ZOO, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise InputError(
+            f"{place} does not exist, and no network has that name{meant}: give an .onnx file, a plan directory, "
+            "timm:NAME, torchvision:NAME or a model of the zoo"
+        )
+    return None, text
 
 
 def as_plans(models: Mapping[str, Path]) -> list[str]:

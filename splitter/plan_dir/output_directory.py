@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -84,7 +85,8 @@ def appearing_whole(place: Path, check_replaceable: Callable[[Path], None] = che
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     except OSError as error:
-        raise UnavailableError(f"{place} cannot be written: {error.strerror or error}") from error
+        remedy = "; free some space, or choose another --out" if error.errno == errno.ENOSPC else ""
+        raise UnavailableError(f"{place} cannot be written: {error.strerror or error}{remedy}") from error
 
 
 def _is_plan(directory: Path) -> bool:

@@ -250,7 +250,22 @@ def test_no_number_is_cut(terminal, places, tmp_path, name, width):
         assert code in CASES[name].codes, text
         assert text.strip() or name.startswith(("keys", "result"))
         assert ELLIPSIS not in text
+        assert cut_numbers(text, width) == []
         assert not re.search(r"\bTraceback\b", text)
+
+
+def cut_numbers(text, width):
+    """Return the lines that a terminal breaks inside a number; messages and commands to be copied are left to it."""
+    number = re.compile(r"\d[\d.,]*\d")
+    lines = [line for line in text.splitlines() if not line.startswith(("serfer: ", "next: ", "wrote "))]
+    return [line for line in lines if any(number.match(line, at - 1) for at in range(width, len(line), width))]
+
+
+def test_a_line_of_text_is_broken_between_words(terminal, places, tmp_path):
+    """Explanations and summaries are longer than a terminal is wide."""
+    text, _ = terminal.run(80, tmp_path, ["explain", str(places["plan"]), "--pareto"])
+    assert cut_numbers("x" * 79 + "1234", 80)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @settings(max_examples=40)

@@ -40,7 +40,8 @@ class _LazyGroup(TyperGroup):
         return _stub(cmd_name, summary) if self._listing else _imported(cmd_name, place)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - same
-        self.commands = dict.fromkeys(self.places)  # of which typer suggests one for a misspelt name
+        names: dict[str, Any] = dict.fromkeys(self.places)
+        self.commands = names  # of which typer suggests one for a misspelt name
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002 - same

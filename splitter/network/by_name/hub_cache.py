@@ -13,6 +13,7 @@ from serfer.plug_ins import in_one_line
 
 _MAIN: Final = "main"
 _MOST_COMMIT: Final = 256  # characters of a file that names a commit
+_BY_HAND: Final = "without a network, fetch the file elsewhere, and give it as --weights-file"
 
 
 def torch_file(url: str) -> Path:
@@ -33,7 +34,7 @@ def fetch_torch_file(url: str) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(place), known[1] if known else None, progress=False)
         except Exception as error:  # urllib's, http's and torch's have no common base
-            raise UnavailableError(f"{url} cannot be fetched: {in_one_line(error)}") from error
+            raise UnavailableError(f"{url} cannot be fetched: {in_one_line(error)}; {_BY_HAND}") from error
     return place
 
 
@@ -73,4 +74,5 @@ def fetch_hugging_face_file(repository: str, names: Iterable[str]) -> Path:
             return Path(hub.hf_hub_download(repo_id=repository, filename=name, revision=revision or None))
         except Exception as error:  # noqa: BLE001 - the hub's, and those of whatever carries its requests
             why = why or error
-    raise UnavailableError(f"weights of {repository} cannot be fetched: {in_one_line(why) if why else 'no file'}")
+    reason = in_one_line(why) if why else "no file"
+    raise UnavailableError(f"weights of {repository} cannot be fetched: {reason}; {_BY_HAND}")

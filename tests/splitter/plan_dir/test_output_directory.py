@@ -186,6 +186,6 @@ def test_a_full_disk_raises_unavailable_error(home):
     def fill():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(UnavailableError, match="No space left on device"):
+    with pytest.raises(UnavailableError, match="No space left on device; free some space, or choose another --out"):
         write(home / "out", fill)
     assert names(home) == []

@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     aws_file: Path | None = None
     """AWS prices and quotas of your own, in the format of `serfer/core/costs/aws.toml`."""
     profiles_file: Path | None = None
-    """Operator profiles of your own, from `serfer profile`; otherwise those shipped."""
+    """Operator profiles of your own, from `serfer study profile`; otherwise those shipped."""
     max_image_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
     """The largest image file that commands and the Python API read."""
     max_image_pixels: int = Field(default=100_000_000, gt=0)
@@ -56,7 +56,7 @@ class Settings(BaseSettings):
         pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:[0-9]{12}:stateMachine:[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
         max_length=300,
     )
-    """The ARN of the plan's state machine, for `--workers aws --driver stepfunctions` without `--stack`."""
+    """The ARN of the plan's state machine, for `--workers aws --engine stepfunctions` without `--stack`."""
     function_prefix: str = Field(default="", max_length=40, pattern=r"^[A-Za-z0-9_-]*$")
     """The first part of deployed functions' names: the name of the stack."""
     function_alias: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_-]*$")
@@ -113,7 +113,7 @@ class Settings(BaseSettings):
     api_deadline_ms: int = Field(default=30_000, gt=0, le=86_340_000)
     """The deadline of a query that names none."""
     api_drain_s: float = Field(default=5.0, ge=0, le=900)
-    """How long a driver still takes requests after SIGTERM (`--drain-s`); drivers of `serfer up` have 2 s."""
+    """How long a driver still takes requests after SIGTERM (`--drain-s`); one of several (`--drivers`) has 2 s."""
     api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
     """How long asynchronous results and answers by idempotency key are kept."""
     keys_file: Path | None = None
@@ -160,7 +160,7 @@ class Settings(BaseSettings):
     cold_plan: Literal["auto", "never"] = "auto"
     """Whether queries that would find a plan's functions cold run on the cold plan of its directory, if it has one."""
     local_concurrency: int = Field(default=16, gt=0)
-    """Local invocations at once, shared by the drivers of `serfer up`; if not set, a driver of `serve` or `up` has one
+    """Local invocations at once, shared by all drivers of `serfer serve`; if not set, each of them has one
     for each core, or as many as its models' widest gang has members, or as a query on a cold plan needs.
     """
     local_freeze: bool = False

@@ -29,7 +29,7 @@ from serfer.cli.shared.offline import (
     notifying,
 )
 from serfer.cli.shared.options import (
-    DriverOption,
+    EngineOption,
     ImagesArgument,
     JsonOption,
     ModelOption,
@@ -83,7 +83,7 @@ def classify(
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
     stack: StackOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to print at most.")] = 5,
     compare: Annotated[
@@ -123,7 +123,7 @@ def classify(
     job = OfflineJob("classify", answer_digest(load_plan(directory)) if targets else "", images, "", new_run())
     with notifying(job, targets) as ending:
         with (
-            opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline,
+            opened(directory, store, workers, engine, object_store, cache_s, stack) as pipeline,
             _yielding(pipeline, sources, limits) as turns,
         ):
             whole = original(pipeline.plan, directory) if compare else None

@@ -1,4 +1,4 @@
-"""`serfer instance`: one instance's model server. `serfer tune`: how it should batch, and what it then sustains."""
+"""`serfer instance`: one instance's server. `serfer study tune`: how it should batch, and what it then sustains."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def instance(
     precision: PrecisionOption = "fp32",
     max_batch: Annotated[
         int | None,
-        typer.Option(help="Images computed at once (serfer tune says how many); by default 16, and 64 on a GPU."),
+        typer.Option(help="Images computed at once (serfer study tune says how many); by default 16, and 64 on a GPU."),
     ] = None,
     window_ms: Annotated[
         float,
@@ -85,7 +85,8 @@ def instance(
         typer.Option(
             "--instance-type",
             metavar="TYPE",
-            help="With --registry: the variants that were registered for this type alone (serfer register --instance).",
+            help="With --registry: the variants that were registered for this type alone (serfer app register "
+            "--instance).",
         ),
     ] = None,
     exit_when_idle_s: Annotated[

@@ -21,7 +21,7 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.options import (
-    DriverOption,
+    EngineOption,
     ImagesArgument,
     JsonOption,
     ModelOption,
@@ -72,7 +72,7 @@ def predict(
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
     stack: StackOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="Of a classifier: how many classes to print at most.")] = 5,
     min_score: Annotated[
@@ -105,7 +105,7 @@ def predict(
     target = _Drawings(draw, len(names), load_settings().image_limits()) if draw else None
     found: list[PredictedImage] = []
     failures: list[SerferError] = []
-    with opened(directory, store, workers, driver, object_store, 0.0, stack) as pipeline:
+    with opened(directory, store, workers, engine, object_store, 0.0, stack) as pipeline:
         kind = kind_of(pipeline.plan)
         for name in names:
             try:

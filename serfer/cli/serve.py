@@ -1,15 +1,18 @@
-"""`serfer serve`: one driver's HTTP service, for a container or an instance."""
+"""`serfer serve`: networks over HTTP, by one driver in this process, or by several behind a load balancer."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.api.observability.logs import configure_logs
+from serfer.cli.balanced import check_balanced, found_applications, serve_balanced
 from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
@@ -22,13 +25,14 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.options import (
-    DriverOption,
+    EngineOption,
     JsonOption,
     ObjectStoreOption,
     StackOption,
     StoreOption,
     WorkersOption,
     check_named,
+    own_results,
     print_json,
     status_line,
 )
@@ -67,11 +71,12 @@ from serfer.cli.shared.service_options import (
 from serfer.cli.shared.terminal import err
 from serfer.control.selection import DEFAULT
 from serfer.fleet.open_pool import PolicyOptions, routing_of
-from serfer.settings import load_settings
+from serfer.settings import Settings, load_settings
 from serfer.wiring.options import Choices, workers_of
 
 
 def serve(
+    context: typer.Context,
     network: NetworksArgument = None,
     model: ModelsOption = None,
     plan: PlansOption = None,
@@ -83,13 +88,22 @@ def serve(
     weights_file: WeightsFileOption = None,
     random: RandomOption = False,
     download: DownloadOption = False,
+    drivers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Run so many drivers behind a load balancer, each in a process of its own that is started again when "
+            "it ends (extra local). Without it this process is the one driver.",
+        ),
+    ] = None,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
     stack: StackOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     cache_s: Annotated[
         float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
     ] = 0.0,
@@ -121,8 +135,9 @@ def serve(
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/reference/api.md).
+    """Answer queries over HTTP, with all that this takes on this machine, until Ctrl-C (docs/reference/api.md).
 
+    Store and functions are started here, too, unless --store, --workers or --stack say where they are.
     With nothing named it serves the applications of SERFER_REGISTRY or, where that is not set, efficientnet-lite0 of
     the zoo, which knows ImageNet's classes and is split at the first start.
     """
@@ -130,11 +145,16 @@ def serve(
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_results(with_hosts(settings, allow_host), results)
-    workers = workers_of(workers, stack, "local")
+    if drivers is not None and results is None and settings.results is None:
+        settings = with_results(settings, own_results(settings))  # which all of them read
+    workers, address = workers_of(workers, stack, "local"), Address(host, port)
     settings = with_keep_warm(settings, keep_warm, policy_state, workers)
     settings = with_open_registry(settings, chosen=open_registry, register=register)
     check_logs(log_level, log_format)
     check_named(stack, network, model, plan)
+    choices = Choices(store, workers, engine, object_store, cache_s=cache_s, stack=stack)
+    if drivers is not None:
+        check_balanced(context, choices, address, settings)
     applications = applications_of(
         settings,
         registry,
@@ -153,20 +173,40 @@ def serve(
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
         options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
     )
+    if drivers is not None:
+        applications = found_applications(applications, store)
     models = {}
     if network or model or plan or not applications:
         models = served_models(model, plan, network, file, deployed=workers == "aws")
     else:
         file.check([])
-    if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
+    opening = Opening(choices, routing, applications)
+    if drivers is not None:
+        serve_balanced(context, drivers, address, models, opening, settings, as_json=as_json)
+    else:
+        logs = (log_level, None if log_format == "auto" else log_format == "json")
+        _serve_alone(address, models, opening, settings, logs, as_json=as_json)
+
+
+def _serve_alone(
+    address: Address,
+    models: Mapping[str, Path],
+    opening: Opening,
+    settings: Settings,
+    logs: tuple[str, bool | None],
+    *,
+    as_json: bool,
+) -> None:
+    """Be the one driver, until SIGTERM."""
+    if not opening.choices.driver.startswith("stepfunctions"):  # a state machine starts as many tasks as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
-    configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json", in_background=True)
-    choices = Choices(store, workers, driver, object_store, cache_s=cache_s, stack=stack)
-    opening = Opening(choices, routing, applications)
+    level, as_lines = logs
+    configure_logs(level, as_json=as_lines, in_background=True)
+    applications = opening.applications
 
     def started(url: str) -> None:
-        if not settings.keys_file and host not in LOOPBACK:
+        if not settings.keys_file and address.host not in LOOPBACK:
             may = "send queries" + (", and change the registry" if applications and settings.open_registry else "")
             err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
         if as_json:
@@ -176,5 +216,4 @@ def serve(
             err.print(f"{', '.join(served)} at {plain(url)} (docs: {plain(url)}/docs)", soft_wrap=True)
 
     with status_line() as progress:
-        address = Address(host, port)
         asyncio.run(serve_models(models, opening, address, settings, on_started=started, progress=progress))

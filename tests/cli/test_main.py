@@ -59,16 +59,18 @@ def test_no_command_is_imported_to_list_them(arguments, variables, own):
     assert not {*heavy - own, "bench", "drivers", "sam", "splitter", "storage"} & loaded
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["bench", "overhead"], ["keys", "add"]])
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS), ["bench", "overhead"], ["keys", "add"], ["deploy", "apply"]]
+)
 def test_h_is_help(serfer, command):
     short = serfer(*command, "-h")
     assert short.code == 0
     assert short.out == serfer(*command, "--help").out
 
 
-@pytest.mark.parametrize("command", ["classify", "split", "warm"])
+@pytest.mark.parametrize("command", [["classify"], ["split"], ["deploy", "warm"]])
 def test_help_names_every_model_of_the_zoo(serfer, command):
-    text = " ".join(serfer(command, "--help").out.split())
+    text = " ".join(serfer(*command, "--help").out.split())
     assert all(name in text.replace("- ", "-") for name in ZOO)
 
 

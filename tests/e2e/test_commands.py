@@ -16,8 +16,8 @@ from tests.e2e.conftest import keys
 from tests.e2e.small import CLASSES, LABELS, SIZE
 
 COMMANDS = (
-    *("classify", "split", "explain", "verify", "cost", "profile", "doctor", "bench", "bench overhead"),
-    *("instance", "tune", "simulate", "bench instance", "bench route", "bench policies", "bench simulator"),
+    *("classify", "split", "explain", "verify", "cost", "study profile", "doctor", "bench", "bench overhead"),
+    *("instance", "study tune", "study simulate", "bench instance", "bench route", "bench policies", "bench simulator"),
 )
 ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile"}
 FIELDS = {

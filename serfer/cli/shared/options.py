@@ -58,7 +58,8 @@ StackOption = Annotated[
     typer.Option(
         "--stack",
         metavar="NAME",
-        help="The stack of a deployment (serfer package): it says where its functions, store and state machine are.",
+        help="The stack of a deployment (serfer deploy package): it says where its functions, store and state machine "
+        "are.",
     ),
 ]
 StoreOption = Annotated[
@@ -72,15 +73,17 @@ ObjectStoreOption = Annotated[
     str | None,
     typer.Option("--object-store", help="A second store's URL, for the stages that the plan sends to S3."),
 ]
-DriverOption = Annotated[
+EngineOption = Annotated[
     str,
     typer.Option(
+        "--engine",
         help="push: an invoke's own return says that a tile is done; poll: events, and looks into the store; "
-        "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md)."
+        "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md).",
     ),
 ]
 ProfilesOption = Annotated[
-    Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/explanation/cost.md).")
+    Path | None,
+    typer.Option(help="Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md)."),
 ]
 KeptOption = Annotated[
     str | None,

@@ -27,8 +27,8 @@ from serfer.wiring.options import check_keep_warm
 from splitter.network.zoo import ZOO
 from storage import check_known
 
-ARGUMENTS = "SERFER_UP_ARGUMENTS"
-"""The variable with the last arguments of a driver of `serfer up`, a list in JSON; they hold passwords."""
+ARGUMENTS = "SERFER_DRIVER_ARGUMENTS"
+"""The variable with the last arguments of a driver behind a balancer, a list in JSON; they hold passwords."""
 NO_RESULTS = "none"
 """What --results is where no results are kept."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -100,7 +100,8 @@ RecordOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="With --route: write what the policy sees and decides, for serfer simulate --replay; at most 256 MiB.",
+        help="With --route: write what the policy sees and decides, for serfer study simulate --replay; at most 256 "
+        "MiB.",
     ),
 ]
 PolicyStateOption = Annotated[
@@ -125,7 +126,7 @@ HistoryOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.csv",
-        help="With --route: a load of the past that the policy begins with, as serfer simulate reads it, unless "
+        help="With --route: a load of the past that the policy begins with, as serfer study simulate reads it, unless "
         "--policy-state has what it learnt.",
     ),
 ]

@@ -44,7 +44,7 @@ $(STAMP): $(DEMO_STAMP) requirements-ministack.txt requirements-sam.txt bench/py
 	touch $(STAMP)
 
 demo: $(DEMO_STAMP)
-	$(BIN)/serfer classify examples/images/chelsea.png examples/images/coffee.png --compare
+	$(BIN)/serfer classify --demo examples/images/chelsea.png examples/images/coffee.png --compare
 
 # Types are checked while tests wait for their processes.
 test: setup

@@ -346,7 +346,7 @@ def test_a_wheel_that_plain_pip_installed_classifies_on_local_workers(elsewhere,
     def serfer(*arguments):
         return [json.loads(line) for line in run([elsewhere / "serfer", *arguments], tmp_path).splitlines()]
 
-    (answer,) = serfer("classify", IMAGE, "--json")
+    (answer,) = serfer("classify", "--demo", IMAGE, "--json")
     assert answer["images"][0]["predictions"][0]["label"] == "Egyptian cat"
     checks = [
         json.loads(line)

@@ -21,6 +21,7 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.options import (
+    BY_ARGUMENT,
     EngineOption,
     ImagesArgument,
     JsonOption,
@@ -100,7 +101,7 @@ def predict(
     if as_coco and as_json:
         raise UsageError("--coco and --json are two forms of one answer: give one of them")
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    directory = plan_directory(plan, model, stack, file, workers)
+    directory = plan_directory(plan, model, stack, file, workers, choices=BY_ARGUMENT)
     _check_boxes(load_plan(directory), draw, "--coco" if as_coco else "--draw" if draw else "")
     target = _Drawings(draw, len(names), load_settings().image_limits()) if draw else None
     found: list[PredictedImage] = []

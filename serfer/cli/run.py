@@ -23,6 +23,7 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.options import (
+    BY_ARGUMENT,
     EngineOption,
     JsonOption,
     KeptOption,
@@ -155,7 +156,7 @@ def run(
     _check(images, kind)
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     _check_keep(directory, results, keep=keep, other=kind != NPY or compare or cache_s > 0)
-    at = plan_directory(plan, model, stack, file, workers)
+    at = plan_directory(plan, model, stack, file, workers, choices=BY_ARGUMENT)
     url = _results_url(results, workers, stack) if keep else None
     workers = workers_of(workers, stack, "local")
     failures = []

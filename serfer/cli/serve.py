@@ -25,6 +25,7 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.options import (
+    DemoOption,
     EngineOption,
     JsonOption,
     ObjectStoreOption,
@@ -32,6 +33,7 @@ from serfer.cli.shared.options import (
     StoreOption,
     WorkersOption,
     check_named,
+    demo_model,
     own_results,
     print_json,
     status_line,
@@ -74,6 +76,11 @@ from serfer.fleet.open_pool import PolicyOptions, routing_of
 from serfer.settings import Settings, load_settings
 from serfer.wiring.options import Choices, workers_of
 
+_CHOICES = (
+    "an .onnx file, a plan directory from serfer split, timm:NAME, torchvision:NAME, or a model of the zoo; --app NAME "
+    "for an application of a registry; or --demo for efficientnet-lite0"
+)
+
 
 def serve(
     context: typer.Context,
@@ -88,6 +95,7 @@ def serve(
     weights_file: WeightsFileOption = None,
     random: RandomOption = False,
     download: DownloadOption = False,
+    demo: DemoOption = False,
     drivers: Annotated[
         int | None,
         typer.Option(
@@ -138,8 +146,7 @@ def serve(
     """Answer queries over HTTP, with all that this takes on this machine, until Ctrl-C (docs/reference/api.md).
 
     Store and functions are started here, too, unless --store, --workers or --stack say where they are.
-    With nothing named it serves the applications of SERFER_REGISTRY or, where that is not set, efficientnet-lite0 of
-    the zoo, which knows ImageNet's classes and is split at the first start.
+    With no network named, it serves the applications of SERFER_REGISTRY.
     """
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
@@ -147,6 +154,7 @@ def serve(
     settings = with_results(with_hosts(settings, allow_host), results)
     if drivers is not None and results is None and settings.results is None:
         settings = with_results(settings, own_results(settings))  # which all of them read
+    model = [named] if (named := demo_model(demo, network, model, plan)) else model
     workers, address = workers_of(workers, stack, "local"), Address(host, port)
     settings = with_keep_warm(settings, keep_warm, policy_state, workers)
     settings = with_open_registry(settings, chosen=open_registry, register=register)
@@ -177,7 +185,7 @@ def serve(
         applications = found_applications(applications, store)
     models = {}
     if network or model or plan or not applications:
-        models = served_models(model, plan, network, file, deployed=workers == "aws")
+        models = served_models(model, plan, network, file, deployed=workers == "aws", choices=_CHOICES)
     else:
         file.check([])
     opening = Opening(choices, routing, applications)

@@ -164,6 +164,32 @@ def test_a_first_split_logs_progress_without_a_terminal(monkeypatch, capsys, tmp
     assert capsys.readouterr().err == "serfer: splitting alexnet, once\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        (["serve"], [".onnx", "timm:NAME", "of the zoo", "--app NAME", "--demo"]),
+        (["serve", "--drivers", "2", "--port", "0"], [".onnx", "--demo"]),
+        (["classify", __file__], [".onnx", "torchvision:NAME", "--model NAME", "--demo"]),
+        (["predict", __file__], [".onnx", "--model NAME"]),
+        (["instance"], ["--plan DIR", "--model NAME", "--registry URL"]),
+        (["study", "tune", "--slo-ms", "9"], ["--plan DIR", "--model NAME"]),
+    ],
+)
+def test_without_a_network_the_ways_to_name_one_are_listed(serfer, monkeypatch, words, ways):
+    monkeypatch.delenv("SERFER_REGISTRY", raising=False)
+    monkeypatch.setattr("serfer.wiring.local.zoo_plan", None)
+    refused = serfer(*words)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("serfer: which network? Name ")
+    assert all(way in refused.err for way in ways)
+
+
+@pytest.mark.parametrize("words", [["serve", "net.onnx"], ["classify", __file__, "--model", "alexnet"]])
+def test_the_demos_network_is_not_one_of_two(serfer, words):
+    refused = serfer(*words, "--demo")
+    assert (refused.code, "--demo names a network itself" in refused.err) == (2, True)
+
+
 def test_a_misspelt_setting_is_one_warning_with_the_nearest_name(tmp_path):
     names = {"SERFER_API_JOB": "true", "SERFER_REGISTRI": "here", "SERFER_WHATEVER_ELSE": "1"}
     environ = {**os.environ, "SERFER_CACHE_DIR": str(tmp_path), **names}

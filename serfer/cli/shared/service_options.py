@@ -13,7 +13,7 @@ import typer
 from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
-from serfer.cli.shared.options import plan_directory, status_lines
+from serfer.cli.shared.options import BY_OPTION, nothing_named, plan_directory, status_lines
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import UsageError
@@ -193,12 +193,14 @@ def served_models(
     file: FileOptions = NO_OPTIONS,
     *,
     deployed: bool = False,
+    choices: str = BY_OPTION,
 ) -> dict[str, Path]:
-    """Return the plan directories to serve, by model name; by default the zoo's own default.
+    """Return the plan directories to serve, by model name.
 
     `networks` are files, plan directories, names of a library or models of the zoo, and come first; `file` says what
     a file does not.
-    Raises UsageError for two of one name, or a file where functions are `deployed`; PlanError for a map plan.
+    Raises UsageError for two of one name, none at all, with the `choices`, or a file where functions are `deployed`;
+    PlanError for a map plan.
     """
     models: dict[str, Path] = {}
     wanted = [
@@ -206,9 +208,11 @@ def served_models(
         *((name, None) for name in names or ()),
         *((None, plan) for plan in plans or ()),
     ]
+    if not wanted:
+        raise nothing_named(choices)
     places = [_place(text) for _, text in wanted if text]
     file.check([place for place in places if is_network(place)])
-    for name, text in wanted or [(None, None)]:
+    for name, text in wanted:
         if text is None:
             directory = plan_directory(None, name)
             called = (plan := load_plan(directory)).model

@@ -81,7 +81,7 @@ def commands() -> Iterator[str]:
 
 
 def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: ANN401 - typer's own types are private
-    context = type(parent)(command, parent=parent, info_name=name)
+    context = type(parent)(command, parent=parent, info_name=name, resilient_parsing=True)  # with all options
     inner = command.list_commands(context) if hasattr(command, "list_commands") else ()
     yield f"{'##' if parent.parent is None else '###'} {context.command_path}\n"
     yield inspect.cleandoc(command.help) + "\n"

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from serfer.cli.shared.renamed import COMMANDS as RENAMED
+from serfer.cli.shared.short_help import shorten
 from serfer.core.errors import UsageError
 from serfer.extras import missing_extra
 
@@ -50,7 +51,12 @@ class _LazyGroup(TyperGroup):
                 raise UsageError(f"`serfer {cmd_name}` is now `serfer {RENAMED[cmd_name]}`")
             return None
         place, summary = self.places[cmd_name]
-        return _stub(cmd_name, summary) if self._listing else _imported(cmd_name, place)
+        if self._listing:
+            return _stub(cmd_name, summary)
+        command = _imported(cmd_name, place)
+        if ctx is not None and not ctx.resilient_parsing:  # a shell completes all options
+            shorten(command, " ".join([*ctx.command_path.split()[1:], cmd_name]))
+        return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002 - same
         width = max(map(len, self.places))

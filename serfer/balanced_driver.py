@@ -14,4 +14,4 @@ from serfer.cli.shared.service_options import ARGUMENTS
 
 if __name__ == "__main__":
     sys.argv += json.loads(os.environ.pop(ARGUMENTS, "[]"))
-    main(warn=False)  # the command that started it has, of the same environment
+    main(check=False)  # the command that started it has, of the same environment

@@ -23,7 +23,7 @@ from serfer.api.entrypoints.serving import Address, Opening
 from serfer.api.observability.background_writer import BackgroundWriter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.shared.options import print_json, status_line
-from serfer.cli.shared.service_options import ARGUMENTS, as_plans, least_concurrency, plans_of
+from serfer.cli.shared.service_options import ARGUMENTS, as_plans, is_given, least_concurrency, plans_of
 from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
@@ -46,7 +46,18 @@ _ONE_DRIVER = {
 _OWN = frozenset(
     {
         *("network", "model", "plan", "demo", "size", "channels", "preprocess", "labels", "output"),
-        *("weights_file", "random", "download", "drivers", "host", "port", "store", "object_store", "workers"),
+        *(
+            "weights_file",
+            "random",
+            "download",
+            "show_config",
+            "drivers",
+            "host",
+            "port",
+            "store",
+            "object_store",
+            "workers",
+        ),
         *("results", "allow_host", "log_format", "as_json"),
     }
 )
@@ -60,7 +71,7 @@ def check_balanced(context: typer.Context, choices: Choices, address: Address, s
     Raises UsageError that names the option, UnavailableError for a port that is taken.
     """
     for option, why in _ONE_DRIVER.items():
-        if _is_given(context, option):
+        if is_given(context, option):
             raise UsageError(f"--{option.replace('_', '-')} is for one driver, {why}: leave out --drivers")
     if choices.driver.startswith("stepfunctions") and choices.workers == "local":
         raise UsageError(
@@ -110,16 +121,11 @@ def serve_balanced(
         asyncio.run(_run(behind, (address.host, address.port), progress, tell, lines))
 
 
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _passed_on(context: typer.Context) -> Iterator[str]:
     """Yield the options of this command's line that each driver has, too."""
     for parameter in context.command.params:
         name = parameter.name or ""
-        if name in _OWN or not _is_given(context, name):
+        if name in _OWN or not is_given(context, name):
             continue
         value = context.params[name]
         if value is True:
@@ -164,7 +170,7 @@ class _Behind:
     def order(self, host: str, port: int) -> Order:
         """Return what the stack is to run, once the Lambda service has its address."""
         form = "text" if err.is_terminal else "json"
-        command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--host=127.0.0.1"]
+        command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
         command += ["--json", f"--drain-s={DRAIN_S}", f"--log-format={form}", *self.options]
         named = zip(("--store", "--object-store"), self.urls, strict=True)
         local = (

@@ -112,6 +112,6 @@ def _options(
     pass
 
 
-def main(*, warn: bool = True) -> None:
-    """Run the command line and exit with a code that says how it went; `warn` of settings that are none."""
-    run(app, warn=warn)
+def main(*, check: bool = True) -> None:
+    """Run the command line and exit with a code that says how it went; `check` whether SERFER_* variables exist."""
+    run(app, check=check)

@@ -1,5 +1,7 @@
 """`serfer serve`: networks over HTTP, by one driver in this process, or by several behind a load balancer."""
 
+# ruff: noqa: ARG001 - options that stand for a setting are read from the context, with_given()
+
 from __future__ import annotations
 
 import asyncio
@@ -64,7 +66,9 @@ from serfer.cli.shared.service_options import (
     ceiling_of_route,
     check_logs,
     least_concurrency,
+    print_config,
     served_models,
+    with_given,
     with_hosts,
     with_keep_warm,
     with_open_registry,
@@ -97,14 +101,14 @@ def serve(
     download: DownloadOption = False,
     demo: DemoOption = False,
     drivers: Annotated[
-        int | None,
+        int,
         typer.Option(
-            min=1,
+            min=0,
             max=64,
             help="Run so many drivers behind a load balancer, each in a process of its own that is started again when "
-            "it ends (extra local). Without it this process is the one driver.",
+            "it ends (extra local); 0: this process is the one driver.",
         ),
-    ] = None,
+    ] = 0,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     store: StoreOption = None,
@@ -141,27 +145,37 @@ def serve(
     history: HistoryOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
+    show_config: Annotated[
+        bool,
+        typer.Option(
+            "--show-config", help="Print every setting, and the option, variable or file it comes from; stop."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answer queries over HTTP, with all that this takes on this machine, until Ctrl-C (docs/reference/api.md).
 
-    Store and functions are started here, too, unless --store, --workers or --stack say where they are.
-    With no network named, it serves the applications of SERFER_REGISTRY.
+    Store and functions are started here, too, unless --store, --workers or --stack say where they are. Options win
+    over SERFER_* variables, and these over serfer.toml (docs/reference/settings.md). With no network named, it serves
+    the applications of SERFER_REGISTRY.
     """
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
-    settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
+    settings = with_given(context, load_settings())
+    if show_config:
+        print_config(context, settings, as_json=as_json)
+        return
+    drivers, store, stack = settings.drivers, settings.store, settings.stack
     settings = with_results(with_hosts(settings, allow_host), results)
-    if drivers is not None and results is None and settings.results is None:
+    if drivers and results is None and settings.results is None:
         settings = with_results(settings, own_results(settings))  # which all of them read
     model = [named] if (named := demo_model(demo, network, model, plan)) else model
-    workers, address = workers_of(workers, stack, "local"), Address(host, port)
+    workers, address = workers_of(settings.workers, stack, "local"), Address(settings.host, settings.port)
     settings = with_keep_warm(settings, keep_warm, policy_state, workers)
     settings = with_open_registry(settings, chosen=open_registry, register=register)
-    check_logs(log_level, log_format)
+    check_logs(settings.log_level, settings.log_format)
     check_named(stack, network, model, plan)
-    choices = Choices(store, workers, engine, object_store, cache_s=cache_s, stack=stack)
-    if drivers is not None:
+    choices = Choices(store, workers, settings.engine, settings.object_store, cache_s=cache_s, stack=stack)
+    if drivers:
         check_balanced(context, choices, address, settings)
     applications = applications_of(
         settings,
@@ -181,7 +195,7 @@ def serve(
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
         options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
     )
-    if drivers is not None:
+    if drivers:
         applications = found_applications(applications, store)
     models = {}
     if network or model or plan or not applications:
@@ -189,11 +203,10 @@ def serve(
     else:
         file.check([])
     opening = Opening(choices, routing, applications)
-    if drivers is not None:
+    if drivers:
         serve_balanced(context, drivers, address, models, opening, settings, as_json=as_json)
     else:
-        logs = (log_level, None if log_format == "auto" else log_format == "json")
-        _serve_alone(address, models, opening, settings, logs, as_json=as_json)
+        _serve_alone(address, models, opening, settings, as_json=as_json)
 
 
 def _serve_alone(
@@ -201,7 +214,6 @@ def _serve_alone(
     models: Mapping[str, Path],
     opening: Opening,
     settings: Settings,
-    logs: tuple[str, bool | None],
     *,
     as_json: bool,
 ) -> None:
@@ -209,8 +221,8 @@ def _serve_alone(
     if not opening.choices.driver.startswith("stepfunctions"):  # a state machine starts as many tasks as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
-    level, as_lines = logs
-    configure_logs(level, as_json=as_lines, in_background=True)
+    as_lines = None if settings.log_format == "auto" else settings.log_format == "json"
+    configure_logs(settings.log_level, as_json=as_lines, in_background=True)
     applications = opening.applications
 
     def started(url: str) -> None:

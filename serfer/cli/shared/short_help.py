@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperOption
 
 SHOWN: Final = {
-    "serve": "demo drivers host port store workers stack keys app size preprocess labels json",
+    "serve": "demo drivers host port store workers stack keys app size preprocess labels show-config json",
     "instance": "model plan host port device precision max-batch threads memory-mb registry keys json",
     "split": "out size grids stages whole objective slo-ms preprocess labels output store account json",
     "classify": "plan demo size preprocess labels store workers stack top-k compare trace json",

@@ -8,7 +8,7 @@ DEMO_STAMP := .venv/.demo
 DOCS_STAMP := .venv/docs/.set-up
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test lint unit docs slow weekly weekly-clean browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
+.PHONY: setup demo test lint unit docs slow weekly weekly-clean browser bench chaos deploy-check clean
 
 setup: $(STAMP)
 
@@ -44,7 +44,7 @@ $(STAMP): $(DEMO_STAMP) requirements-ministack.txt requirements-sam.txt bench/py
 	touch $(STAMP)
 
 demo: $(DEMO_STAMP)
-	$(BIN)/serfer classify examples/images/chelsea.png examples/images/coffee.png --compare
+	$(BIN)/serfer classify --demo examples/images/chelsea.png examples/images/coffee.png --compare
 
 # Types are checked while tests wait for their processes.
 test: setup
@@ -102,34 +102,6 @@ bench: setup
 # Bursts while workers, stores and drivers die (docs/results/chaos.md): nothing may be lost, wrong or left behind.
 chaos: setup
 	$(BIN)/serfer bench chaos
-
-# A deployment that `serfer package` wrote: make deploy BUILD=build ENV=prod (docs/how-to/deploy.md). With REPLACE=1 it may
-# delete the plan that the stack serves.
-ENV ?= dev
-SAM := $(abspath .venv/sam/bin/sam)
-SAM_IN_BUILD = cd "$(BUILD)" && SAM_CLI_TELEMETRY=0 $(SAM)
-
-deploy: build-given setup
-	$(BIN)/python -m sam check "$(BUILD)" $(ENV) $(if $(filter 1,$(REPLACE)),--replace)
-	$(SAM_IN_BUILD) build --config-env $(ENV)
-	$(SAM_IN_BUILD) deploy --config-env $(ENV)
-
-# Drivers go back to the plan that the stack served before, whose functions are still there: nothing is built.
-rollback: build-given setup
-	$(BIN)/python -m sam rollback "$(BUILD)" $(ENV)
-
-# The stack, all that its buckets hold, and what SAM CLI uploaded for it.
-destroy: build-given setup
-	$(BIN)/python -m sam teardown "$(BUILD)" $(ENV) $(if $(STACK),--stack $(STACK))
-
-# For whoever has an account: deploy a stack of its own, ask it, write what AWS measures to OUT, and delete it again.
-MAX_USD ?= 1
-OUT ?= aws-measured.toml
-aws-smoke: build-given setup
-	$(BIN)/python -m sam smoke "$(BUILD)" $(ENV) --max-usd $(MAX_USD) --out "$(OUT)"
-
-build-given:
-	@test -f "$(BUILD)/deployment.json" || { echo "BUILD=DIR is missing, or DIR was not written by serfer package" >&2; exit 2; }
 
 clean:
 	rm -rf .venv build docs/_build *.egg-info .weekly .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

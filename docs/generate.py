@@ -37,7 +37,7 @@ from serfer.core.variants import Place
 from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
-from serfer.settings import DriverSettings, Settings
+from serfer.settings import FLAGS, DriverSettings, Settings
 
 DOCS = Path(__file__).parent
 _UNITS = {"bytes": "bytes", "pixels": "pixels", "s": "s", "ms": "ms", "hour": "$"}
@@ -81,7 +81,7 @@ def commands() -> Iterator[str]:
 
 
 def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: ANN401 - typer's own types are private
-    context = type(parent)(command, parent=parent, info_name=name)
+    context = type(parent)(command, parent=parent, info_name=name, resilient_parsing=True)  # with all options
     inner = command.list_commands(context) if hasattr(command, "list_commands") else ()
     yield f"{'##' if parent.parent is None else '###'} {context.command_path}\n"
     yield inspect.cleandoc(command.help) + "\n"
@@ -97,6 +97,7 @@ def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: AN
 def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:
     """List the fields of settings with type, bounds, unit, default and meaning."""
     rows, meanings = [], _attribute_docstrings(described)
+    flags = {field: option for option, field in FLAGS.items()} if described is Settings else {}
     for name, field in described.model_fields.items():
         bounds = (
             f"{sign} {getattr(item, key):,}"
@@ -110,13 +111,14 @@ def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:
         rows.append(
             (
                 f"`{field.validation_alias or f'SERFER_{name.upper()}'}`",
+                f"`--{flags[name].replace('_', '-')}`" if name in flags else "",
                 f"{_type(field.annotation)} {', '.join(bounds)}",
                 unit,
                 default,
                 meanings[name],
             )
         )
-    yield _table(("variable", "type", "unit", "default", "meaning"), rows)
+    yield _table(("variable", "option of serve", "type", "unit", "default", "meaning"), rows)
 
 
 def problem_types() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The output of `serfer package`: its record, `deployment.json`, and where things lie below BUILD.
+"""The output of `serfer deploy package`: its record, `deployment.json`, and where things lie below BUILD.
 
 {"format": 1, "serfer": "0.1.0", "options": {...}, "plans": ["0123456789ab"], "precompiled": true,
  "bytes": {"0-0": 31457280}, "digest": "..."}
@@ -32,7 +32,7 @@ COLD_FUNCTIONS = "cold-"
 _OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs", "beside"})
 _LATER = ("base_image", "pings", "provisioned_concurrency", "results_days", "applications")
 """Choices that a record has only where they were made."""
-_ADVICE = "write it again with serfer package"
+_ADVICE = "write it again with serfer deploy package"
 
 
 @dataclass(frozen=True)

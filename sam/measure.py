@@ -87,7 +87,7 @@ def _transfers(warm: Sequence[Sample], store: str) -> Iterator[Fact]:
 
 def dump_facts(facts: Sequence[Fact], sources: Mapping[str, Source], where: str, date: str) -> str:
     """Return a file for SERFER_AWS_FILE; `sources` give the units, `where` says in which region and of what."""
-    lines = [f"# Measured by make aws-smoke: {where}.", "# For SERFER_AWS_FILE; what it lacks stays as it ships."]
+    lines = [f"# Measured by serfer deploy smoke: {where}.", "# For SERFER_AWS_FILE; what it lacks stays as it ships."]
     for fact in facts:
         unit = f"{sources[fact.name].unit} ({fact.samples} samples, {where})"
         lines += ["", f"[{fact.name}]", f"value = {fact.value:.6g}", f"unit = {json.dumps(unit)}"]

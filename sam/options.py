@@ -91,7 +91,7 @@ def default_name(model: str) -> str:
 
 
 def is_build(directory: Path) -> bool:
-    """Return whether a directory is one that `serfer package` wrote."""
+    """Return whether a directory is one that `serfer deploy package` wrote."""
     return (directory / RECORD).is_file()
 
 
@@ -233,7 +233,7 @@ class Options:
         for option, value, known in (
             ("--drivers", self.drivers, DRIVERS),
             ("--store", self.store, STORES),
-            ("--driver", self.engine, ENGINES),
+            ("--engine", self.engine, ENGINES),
             ("--runtime", self.runtime, RUNTIMES),
             ("--architecture", self.architecture, ARCHITECTURES),
             ("--driver-runs", self.driver_runs, DRIVER_RUNS),
@@ -272,14 +272,14 @@ class Options:
         if not 1 <= self.results_days <= _MOST_RESULTS_DAYS:
             raise UsageError(f"--results-days is 1 to {_MOST_RESULTS_DAYS}, or 0 for none, not {self.results_days}")
         if self.by_state_machine:
-            raise UsageError(f"--results-days goes with --driver push or poll: {self.engine} keeps no results")
+            raise UsageError(f"--results-days goes with --engine push or poll: {self.engine} keeps no results")
 
     def _check_applications(self) -> None:
         if self.applications is None:
             return
         self.applications.check()
         if self.by_state_machine:
-            raise UsageError(f"--app goes with --driver push or poll: {self.engine} runs one plan")
+            raise UsageError(f"--app goes with --engine push or poll: {self.engine} runs one plan")
         if self.driver_runs == "always":
             raise UsageError("--driver-runs always: with --app a driver invokes the functions of several variants")
 
@@ -288,7 +288,7 @@ class Options:
         if self.drivers != "function":
             raise UsageError(
                 "--ping-every goes with --drivers function, which the schedule invokes: a fleet's drivers are always "
-                "there; run serfer warm --stack STACK --every-s N"
+                "there; run serfer deploy warm --stack STACK --every-s N"
             )
 
     def _check_provisioned(self, queries: int) -> None:

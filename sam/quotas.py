@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -131,7 +133,7 @@ def _check_times(plan: Plan, options: Options, facts: AwsFacts) -> None:
             options.engine == "stepfunctions-express",
             facts.services.express_timeout,
             "an Express workflow runs",
-            "--driver stepfunctions",
+            "--engine stepfunctions",
         ),
     ]
     for concerned, most, what, other in limits:
@@ -201,7 +203,7 @@ def _check_machine(plan: Plan, options: Options) -> None:
     try:
         compile_plan(plan, local_functions(plan), express=options.engine == "stepfunctions-express")
     except PlanError as error:
-        raise UsageError(f"--driver {options.engine}: {error}") from error
+        raise UsageError(f"--engine {options.engine}: {error}") from error
 
 
 def _notes(plan: Plan, cold: Plan | None, options: Options, facts: AwsFacts, account: AccountQuotas) -> list[str]:
@@ -229,8 +231,8 @@ def _gang_notes(plan: Plan, options: Options) -> list[str]:
     if not plan.gangs:
         return []
     if not options.runs_gangs:
-        chosen = f"--driver {options.engine} and --store {options.store}"
-        return [f"{chosen} run the plan's gangs stage by stage; --driver push and --store valkey or redis as such"]
+        chosen = f"--engine {options.engine} and --store {options.store}"
+        return [f"{chosen} run the plan's gangs stage by stage; --engine push and --store valkey or redis as such"]
     fewer = "where an account has fewer free, as new ones may, its stages run one by one"
     return [f"a query's widest gang needs {plan.widest_gang} environments at once; {fewer}"]
 
@@ -301,3 +303,12 @@ def find_sam(beside: Path | None = None, path: str | None = None) -> Path:
             "install aws-sam-cli"
         )
     return Path(program)
+
+
+def run_sam(build: Path, *arguments: str) -> None:
+    """Run SAM CLI in BUILD, its output on stderr; raises UnavailableError where it is missing or fails."""
+    variables = {**os.environ, "SAM_CLI_TELEMETRY": "0"}
+    command = [str(find_sam()), *arguments]
+    done = subprocess.run(command, cwd=build, env=variables, stdout=sys.stderr, check=False)  # noqa: S603
+    if done.returncode:
+        raise UnavailableError(f"sam {arguments[0]} ended with {done.returncode}: what it says above says why")

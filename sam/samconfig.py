@@ -20,8 +20,8 @@ _MOST_BYTES = 1024 * 1024
 _KEPT_DAYS = {"dev": 3, "prod": 30}
 ENVIRONMENTS = tuple(_KEPT_DAYS)
 _HEAD = """\
-# What SAM CLI is told: `sam build`, then `sam deploy --config-env dev` or prod. Alter it as you like: `serfer package`
-# leaves an altered file as it is. template.yaml says what the parameters mean; those that are not named in
+# What SAM CLI is told: `sam build`, then `sam deploy --config-env dev` or prod. Alter it as you like: `serfer deploy
+# package` leaves an altered file as it is. template.yaml says what the parameters mean; those that are not named in
 # parameter_overrides keep the value that the stack has.
 version = 0.1
 
@@ -87,7 +87,7 @@ class StackSettings:
 def stack_of(directory: Path, environment: str) -> StackSettings:
     """Return the settings of an environment's stack; raises InputError where the file does not have them."""
     if read_samconfig(directory) is None:
-        raise InputError(f"{directory / FILE} is missing: write it again with serfer package")
+        raise InputError(f"{directory / FILE} is missing: write it again with serfer deploy package")
     by_environment = {one.environment: one for one in stacks(directory, region=None)}
     if environment not in by_environment:
         raise InputError(f"{directory / FILE} has no stack_name and region of {environment!r}: is ENV right?")

@@ -1,4 +1,4 @@
-"""Deploy a build, ask it, measure AWS by it, and delete it again: `make aws-smoke BUILD=build MAX_USD=1`.
+"""Deploy a build, ask it, measure AWS by it, and delete it again: `serfer deploy smoke build --max-usd 1`.
 
 The stack is one of its own, NAME-smoke, so that no deployment that serves is touched, and it is deleted however the
 run ends. Only a deployment that answers from anywhere can be measured: function drivers, with a store in S3.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +25,7 @@ from sam.cost.bill import Bill, price_build
 from sam.deployment import load_current_plan, load_deployment
 from sam.measure import Sample, dump_facts, facts_of
 from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
+from sam.quotas import run_sam
 from sam.samconfig import StackSettings
 from sam.stacks import find_stack
 from sam.teardown import forget_uploads, tear_down
@@ -51,7 +49,6 @@ QUERIES = 10
 _KEPT_HOURS = 3
 """Hours of fixed costs in the estimate: a SnapStart snapshot is billed for at least three."""
 _OPENING = RetryPolicy("api key", KeyRefusedError, Backoff(2.0, 2.0), attempts=80)
-_SAM = Path(sys.prefix) / "sam" / "bin" / "sam"
 _DRIVER_FUNCTION, _STORES = "function", ("s3", "s3express")
 Say = Callable[[str], None]
 
@@ -77,7 +74,7 @@ class Budget:
         """Count dollars; raises QueryError when the limit is passed, which ends the run."""
         self.spent_usd += usd
         if self.spent_usd > self.most_usd:
-            raise QueryError(f"${self.spent_usd:.4f} are spent, of MAX_USD={self.most_usd:g}: stopped; allow more")
+            raise QueryError(f"${self.spent_usd:.4f} are spent, of --max-usd {self.most_usd:g}: stopped; allow more")
 
 
 @dataclass(frozen=True)
@@ -112,20 +109,20 @@ def planned(order: Order, settings: Settings) -> Smoke:
     options = deployment.options
     if options.drivers != _DRIVER_FUNCTION or options.store not in _STORES:
         raise UsageError(
-            f"aws-smoke measures what answers from here: package with --drivers function and --store s3 or s3express, "
-            f"not {options.drivers} and {options.store}"
+            f"deploy smoke measures what answers from here: package with --drivers function and --store s3 or "
+            f"s3express, not {options.drivers} and {options.store}"
         )
     if not order.most_usd > 0:
-        raise UsageError(f"MAX_USD is a number of dollars above 0, not {order.most_usd:g}")
+        raise UsageError(f"--max-usd is a number of dollars above 0, not {order.most_usd:g}")
     if not order.out.parent.is_dir():
-        raise UsageError(f"OUT={order.out}: there is no directory {order.out.parent}")
+        raise UsageError(f"--out {order.out}: there is no directory {order.out.parent}")
     bill = price_build(order.build, settings.facts(), burst=1)
     plan = load_current_plan(order.build, deployment)
     run = Smoke(order, plan, f"{options.name}-smoke", bill, settings)
     if run.estimated_usd > order.most_usd:
         raise UsageError(
-            f"aws-smoke is estimated at ${run.estimated_usd:.4f}, more than MAX_USD={order.most_usd:g}: allow more, "
-            "or package a smaller network"
+            f"deploy smoke is estimated at ${run.estimated_usd:.4f}, more than --max-usd {order.most_usd:g}: allow "
+            "more, or package a smaller network"
         )
     return run
 
@@ -155,12 +152,12 @@ def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # 
 def _check_account(run: Smoke, session: Any) -> None:  # noqa: ANN401 - same
     """Raise UnavailableError without credentials, UsageError where the stack is there: another run's, perhaps."""
     if session.get_credentials() is None:
-        raise UnavailableError("aws-smoke: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
+        raise UnavailableError("deploy smoke: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
     if find_stack(session.client("cloudformation"), run.stack) is None:
         return
     raise UsageError(
         f"there is a stack {run.stack} in {run.region}: wait for the run that made it, or delete it by "
-        f"make destroy BUILD={run.order.build} STACK={run.stack}"
+        f"serfer deploy destroy {run.order.build} --stack {run.stack}"
     )
 
 
@@ -178,7 +175,7 @@ def _gone_at_the_end(run: Smoke, session: Any, say: Say) -> Iterator[None]:  # n
                 tear_down(run.stack, session, say)
             say(f"{run.stack} is gone, and nothing of it bills")
         except BaseException:
-            say(f"{run.stack} may be there still: make destroy BUILD={run.order.build} STACK={run.stack}")
+            say(f"{run.stack} may be there still: serfer deploy destroy {run.order.build} --stack {run.stack}")
             raise
         finally:
             signal.signal(signal.SIGINT, before)
@@ -186,19 +183,9 @@ def _gone_at_the_end(run: Smoke, session: Any, say: Say) -> Iterator[None]:  # n
 
 def _deploy(run: Smoke) -> None:
     environment = run.order.settings.environment
-    _sam(run, "build", "--config-env", environment)
+    run_sam(run.order.build, "build", "--config-env", environment)
     own = ("--stack-name", run.stack, "--s3-prefix", run.stack, "--tags", f"serfer:stack={run.stack}")
-    _sam(run, "deploy", "--config-env", environment, *own)
-
-
-def _sam(run: Smoke, *arguments: str) -> None:
-    """Run SAM CLI, its output on stderr; raises UnavailableError where it fails."""
-    if not _SAM.exists():
-        raise UnavailableError(f"{_SAM} is missing: run make setup")
-    variables = {**os.environ, "SAM_CLI_TELEMETRY": "0"}
-    done = subprocess.run([str(_SAM), *arguments], cwd=run.order.build, env=variables, stdout=sys.stderr, check=False)  # noqa: S603
-    if done.returncode:
-        raise UnavailableError(f"sam {arguments[0]} ended with {done.returncode}: what it says above says why")
+    run_sam(run.order.build, "deploy", "--config-env", environment, *own)
 
 
 def _ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: ANN401 - same

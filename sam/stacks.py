@@ -97,14 +97,14 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
 
 
 def our_stack(formation: Any, name: str) -> DeployedStack:  # noqa: ANN401 - same
-    """Return a stack of serfer package's; raises UsageError where there is none of that name."""
+    """Return a stack of serfer deploy package's; raises UsageError where there is none of that name."""
     stack = find_stack(formation, name)
     advice = "is samconfig.toml right, or AWS_PROFILE?"
     if stack is None:
         raise UsageError(f"there is no stack {name} in {formation.meta.region_name}: {advice}")
     if not stack.ours:
         raise UsageError(
-            f"{name} is not a stack of serfer package: it has neither the tag {TAG} nor the outputs "
+            f"{name} is not a stack of serfer deploy package: it has neither the tag {TAG} nor the outputs "
             f"{' and '.join(sorted(OUTPUTS))}: {advice}"
         )
     return stack
@@ -120,8 +120,9 @@ def check_update(stack: DeployedStack | None, deployment: Deployment, *, replace
     if stack.serving not in deployment.plans and not replace:
         raise UsageError(
             f"{stack.name} serves the plan {stack.serving}, and BUILD has only {' and '.join(deployment.plans)}: the "
-            "update would delete functions in use, with no way back. Package again: serfer package PLAN --out BUILD "
-            f"--previous-of {stack.name}, or delete them all the same: make deploy REPLACE=1 (docs/how-to/deploy.md)"
+            "update would delete functions in use, with no way back. Package again: serfer deploy package PLAN --out "
+            f"BUILD --previous-of {stack.name}, or delete them all the same: serfer deploy apply --replace "
+            f"(docs/how-to/deploy.md)"
         )
     if stack.store and stack.store != deployment.options.store:
         raise UsageError(
@@ -137,7 +138,8 @@ def _previous(formation: Any, stack: DeployedStack) -> str:  # noqa: ANN401 - sa
         raise UsageError(f"{stack.name} has the plan {stack.serving} alone: there is none to go back to")
     if stack.serving != stack.plans[0]:
         raise UsageError(
-            f"{stack.name} went back to {stack.serving} already: make deploy returns to the current plan of BUILD"
+            f"{stack.name} went back to {stack.serving} already: serfer deploy apply returns to the current plan of "
+            f"BUILD"
         )
     beside = {stack.cold.get(others[0]) == stack.serving, stack.cold.get(stack.serving) == others[0]}
     if not any(beside) and _released_together(formation, stack):

@@ -1,4 +1,4 @@
-"""Delete a stack and all that it made: `make destroy`.
+"""Delete a stack and all that it made: `serfer deploy destroy`.
 
 CloudFormation deletes no bucket that still holds objects, and what others write (a load balancer's logs) may come
 between emptying and deleting; so both are tried a few times. SAM CLI's copies of the packages go as well.

@@ -15,15 +15,15 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     os._exit(_INTERRUPTED)
 
 
-def main(*, warn: bool = True) -> None:
-    """Import the command line, which takes long enough to be interrupted, and run it; `warn` of unknown settings."""
+def main(*, check: bool = True) -> None:
+    """Import the command line, which takes long enough to be interrupted, and run it; `check` SERFER_* variables."""
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # it is ignored in the background of a shell without job control
         signal.signal(signal.SIGINT, _leave)
     from serfer.cli.main import main as run  # noqa: PLC0415 - an interrupt must find our handler
 
     signal.signal(signal.SIGINT, usual)
-    run(warn=warn)
+    run(check=check)
 
 
 if __name__ == "__main__":

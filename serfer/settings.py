@@ -1,16 +1,26 @@
-"""The only reader of the environment, workers apart: what an operator sets once, as SERFER_* variables."""
+"""The only reader of the environment, workers apart: what an operator sets once, as SERFER_* variables or in a file.
+
+Options of a command win over variables, and these over the file.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from serfer.core.costs.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, parse_profiles, shipped_profiles
@@ -23,6 +33,8 @@ from serfer.files import read_text
 from serfer.offline.notify.signature import signing_key
 
 _PREFIX = "SERFER_"
+_FILE = Path("serfer.toml")  # of the working directory
+_FILE_VARIABLE = "SERFER_CONFIG"
 _ALIKE = 0.75  # of two names, from which on one may have been meant by the other
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -31,7 +43,10 @@ _MOST_BYTES = 4 * 1024 * 1024
 
 
 class Settings(BaseSettings):
-    """Settings with their defaults; every field `x` is set by the variable SERFER_X (docs/reference/settings.md)."""
+    """Settings with their defaults; every field `x` is set by the variable SERFER_X (docs/reference/settings.md).
+
+    `x` is its key in serfer.toml, unless it is a secret.
+    """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, env_ignore_empty=True, frozen=True)
 
@@ -40,7 +55,7 @@ class Settings(BaseSettings):
     aws_file: Path | None = None
     """AWS prices and quotas of your own, in the format of `serfer/core/costs/aws.toml`."""
     profiles_file: Path | None = None
-    """Operator profiles of your own, from `serfer profile`; otherwise those shipped."""
+    """Operator profiles of your own, from `serfer study profile`; otherwise those shipped."""
     max_image_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
     """The largest image file that commands and the Python API read."""
     max_image_pixels: int = Field(default=100_000_000, gt=0)
@@ -56,11 +71,31 @@ class Settings(BaseSettings):
         pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:[0-9]{12}:stateMachine:[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
         max_length=300,
     )
-    """The ARN of the plan's state machine, for `--workers aws --driver stepfunctions` without `--stack`."""
+    """The ARN of the plan's state machine, for `--workers aws --engine stepfunctions` without `--stack`."""
     function_prefix: str = Field(default="", max_length=40, pattern=r"^[A-Za-z0-9_-]*$")
     """The first part of deployed functions' names: the name of the stack."""
     function_alias: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_-]*$")
     """The alias of deployed functions."""
+    host: str = "127.0.0.1"
+    """The address that `serfer serve` listens at; 0.0.0.0 is all there are."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """The port of `serfer serve`; 0 is any free one."""
+    drivers: int = Field(default=0, ge=0, le=64)
+    """Drivers of `serfer serve` behind a load balancer; 0: its process is the one driver."""
+    store: str | None = None
+    """The store of `serfer serve`; by default the stack's, or a new one."""
+    object_store: str | None = None
+    """Its second store, for the stages that the plan sends to S3."""
+    workers: str | None = None
+    """Its workers: `local`, `inprocess` or `aws`; by default `local`, or `aws` with a stack."""
+    stack: str | None = None
+    """The stack of a deployment whose functions `serfer serve` invokes."""
+    engine: str = "push"
+    """Its engine: `push`, `poll`, `stepfunctions` or `stepfunctions-express`."""
+    log_level: str = "info"
+    """Its log: `debug`, `info`, `warning` or `error`."""
+    log_format: str = "auto"
+    """The form of its log: `json`, `text`, or `auto`, text on a terminal."""
     api_max_body_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
     """The largest body of a request."""
     api_max_pixels: int = Field(default=24_000_000, gt=0)
@@ -113,7 +148,7 @@ class Settings(BaseSettings):
     api_deadline_ms: int = Field(default=30_000, gt=0, le=86_340_000)
     """The deadline of a query that names none."""
     api_drain_s: float = Field(default=5.0, ge=0, le=900)
-    """How long a driver still takes requests after SIGTERM (`--drain-s`); drivers of `serfer up` have 2 s."""
+    """How long a driver still takes requests after SIGTERM (`--drain-s`); one of several (`--drivers`) has 2 s."""
     api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
     """How long asynchronous results and answers by idempotency key are kept."""
     keys_file: Path | None = None
@@ -160,7 +195,7 @@ class Settings(BaseSettings):
     cold_plan: Literal["auto", "never"] = "auto"
     """Whether queries that would find a plan's functions cold run on the cold plan of its directory, if it has one."""
     local_concurrency: int = Field(default=16, gt=0)
-    """Local invocations at once, shared by the drivers of `serfer up`; if not set, a driver of `serve` or `up` has one
+    """Local invocations at once, shared by all drivers of `serfer serve`; if not set, each of them has one
     for each core, or as many as its models' widest gang has members, or as a query on a cold plan needs.
     """
     local_freeze: bool = False
@@ -177,6 +212,18 @@ class Settings(BaseSettings):
     """For measurements: bytes a second at which a local environment fetches weights that are not in its package."""
     local_port: int = Field(default=0, ge=0, le=65535)
     """The port of the local Lambda service; 0 is any free one."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - there is no such file
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - same
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read variables, and what they lack from the file; raises InputError for one that cannot be used."""
+        return init_settings, env_settings, InitSettingsSource(settings_cls, settings_file()[1])
 
     @field_validator("cache_dir", "aws_file", "profiles_file", "keys_file", "scenario_file")
     @classmethod
@@ -344,20 +391,84 @@ def aws_region() -> str | None:
     return region
 
 
+FLAGS: Final = {
+    **{name: name for name in ("host", "port", "drivers", "store", "object_store", "workers", "stack", "engine")},
+    **{
+        name: name for name in ("log_level", "log_format", "registry", "results", "open_registry", "route", "instances")
+    },
+    **{name: name for name in ("max_usd_per_hour", "policy_state", "keep_warm")},
+    **{name: f"api_{name}" for name in ("in_flight", "queue", "drain_s")},
+    "keys": "keys_file",
+    "scenario": "scenario_file",
+    "allow_host": "allow_hosts",
+}
+"""The options of `serfer serve` that stand for a setting, by the option's name."""
+
+
+def settings_file() -> tuple[Path | None, dict[str, Any]]:
+    """Return the file of settings, None where there is none, and what it sets.
+
+    That is serfer.toml of the working directory, or what SERFER_CONFIG names. Raises InputError for a file that cannot
+    be read, a key that is not a setting, and a secret, which files get copied with.
+    """
+    named = os.environ.get(_FILE_VARIABLE)
+    path = Path(named) if named else _FILE
+    if not named and not path.is_file():
+        return None, {}
+    try:
+        values = tomllib.loads(_text(_FILE_VARIABLE, path) if named else read_text(path, _MOST_BYTES))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML: {error}") from error
+    for key in values:
+        if key not in Settings.model_fields:
+            near = get_close_matches(key, Settings.model_fields, n=1, cutoff=_ALIKE)
+            raise InputError(f"{path}: {key!r:.80} is not a setting" + (f": did you mean {near[0]}?" if near else ""))
+        if is_secret(key):
+            raise InputError(f"{path}: {key} is a secret, which belongs in the variable {_PREFIX}{key.upper()} alone")
+    return path, values
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a setting may not be shown, nor stand in a file."""
+    return Settings.model_fields[name].annotation is SecretStr
+
+
+def origins(settings: Settings, given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yield name, value and origin of every setting; `given` are options of `serfer serve`, by name.
+
+    The origin is an option, a variable, the file or "default".
+    """
+    path, in_file = settings_file()
+    variables = {name.upper() for name, value in os.environ.items() if value}
+    options = {field: option for option, field in FLAGS.items() if option in given}
+    for name in Settings.model_fields:
+        variable = f"{_PREFIX}{name.upper()}"
+        if name in options:
+            yield name, given[options[name]], f"--{options[name].replace('_', '-')}"
+        else:
+            origin = variable if variable in variables else str(path) if name in in_file else "default"
+            yield name, getattr(settings, name), origin
+
+
 def load_settings() -> Settings:
-    """Read the settings; raises UsageError that names the wrong variable."""
+    """Read the settings; raises UsageError that names the wrong variable, InputError for the file."""
     try:
         return Settings()
     except ValidationError as error:
+        path, in_file = settings_file()
+        name = str(error.errors()[0]["loc"][0])
+        if name in in_file and not os.environ.get(f"{_PREFIX}{name.upper()}"):
+            raise InputError(f"{path}: {name}: {error.errors()[0]['msg']}") from error
         raise UsageError(_first(error)) from error
 
 
 def unknown_settings() -> str | None:
     """Return a line about SERFER_* variables that set nothing, with the nearest name of each; None where all are known.
 
-    It is a warning and never a refusal: a function's environment may be older or newer than its code.
+    On the command line it is an error; in AWS a warning, since a function's environment may be older than its code.
     """
     known = {name.upper() for kind in (Settings, DriverSettings) for name in kind.model_fields}
+    known.add(_FILE_VARIABLE.removeprefix(_PREFIX))
     given = sorted(name for name in os.environ if name.upper().startswith(_PREFIX))
     near = {
         name: get_close_matches(own, known, n=1, cutoff=_ALIKE)
@@ -367,7 +478,7 @@ def unknown_settings() -> str | None:
     if not near:
         return None
     said = [f"{name} (did you mean {_PREFIX}{found[0]}?)" if found else name for name, found in near.items()]
-    return f"not a setting, so without effect: {', '.join(said)}"
+    return f"not a setting: {', '.join(said)}"
 
 
 def load_driver_settings() -> DriverSettings:
@@ -383,7 +494,8 @@ def tracing_wanted() -> bool:
 def settings_with(settings: Settings, values: Mapping[str, Any], source: str) -> Settings:
     """Return settings with other values of some fields; raises UsageError that names `source` and the wrong one."""
     try:
-        return Settings(**{**settings.model_dump(), **values})
+        # Of the others only what was set: a limit that was not is not one that was set to its default.
+        return Settings(**{**settings.model_dump(exclude_unset=True), **values})
     except ValidationError as error:
         raise UsageError(f"{source}: {_first(error)}") from error
 

@@ -132,7 +132,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
             AWS's documented quotas allow), or "MB,ENVIRONMENTS". It bounds memory and the tasks of a stage where the
             planner chooses them; grids and memory that are given stand.
         dependency_bytes: The bytes of a package that are reserved for code and dependencies, or a function that
-            measures them; the default covers every layer that `serfer package` builds.
+            measures them; the default covers every layer that `serfer deploy package` builds.
         preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
             (docs/how-to/preprocess.md). A zoo network has this, `labels` and `activation`.
         labels: The names of the outputs, or the path of a file with one a line.

@@ -81,17 +81,17 @@ NEEDING = {
     "split": [
         ["split", "net.onnx", "--out", "OUT"],
         ["split", "alexnet", "--out", "OUT"],
-        ["profile", "--quick", "--out", "OUT"],
+        ["study", "profile", "--quick", "--out", "OUT"],
         ["classify", IMAGE, "--model", "vgg11"],
         ["serve", "--model", "vgg11"],
         ["instance", "--plan", "PLAN", "--precision", "fp16"],
         ["bench", "overhead", "--model", "alexnet"],
     ],
     "local": [
-        ["up", "--plan", "PLAN", "--port", "0"],
-        ["classify", IMAGE, "--plan", "PLAN", "--workers", "local", "--driver", "stepfunctions"],
+        ["serve", "--drivers", "2", "--plan", "PLAN", "--port", "0"],
+        ["classify", IMAGE, "--plan", "PLAN", "--workers", "local", "--engine", "stepfunctions"],
     ],
-    "deploy": [["package", "PLAN", "--out", "OUT"], ["doctor", "--aws"]],
+    "deploy": [["deploy", "package", "PLAN", "--out", "OUT"], ["doctor", "--aws"]],
 }
 
 
@@ -136,7 +136,7 @@ def test_pictures_without_matplotlib_are_refused_before_the_work_with_the_comman
     commands = (
         ["explain", plan, "--picture", out],
         ["explain", plan, out, "--pareto"],
-        ["simulate", "poisson:rate=5,hours=1", "--scenario", scenario, "--policy", "all", "--plot", out],
+        ["study", "simulate", "poisson:rate=5,hours=1", "--scenario", scenario, "--policy", "all", "--plot", out],
     )
     for command, (code, err) in zip(commands, run({"matplotlib"}, *commands), strict=True):
         assert (code, err) == (

@@ -294,9 +294,9 @@ def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
     programs = environment(tmp_path / "local", wheel, extra="local")
     client = environment(tmp_path / "client", client_wheel)
     assert not {"torch", "onnx", "matplotlib"} & installed_in(programs)
-    with served(programs, ["up", "--plan", plan, "--drivers", "1"], tmp_path) as url:
+    with served(programs, ["serve", "--plan", plan, "--drivers", "1"], tmp_path) as url:
         assert run([client / "python", "-c", ASK, url, IMAGE], tmp_path)
-    run([programs / "serfer", "classify", IMAGE, "--plan", plan, "--driver", "stepfunctions"], tmp_path)
+    run([programs / "serfer", "classify", IMAGE, "--plan", plan, "--engine", "stepfunctions"], tmp_path)
 
 
 @pytest.mark.deploy
@@ -304,9 +304,9 @@ def test_deploy_packages_and_prices(wheel, plan, tmp_path):
     programs = environment(tmp_path / "deploy", wheel, extra="deploy")
     assert not {"torch", "onnx", "matplotlib", "moto"} & installed_in(programs)
     known = {"SERFER_CACHE_DIR": str(load_settings().cache_dir), "AWS_DEFAULT_REGION": "us-east-1"}
-    run([programs / "serfer", "package", plan, "--out", tmp_path / "build"], tmp_path, **known)
+    run([programs / "serfer", "deploy", "package", plan, "--out", tmp_path / "build"], tmp_path, **known)
     assert json.loads(run([programs / "serfer", "cost", tmp_path / "build", "--json"], tmp_path, **known))
-    assert "smoke" in run([programs / "python", "-m", "sam", "--help"], tmp_path)
+    assert "smoke" in run([programs / "serfer", "deploy", "smoke", "--help"], tmp_path)
 
 
 @pytest.mark.deploy
@@ -346,7 +346,7 @@ def test_a_wheel_that_plain_pip_installed_classifies_on_local_workers(elsewhere,
     def serfer(*arguments):
         return [json.loads(line) for line in run([elsewhere / "serfer", *arguments], tmp_path).splitlines()]
 
-    (answer,) = serfer("classify", IMAGE, "--json")
+    (answer,) = serfer("classify", "--demo", IMAGE, "--json")
     assert answer["images"][0]["predictions"][0]["label"] == "Egyptian cat"
     checks = [
         json.loads(line)

@@ -7,12 +7,13 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
 from serfer.core.sigv4 import Access
-from serfer.settings import Settings, load_settings
+from serfer.settings import Settings, load_settings, settings_with
 
 
 @pytest.fixture(autouse=True)
-def _plain(monkeypatch):
-    for name in Settings.model_fields:
+def _plain(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in (*Settings.model_fields, "config"):
         monkeypatch.delenv(f"SERFER_{name.upper()}", raising=False)
 
 
@@ -33,6 +34,16 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "max_image_bytes": 1,
         "max_image_pixels": 2,
         "state_machine": "arn:aws:states:us-east-1:123456789012:stateMachine:serfer",
+        "host": "::1",
+        "port": 80,
+        "drivers": 2,
+        "store": "redis://cache",
+        "object_store": "s3://bucket/objects",
+        "workers": "aws",
+        "stack": "demo-dev",
+        "engine": "poll",
+        "log_level": "debug",
+        "log_format": "json",
         "api_max_body_bytes": 5,
         "api_max_pixels": 6,
         "api_max_request_pixels": 7,
@@ -128,6 +139,59 @@ def test_an_invalid_value_is_refused_with_its_variable(monkeypatch, name, value)
     monkeypatch.setenv(f"SERFER_{name}", value)
     with pytest.raises(UsageError, match=f"^SERFER_{name}: "):
         load_settings()
+
+
+class TestFile:
+    """serfer.toml: below variables, and strict."""
+
+    def test_its_keys_are_the_settings_names_and_variables_win(self, monkeypatch, tmp_path):
+        content = 'port = 9000\nallow_hosts = ["a.example"]\nkeys_file = "keys.json"\napi_queue = 1\n'
+        (tmp_path / "serfer.toml").write_text(content)
+        monkeypatch.setenv("SERFER_API_QUEUE", "2")
+        settings = load_settings()
+        assert (settings.port, settings.allow_hosts, settings.api_queue) == (9000, ("a.example",), 2)
+        assert settings.keys_file == tmp_path / "keys.json"
+        assert settings_with(settings, {"port": 1}, "--port").allow_hosts == ("a.example",)
+        assert Settings(api_queue=3).api_queue == 3
+
+    def test_a_variable_names_another_one(self, monkeypatch, tmp_path):
+        (tmp_path / "serfer.toml").write_text("port = 1")
+        (tmp_path / "other.toml").write_text("port = 2")
+        monkeypatch.setenv("SERFER_CONFIG", str(tmp_path / "other.toml"))
+        assert load_settings().port == 2
+        monkeypatch.setenv("SERFER_CONFIG", str(tmp_path / "none.toml"))
+        with pytest.raises(InputError, match=r"^SERFER_CONFIG: .*none.toml.* cannot be read: No such file"):
+            load_settings()
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ("prot = 1", "^serfer.toml: 'prot' is not a setting: did you mean port\\?$"),
+            ("[serve]\nport = 1", "^serfer.toml: 'serve' is not a setting"),
+            (
+                'instance_key = "sf_x"',
+                "^serfer.toml: instance_key is a secret, .* the variable SERFER_INSTANCE_KEY alone",
+            ),
+            ('local_access = "ID:0123456789abcdef"', "local_access is a secret"),
+            ("port = -1", "^serfer.toml: port: "),
+            ("port = ", "^serfer.toml: not TOML: "),
+        ],
+    )
+    def test_what_is_wrong_is_named_with_the_file(self, tmp_path, content, words):
+        (tmp_path / "serfer.toml").write_text(content)
+        with pytest.raises(InputError, match=words):
+            load_settings()
+
+    def test_a_wrong_variable_is_named_although_the_file_has_the_setting(self, monkeypatch, tmp_path):
+        (tmp_path / "serfer.toml").write_text("port = 1")
+        monkeypatch.setenv("SERFER_PORT", "x")
+        with pytest.raises(UsageError, match=r"^SERFER_PORT: "):
+            load_settings()
+
+
+def test_a_limit_that_was_not_set_stays_so_when_another_setting_is(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert settings_with(load_settings(), {"allow_hosts": ("a",)}, "--allow-host").local_share() == 2
 
 
 def test_settings_do_not_change(tmp_path):

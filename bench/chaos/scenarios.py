@@ -137,7 +137,7 @@ def chosen(only: str | None, driver: str, store: str | None) -> list[Scenario]:
     Raises UsageError for an unknown name, for one that cannot be with this --store, and for an unknown driver.
     """
     if driver not in DRIVERS:
-        raise UsageError(f"--driver is {' or '.join(DRIVERS)}, not {driver!r}")
+        raise UsageError(f"--engine is {' or '.join(DRIVERS)}, not {driver!r}")
     names = [name.strip() for name in only.split(",")] if only else [*SCENARIOS]
     for name in names:
         if name not in SCENARIOS:
@@ -271,13 +271,13 @@ def command(
         ),
     ] = None,
     store: Annotated[str | None, typer.Option(help="A Redis store's URL; by default each scenario starts one.")] = None,
-    driver: Annotated[str, typer.Option(help="push or poll; twice is always poll.")] = "push",
+    engine: Annotated[str, typer.Option(help="push or poll; twice is always poll.")] = "push",
     seconds: Annotated[float, typer.Option(min=1, help="For all scenarios; what has no answer by then is lost.")] = 840,
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Kill workers, driver and store, refuse, double and delay invocations while queries run: nothing may be lost."""
-    scenarios = chosen(only, driver, store)
+    scenarios = chosen(only, engine, store)
     with status_line() as progress:
         suite = prepared(Options(model, plan, queries, store, seconds), load_settings(), progress)
         outcomes = [*measure(scenarios, suite)]

@@ -180,7 +180,7 @@ def _access(variables: dict[str, str]) -> Iterator[None]:
 def command(
     model: ModelOption = None,
     plan: PlanOption = None,
-    driver: Annotated[
+    engine: Annotated[
         list[str] | None, typer.Option(help="push, poll, stepfunctions, stepfunctions-express; may be repeated.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Queries of each; they take turns.")] = 15,
@@ -188,9 +188,9 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Compare the engines, and handing on inline, through Redis and through S3 (with its latency injected)."""
-    if unknown := {*(driver or ())} - {*ENGINES}:
+    if unknown := {*(engine or ())} - {*ENGINES}:
         raise UsageError(f"there is no engine {', '.join(sorted(unknown))}; there are {', '.join(ENGINES)}")
     plan_directory = plan_of(model, plan)
     with status_line() as progress:
-        rows = measure(plan_directory, load_settings(), driver or ENGINES, rounds, progress)
+        rows = measure(plan_directory, load_settings(), engine or ENGINES, rounds, progress)
     publish_rows(rows, directory, as_json=as_json)

@@ -232,7 +232,7 @@ def measure(
     deadline_ms: float,
     progress: Callable[[str], None],
 ) -> Flood:
-    """Flood `serfer up` with so many clients; raises UnavailableError where it does not start."""
+    """Flood `serfer serve --drivers N` with so many clients; raises UnavailableError where it does not start."""
     with running_service(directory, settings) as testbed:
         return asyncio.run(_flood(testbed, connections, seconds, deadline_ms, progress))
 

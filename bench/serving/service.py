@@ -5,7 +5,8 @@
       ├── HTTP ──────────> driver 1 ──> Lambda service, workers, Redis: the same for all three
       └── HTTP, balancer ─> drivers 1, 2 ────┘
 
-All of it is `serfer up` on this machine, whose processor the bench shares; its own client is part of what is measured.
+All of it is `serfer serve --drivers N` on this machine, whose processor the bench shares; its own client is part of
+what is measured.
 """
 
 from __future__ import annotations
@@ -108,10 +109,21 @@ def measure(directory: Path, settings: Settings, sizes: SampleSizes, progress: P
 
 @contextmanager
 def running_service(directory: Path, settings: Settings) -> Iterator[Testbed]:
-    """Start `serfer up`, and open a pipeline on the same functions and store."""
+    """Start `serfer serve --drivers N`, and open a pipeline on the same functions and store."""
     with ExitStack() as parts:
         store = parts.enter_context(RedisServer())
-        command = [sys.executable, "-m", "serfer", "up", "--plan", str(directory), "--store", store.url]
+        command = [
+            sys.executable,
+            "-m",
+            "serfer",
+            "serve",
+            "--drivers",
+            "2",
+            "--plan",
+            str(directory),
+            "--store",
+            store.url,
+        ]
         access = access_setting(random_access())
         up = subprocess.Popen(  # noqa: S603 - our own command
             [*command, "--port", "0", "--log-level", "warning", "--json"],
@@ -121,7 +133,7 @@ def running_service(directory: Path, settings: Settings) -> Iterator[Testbed]:
         parts.callback(_end, up)
         line = up.stdout.readline() if up.stdout else b""
         if not line:
-            raise UnavailableError("serfer up did not start: see above")
+            raise UnavailableError("serfer serve did not start: see above")
         report = json.loads(line)
         local = settings.model_copy(update={"local_url": report["functions"]["url"], "local_access": access})
         pipeline = parts.enter_context(open_pipeline(directory, store=store.url, workers="local", settings=local))

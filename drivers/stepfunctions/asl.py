@@ -101,7 +101,7 @@ def stage_name(number: int) -> str:
     return f"stage-{number}"
 
 
-_ADVICE = "split the model into fewer tiles (--grids), or use --driver push"
+_ADVICE = "split the model into fewer tiles (--grids), or use --engine push"
 
 
 def _check_sizes(plan: Plan, functions: Sequence[Sequence[str]]) -> None:

@@ -80,7 +80,7 @@ class StepFunctionsDriver(QueryDriver):
         known of its stages before it ends, so they cannot be watched.
         """
         if context.result:
-            raise UsageError("a state machine's answers cannot be kept as results: use --driver push or poll")
+            raise UsageError("a state machine's answers cannot be kept as results: use --engine push or poll")
         now = self.clock.time()
         if any(crop.levels for crop in crops):
             crops = await asyncio.to_thread(self._as_floats, crops, batch)

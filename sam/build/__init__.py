@@ -1,1 +1,1 @@
-"""Output of `serfer package`: layers, wheels, a bill of materials, and the record of it."""
+"""Output of `serfer deploy package`: layers, wheels, a bill of materials, and the record of it."""

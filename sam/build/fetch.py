@@ -1,4 +1,4 @@
-"""A plan back from the functions that run it: what `serfer package --previous-of STACK` keeps as the previous one.
+"""A plan back from the functions that run it: the one before, for `serfer deploy package --previous-of STACK`.
 
 Where a BUILD directory is made from scratch, as in a pipeline, the generation that the stack serves is only in AWS. Its
 functions' packages hold the plan, their layers the weights and graphs, the stack's bucket the weights that they fetch;
@@ -93,7 +93,7 @@ def _weights(functions: Any, name: str) -> str:  # noqa: ANN401 - same
         if arn.split(":")[-2] == name:
             location: str = functions.get_layer_version_by_arn(Arn=arn)["Content"]["Location"]
             return location
-    raise InputError(f"the function {name} has no layer of that name: serfer package did not deploy it")
+    raise InputError(f"the function {name} has no layer of that name: serfer deploy package did not deploy it")
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _member(package: zipfile.ZipFile, name: str, most: int) -> bytes:
         with package.open(name) as file:
             data = file.read(most + 1)
     except KeyError as error:
-        raise InputError(f"a package lacks {name}: serfer package did not deploy it") from error
+        raise InputError(f"a package lacks {name}: serfer deploy package did not deploy it") from error
     if len(data) > most:
         raise InputError(f"{name} of a package has more than {most:,} bytes")
     return data

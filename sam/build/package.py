@@ -1,4 +1,4 @@
-"""`serfer package`: a plan becomes a directory that `sam build` and `sam deploy` take.
+"""`serfer deploy package`: a plan becomes a directory that `sam build` and `sam deploy` take.
 
     plan directory ─┐   ┌ template.yaml        what there will be: the plans' functions, store, drivers, alarms
     pinned wheels ──┼──▶│ layers/, driver/     code: the workers' layer, the drivers' layer, the plans that drivers read
@@ -149,7 +149,7 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
         except PlanError as error:
             raise PlanError(
                 "the plan before cannot be kept: package with --no-previous, and where it is deployed, replace it "
-                f"(make deploy REPLACE=1, docs/how-to/deploy.md) or give another --name: {error}"
+                f"(serfer deploy apply --replace, docs/how-to/deploy.md) or give another --name: {error}"
             ) from error
         starting = _Source(cold, directory / COLD_DIRECTORY) if cold else None
         current = _Generation(_Source(plan, directory), starting, others)
@@ -190,11 +190,11 @@ def check_build_place(place: Path) -> None:
         raise InputError(f"{place} is not a directory; choose another --out")
     inside = {path.name for path in place.iterdir()}
     if inside and not is_replaceable(place):
-        raise InputError(f"{place} exists and was not written by serfer package; choose another --out")
+        raise InputError(f"{place} exists and was not written by serfer deploy package; choose another --out")
     if foreign := sorted(inside - _OURS):
         raise InputError(
-            f"{place} holds {foreign[0]}, which serfer package did not write and would delete: move it, or choose "
-            "another --out"
+            f"{place} holds {foreign[0]}, which serfer deploy package did not write and would delete: move it, or "
+            "choose another --out"
         )
 
 

@@ -93,7 +93,7 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
     limit, memory_mb = facts.functions.package_limit, needed_mb(plan) if functions == 1 else 0
     reasons = (
         (options.drivers != "function", "--drivers fleet are machines, whose memory is not billed by the query"),
-        (options.engine != "push", f"--driver {options.engine} invokes functions, not workers in its own process"),
+        (options.engine != "push", f"--engine {options.engine} invokes functions, not workers in its own process"),
         (plan.windows is not None, "of a map plan each window is an invocation of the plan's function"),
         (functions > 1 or tasks > 1, f"a query of this plan is {tasks} tasks of {functions} functions"),
         (

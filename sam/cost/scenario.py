@@ -1,7 +1,7 @@
 """Assumptions of routing in a deployment with a GPU pool: scenario.toml, beside each plan that drivers follow.
 
 What a query costs and how long it takes on functions is the cost model's; what an instance costs stands in aws.toml;
-how fast it is has been measured on one by `serfer tune`: speeds are never assumed.
+how fast it is has been measured on one by `serfer study tune`: speeds are never assumed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST_BYTES = 64 * 1024
 _MS_PER_S = 1000
 _MB_PER_GB = 1024
 _MISSING = (
-    "--gpu-profile is missing: run serfer tune --name {} --out FILE.toml on such an instance to measure its speed"
+    "--gpu-profile is missing: run serfer study tune --name {} --out FILE.toml on such an instance to measure its speed"
 )
 _PLACEHOLDER = {"usd_per_query": 1, "latency_ms": 1, "cold_ms": 0, "concurrency": 1, "memory_gb": 1, "keep_alive_s": 0}
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The measurements of `serfer tune` on an instance; `slo_ms` is the objective that its `qps` holds for."""
+    """The measurements of `serfer study tune` on an instance; `slo_ms` is the objective that its `qps` holds for."""
 
     instance: InstanceType
     slo_ms: float
@@ -47,7 +47,7 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
     if file is None:
         raise UsageError(_MISSING.format(pool.instance_type))
     if slo_ms is None:
-        raise UsageError("--gpu-slo-ms is missing: the --slo-ms that serfer tune was given")
+        raise UsageError("--gpu-slo-ms is missing: the --slo-ms that serfer study tune was given")
     price = facts.instances.get(pool.instance_type)
     if price is None:
         raise UsageError(
@@ -63,12 +63,12 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
         raise InputError(f"--gpu-profile {file}: {error}") from error
     if scenario.instance.name != pool.instance_type:
         raise UsageError(
-            f"--gpu-profile {file} is of {scenario.instance.name!r:.80}, not of {pool.instance_type}: run serfer tune "
-            f"--name {pool.instance_type} on one"
+            f"--gpu-profile {file} is of {scenario.instance.name!r:.80}, not of {pool.instance_type}: run serfer study "
+            f"tune --name {pool.instance_type} on one"
         )
     if pool.spot and not scenario.instance.spot_usd_per_hour:
         raise UsageError(
-            f"--gpu-spot: --gpu-profile {file} has no spot price: set spot_usd_per_hour there (serfer tune "
+            f"--gpu-spot: --gpu-profile {file} has no spot price: set spot_usd_per_hour there (serfer study tune "
             "--spot-usd-per-hour)"
         )
     return Profile(scenario.instance, scenario.slo_ms)
@@ -88,7 +88,7 @@ def _table(file: Path) -> dict[str, object]:
         raise InputError(f"it is not TOML: {str(error)[:200]}") from error
     tables = document.get("instance")
     if set(document) != {"instance"} or not isinstance(tables, list) or len(tables) != 1:
-        raise InputError("it should be one [[instance]] table, as serfer tune writes it")
+        raise InputError("it should be one [[instance]] table, as serfer study tune writes it")
     if not isinstance(tables[0], dict):
         raise InputError("its [[instance]] is not a table")
     return tables[0]
@@ -137,8 +137,8 @@ def _environments(plan: Plan, stage: int, number: int) -> int:
 def _written(scenario: Scenario, plan: Plan) -> str:
     functions, kind = scenario.serverless, scenario.instance
     lines = [
-        f"# The plan {plan.digest[:12]}, by serfer package: Lambda as the cost model predicts it, an instance at the",
-        "# price of aws.toml and as fast as serfer tune measured it.",
+        f"# The plan {plan.digest[:12]}, by serfer deploy package: Lambda as the cost model predicts it,",
+        "# an instance at the price of aws.toml and as fast as serfer study tune measured it.",
         f"slo_ms = {scenario.slo_ms!r}",
         "",
         "[lambda]",

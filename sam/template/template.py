@@ -50,7 +50,7 @@ _ORDER = (
     *("Resources", "Outputs"),
 )
 _HEAD = """\
-# Made by `serfer package` from sam/template/parts and the plan: change those, not this file, and package again.
+# Made by `serfer deploy package` from sam/template/parts and the plan: change those, not this file, and package again.
 # Then: sam build && sam deploy --guided (docs/how-to/deploy.md).
 """
 

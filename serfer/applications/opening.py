@@ -156,7 +156,7 @@ def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Regi
     registry = open_registry(options.registry, create=options.register)
     names = options.names or tuple(registry.applications())
     if not names and not options.register:
-        raise UsageError(f"the registry {options.registry} has no applications yet: serfer register, or --register")
+        raise UsageError(f"the registry {options.registry} has no applications yet: serfer app register, or --register")
     if len(names) > MAX_APPLICATIONS:
         raise UsageError(
             f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"

@@ -102,7 +102,7 @@ class ServedApplication:
     @property
     def why_deleted(self) -> str:
         """What is said of the application once it is deleted."""
-        return f"application {self.name} was deleted from the registry: `serfer registry restore` brings it back"
+        return f"application {self.name} was deleted from the registry: `serfer app restore` brings it back"
 
     def use(self, table: Table) -> None:
         """Select from a table from now on; a canary that is new begins its trial, one that has failed is left out."""

@@ -54,7 +54,7 @@ def table_of(application: Application, runs_here: Callable[[Variant], bool]) -> 
     """Return the table of an application; raises UnavailableError where no variant of its live release can run here."""
     release = application.live_release
     if release is None:
-        raise UnavailableError(f"application {application.name} has no live release yet: serfer promote")
+        raise UnavailableError(f"application {application.name} has no live release yet: serfer app promote")
     live = _side(application, release.networks, runs_here)
     if live is None:
         raise UnavailableError(

@@ -29,7 +29,9 @@ from serfer.cli.shared.offline import (
     notifying,
 )
 from serfer.cli.shared.options import (
-    DriverOption,
+    BY_ARGUMENT,
+    DemoOption,
+    EngineOption,
     ImagesArgument,
     JsonOption,
     ModelOption,
@@ -38,6 +40,7 @@ from serfer.cli.shared.options import (
     StackOption,
     StoreOption,
     WorkersOption,
+    demo_model,
     network_among,
     opened,
     plan_directory,
@@ -79,11 +82,12 @@ def classify(
     weights_file: WeightsFileOption = None,
     random: RandomOption = False,
     download: DownloadOption = False,
+    demo: DemoOption = False,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
     stack: StackOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to print at most.")] = 5,
     compare: Annotated[
@@ -102,11 +106,9 @@ def classify(
     notify: NotifyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify images, each as one query through a network, split or whole.
-
-    With nothing named that is efficientnet-lite0 of the zoo (ImageNet's classes), split at the first call.
-    """
+    """Classify images, each as one query through a network, split or whole."""
     images, plan = network_among(images, plan)
+    model = demo_model(demo, model, plan) or model
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
     targets = parse_targets(notify or (), settings.webhook_secret.get_secret_value())
@@ -114,16 +116,17 @@ def classify(
     names = names_of(images)
     if trace is not None:
         check_trace(trace)
-    made = plan is None or is_network(plan)  # a plan is made first: what is wrong with images is said before that
+    # a plan is made first: what is wrong with images is said before that
+    made = model is not None or (plan is not None and is_network(plan))
     _check_some(names if made else [], settings)
-    directory = plan_directory(plan, model, stack, file, workers)
+    directory = plan_directory(plan, model, stack, file, workers, choices=f"{BY_ARGUMENT}; or --demo")
     traced: list[TracedQuery] = []
     failures: list[SerferError] = []
     workers = workers_of(workers, stack, "local")
     job = OfflineJob("classify", answer_digest(load_plan(directory)) if targets else "", images, "", new_run())
     with notifying(job, targets) as ending:
         with (
-            opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline,
+            opened(directory, store, workers, engine, object_store, cache_s, stack) as pipeline,
             _yielding(pipeline, sources, limits) as turns,
         ):
             whole = original(pipeline.plan, directory) if compare else None

@@ -1,4 +1,4 @@
-"""`serfer cost` and `serfer profile`: what plans and deployments cost, and what operators take here."""
+"""`serfer cost` and `serfer study profile`: what plans and deployments cost, and what operators take here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
 
 def cost(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A plan directory, or a BUILD directory of serfer package.")
+        Path, typer.Argument(metavar="DIR", help="A plan directory, or a BUILD directory of serfer deploy package.")
     ],
     burst: Annotated[int, typer.Option(min=1, max=10**12, help="How many queries come at once.")] = 1000,
     store: Annotated[
@@ -68,7 +68,7 @@ def cost(
     ] = None,
     profiles: Annotated[
         Path | None,
-        typer.Option(help="With --cluster-profile: operator profiles to predict by, from serfer profile."),
+        typer.Option(help="With --cluster-profile: operator profiles to predict by, from serfer study profile."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -115,7 +115,7 @@ def _write_cluster_profile(plan: Plan, directory: Path, file: Path, given: Path 
 
         works = read_whole_works(directory / plan.unsplit.path, plan.input.height, plan.input.width)
     write_whole(file, dump_profile(measured_profile(plan.model, works, measured), measured).encode())
-    err.print(f"wrote {plain(str(file))}: add it to a cluster's scenario of serfer simulate", soft_wrap=True)
+    err.print(f"wrote {plain(str(file))}: add it to a cluster's scenario of serfer study simulate", soft_wrap=True)
 
 
 def _cost_of_build(
@@ -219,13 +219,13 @@ def _print_prices(prices: Prices) -> None:
 
 
 def _deployed_store(prices: Prices) -> str:
-    """Return what `serfer package` deploys for the store that is priced, and what that costs idle."""
+    """Return what `serfer deploy package` deploys for the store that is priced, and what that costs idle."""
     if not uses_store(prices.plan, load_settings().facts()):
-        return "no stage hands anything on through a store, so that serfer package deploys s3, $0.00 idle"
+        return "no stage hands anything on through a store, so that serfer deploy package deploys s3, $0.00 idle"
     if not prices.store.startswith("redis"):
-        return f"serfer package deploys {prices.store.partition('+')[0]}"
+        return f"serfer deploy package deploys {prices.store.partition('+')[0]}"
     least = HOURS_A_MONTH * load_settings().facts().redis_serverless.price_hour
-    return f"serfer package deploys redis without a node, ElastiCache Serverless, from ${least:.2f} idle"
+    return f"serfer deploy package deploys redis without a node, ElastiCache Serverless, from ${least:.2f} idle"
 
 
 def _query_price(price: PlanPrice) -> str:

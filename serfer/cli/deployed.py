@@ -37,7 +37,8 @@ def doctor(
         bool, typer.Option("--aws", help="Look at the AWS account, the region and SAM CLI; nothing is created.")
     ] = False,
     build: Annotated[
-        Path | None, typer.Option(help="With --aws: what is to be deployed, a BUILD directory of serfer package.")
+        Path | None,
+        typer.Option(help="With --aws: what is to be deployed, a BUILD directory of serfer deploy package."),
     ] = None,
     region: Annotated[str | None, typer.Option(help="With --aws: a region; by default BUILD's, or AWS's own.")] = None,
     deployer_policy: Annotated[

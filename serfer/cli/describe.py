@@ -17,7 +17,8 @@ from serfer.plan_directory import load_plan
 _SHOWN = 5
 _TAKEN_ON = (
     "changed; the digest, and so the functions of stages, deployed ones too, stay as they are. Start again what serves "
-    "the plan (serfer serve, up, instance); drivers deployed in AWS take it on with serfer package and sam deploy"
+    "the plan (serfer serve, instance); drivers deployed in AWS take it on with serfer deploy package and sam "
+    "deploy"
 )
 _MEASURED = (
     "what its weights or its head lose, and its network in 8 bits, were measured on images as they were before: "

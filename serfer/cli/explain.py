@@ -163,11 +163,13 @@ def print_months(prices: Prices, per_month: Sequence[int]) -> None:
 
 
 def _deployed_store(plan: Plan) -> str:
-    """Return which store `serfer package` deploys the plan with by default, and why."""
+    """Return which store `serfer deploy package` deploys the plan with by default, and why."""
     facts = load_settings().facts()
     if uses_store(plan, facts):
-        return f"serfer package deploys it over {store_of(plan, facts)}, as planned"
-    return "serfer package deploys it with s3, which costs nothing idle: no stage hands anything on through a store"
+        return f"serfer deploy package deploys it over {store_of(plan, facts)}, as planned"
+    return (
+        "serfer deploy package deploys it with s3, which costs nothing idle: no stage hands anything on through a store"
+    )
 
 
 def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:
@@ -297,8 +299,8 @@ def print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None:
         table.add_row("->" if way.chosen else "", place, *figures, *mixed, "yes" if way.fits else "no")
     out.print(table)
     out.print(
-        "ways to start, as predicted; of SnapStart (serfer package --snapstart) restoring is assumed (lambda.restore, "
-        "lambda.snapshot_rate), and snapshots cost their month whether queries come or not",
+        "ways to start, as predicted; of SnapStart (serfer deploy package --snapstart) restoring is assumed "
+        "(lambda.restore, lambda.snapshot_rate), and snapshots cost their month whether queries come or not",
         soft_wrap=True,
     )
 

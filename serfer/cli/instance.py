@@ -1,4 +1,4 @@
-"""`serfer instance`: one instance's model server. `serfer tune`: how it should batch, and what it then sustains."""
+"""`serfer instance`: one instance's server. `serfer study tune`: how it should batch, and what it then sustains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import configure_logs
 from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.cli.shared.options import (
+    BY_OPTION,
+    JsonOption,
+    ModelOption,
+    PlanOption,
+    plan_directory,
+    print_json,
+    status_line,
+)
 from serfer.cli.shared.service_options import (
     LOOPBACK,
     AllowHostOption,
@@ -60,7 +68,7 @@ def instance(
     precision: PrecisionOption = "fp32",
     max_batch: Annotated[
         int | None,
-        typer.Option(help="Images computed at once (serfer tune says how many); by default 16, and 64 on a GPU."),
+        typer.Option(help="Images computed at once (serfer study tune says how many); by default 16, and 64 on a GPU."),
     ] = None,
     window_ms: Annotated[
         float,
@@ -85,7 +93,8 @@ def instance(
         typer.Option(
             "--instance-type",
             metavar="TYPE",
-            help="With --registry: the variants that were registered for this type alone (serfer register --instance).",
+            help="With --registry: the variants that were registered for this type alone (serfer app register "
+            "--instance).",
         ),
     ] = None,
     exit_when_idle_s: Annotated[
@@ -106,7 +115,7 @@ def instance(
 ) -> None:
     """Answer queries with whole networks, in batches, over HTTP, until SIGTERM (docs/how-to/instance.md).
 
-    With nothing named these are the variants of SERFER_REGISTRY or, where that is not set, efficientnet-lite0.
+    With no network named, these are the variants of SERFER_REGISTRY.
     """
     choices = InstanceChoices(Hardware(device, precision, threads), max_batch, window_ms, memory_mb, preload)
     check_logs(log_level, log_format)
@@ -122,7 +131,7 @@ def instance(
     else:
         if instance_type is not None:
             raise UsageError("--instance-type is about variants of a registry: give --registry")
-        models = served_models(model, plan)
+        models = served_models(model, plan, choices=f"{BY_OPTION}; or --registry URL for its variants")
     idle = None
     if exit_when_idle_s is not None:
         idle = Idle(exit_when_idle_s, _release if auto_scaling_release else lambda: True)

@@ -7,54 +7,80 @@ from typing import Annotated
 import typer
 
 from serfer import __version__
-from serfer.cli.shared.lazy import INSTALLED, lazy_group
+from serfer.cli.shared.lazy import INSTALLED, group, lazy_group
 from serfer.cli.shared.terminal import out, run
 
 COMMANDS = {
-    "classify": ("serfer.cli.classify:classify", "Classify images, each as one query through a split network."),
-    "predict": ("serfer.cli.predict:predict", "Find classes, or a detector's boxes, in images."),
-    "run": ("serfer.cli.run:run", "Run images through a split network; write its outputs to files."),
-    "result": ("serfer.cli.result:app", "Show, get and delete results that were kept."),
+    "serve": ("serfer.cli.serve:serve", "Serve networks over HTTP."),
+    "instance": ("serfer.cli.instance:instance", "Run one GPU instance's server: the network whole, in batches."),
+    "keys": ("serfer.cli.keys:app", "Add, list and remove API keys of the HTTP service."),
     "split": ("serfer.cli.split:split", "Split a network into stages and tiles; write a plan directory."),
     "explain": ("serfer.cli.explain:explain", "Show a plan, what it costs, and what it competed with."),
     "describe": ("serfer.cli.describe:describe", "Show or change how a plan treats images, its labels and scores."),
     "verify": ("serfer.cli.verify:verify", "Compare a plan's answers with the unsplit network's."),
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
+    "classify": ("serfer.cli.classify:classify", "Classify images, each as one query through a network."),
+    "predict": ("serfer.cli.predict:predict", "Find classes, or a detector's boxes, in images."),
+    "run": ("serfer.cli.run:run", "Run images through a network; write its outputs to files."),
+    "result": ("serfer.cli.result:app", "Show, get and delete results that were kept."),
     "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for images that no function holds."),
     "map": ("serfer.cli.maps.map:map_images", "Run a network over an image that no memory holds, by windows."),
-    "register": ("serfer.cli.registry.register:register", "Make, measure and register variants of a network."),
-    "variants": (
-        "serfer.cli.registry.variants:variants",
-        "Show variants: accuracy, latency, dollars.",
-    ),
-    "promote": ("serfer.cli.registry.releases:promote", "Let network versions answer an application's queries."),
-    "canary": ("serfer.cli.registry.releases:canary", "Let a network version answer a share of the queries."),
-    "rollback": ("serfer.cli.registry.releases:rollback", "Take the canary back, or return to the release before."),
-    "retire": ("serfer.cli.registry.releases:retire", "End a network version: it answers no more."),
-    "registry": ("serfer.cli.registry.upkeep:app", "Look after the registry: its history and its garbage."),
-    "up": ("serfer.cli.up:up", "Run the whole system here: store, functions, drivers, HTTP."),
-    "serve": ("serfer.cli.serve:serve", "Run one driver: an HTTP service."),
-    "instance": ("serfer.cli.instance:instance", "Run one GPU instance's server: the network whole, in batches."),
-    "keys": ("serfer.cli.keys:app", "Add, list and remove API keys of the HTTP service."),
     "doctor": ("serfer.cli.deployed:doctor", "Check what this machine, or an AWS account, lacks."),
-    "package": ("serfer.cli.package:package", "Write what SAM deploys to AWS."),
-    "warm": ("serfer.cli.deployed:warm", "Start environments of deployed functions ahead of queries."),
-    "sweep": ("serfer.cli.deployed:sweep", "Delete what has expired from a store in S3."),
-    "profile": ("serfer.cli.costs:profile", "Measure operators here, for split --profiles."),
-    "tune": ("serfer.cli.instance:tune", "Measure batch sizes for an instance."),
-    "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
-    "train-forecaster": ("serfer.cli.training.train_forecaster:train_forecaster", "Train MArk's forecaster on a load."),
+    "app": ("serfer.cli.main:app_group", "Applications: register variants of networks, and release them."),
+    "deploy": ("serfer.cli.main:deploy_group", "AWS: package a plan, deploy it, go back, delete it."),
+    "study": ("serfer.cli.main:study_group", "Simulate loads and policies; measure this machine for them."),
     "bench": (INSTALLED, "Measure, on this machine, side by side in one run."),
 }
 PANELS = {
-    "Try": ("classify", "predict", "run", "result", "split", "explain", "describe", "verify", "cost"),
+    "Serve": ("serve", "instance", "keys"),
+    "Split": ("split", "explain", "describe", "verify", "cost"),
+    "Ask": ("classify", "predict", "run", "result"),
     "Map": ("map-plan", "map"),
-    "Applications": ("register", "variants", "promote", "canary", "rollback", "retire", "registry"),
-    "Run": ("up", "serve", "instance", "keys", "doctor"),
-    "Deploy": ("package", "warm", "sweep"),
-    "Study": ("profile", "tune", "simulate", "train-forecaster", "bench"),
+    "Check": ("doctor",),
+    "Groups": ("app", "deploy", "study", "bench"),
 }
 """The commands of each section of `serfer --help`."""
+app_group = group(
+    "Register variants of networks as applications, release them, and look after their registry.",
+    {
+        "register": ("serfer.cli.registry.register:register", "Make, measure and register variants of a network."),
+        "list": ("serfer.cli.registry.variants:variants", "Show variants: accuracy, latency, dollars."),
+        "promote": ("serfer.cli.registry.releases:promote", "Let network versions answer an application's queries."),
+        "canary": ("serfer.cli.registry.releases:canary", "Let a network version answer a share of the queries."),
+        "rollback": ("serfer.cli.registry.releases:rollback", "Take the canary back, or return to the release before."),
+        "retire": ("serfer.cli.registry.releases:retire", "End a network version: it answers no more."),
+        "fetch": ("serfer.cli.registry.upkeep:fetch", "Write a variant's plan directory."),
+        "history": ("serfer.cli.registry.upkeep:history", "Show the kept versions of an application's record."),
+        "restore": ("serfer.cli.registry.upkeep:restore", "Put an earlier version of a record in place of the last."),
+        "delete": ("serfer.cli.registry.upkeep:delete", "Delete an application."),
+        "gc": ("serfer.cli.registry.upkeep:gc", "Delete files that no application refers to."),
+    },
+)
+deploy_group = group(
+    "Deploy a plan to AWS by SAM CLI, and look after what is deployed.",
+    {
+        "package": ("serfer.cli.package:package", "Write what SAM deploys to AWS."),
+        "check": ("serfer.cli.deploy:check", "Refuse an update that would delete what a stack serves."),
+        "apply": ("serfer.cli.deploy:apply", "Check, build and deploy what was packaged."),
+        "smoke": ("serfer.cli.deploy:smoke", "Deploy a stack of its own, query it, measure AWS, delete it."),
+        "rollback": ("serfer.cli.deploy:rollback", "Let a stack's drivers serve the plan before."),
+        "destroy": ("serfer.cli.deploy:destroy", "Delete a stack and all that it holds."),
+        "warm": ("serfer.cli.deployed:warm", "Start environments of deployed functions ahead of queries."),
+        "sweep": ("serfer.cli.deployed:sweep", "Delete what has expired from a store in S3."),
+    },
+)
+study_group = group(
+    "Study loads, policies and this machine.",
+    {
+        "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
+        "tune": ("serfer.cli.instance:tune", "Measure batch sizes for an instance."),
+        "profile": ("serfer.cli.costs:profile", "Measure operators here, for split --profiles."),
+        "train-forecaster": (
+            "serfer.cli.training.train_forecaster:train_forecaster",
+            "Train MArk's forecaster on a load.",
+        ),
+    },
+)
 
 app = typer.Typer(
     cls=lazy_group(COMMANDS, PANELS),
@@ -86,6 +112,6 @@ def _options(
     pass
 
 
-def main(*, warn: bool = True) -> None:
-    """Run the command line and exit with a code that says how it went; `warn` of settings that are none."""
-    run(app, warn=warn)
+def main(*, check: bool = True) -> None:
+    """Run the command line and exit with a code that says how it went; `check` whether SERFER_* variables exist."""
+    run(app, check=check)

@@ -1,4 +1,4 @@
-"""`serfer package`: what SAM deploys."""
+"""`serfer deploy package`: what SAM deploys."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def package(
             show_default="what --out has, or the plan's own; s3 where no stage hands anything on through a store",
         ),
     ] = None,
-    driver: Annotated[
+    engine: Annotated[
         str, typer.Option(help="push, poll, stepfunctions or stepfunctions-express (docs/reference/engines.md).")
     ] = "push",
     runtime: Annotated[str, typer.Option(help="python3.13, python3.12 or python3.14.")] = "python3.13",
@@ -130,10 +130,12 @@ def package(
     ] = False,
     gpu_profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.toml", help="How fast such an instance is: what serfer tune --out wrote on one."),
+        typer.Option(
+            metavar="FILE.toml", help="How fast such an instance is: what serfer study tune --out wrote on one."
+        ),
     ] = None,
     gpu_slo_ms: Annotated[
-        float | None, typer.Option(help="The objective that the profile was made for: serfer tune's --slo-ms.")
+        float | None, typer.Option(help="The objective that the profile was made for: serfer study tune's --slo-ms.")
     ] = None,
     base_image: Annotated[
         str | None,
@@ -171,7 +173,7 @@ def package(
         region=region or aws_region() or "us-east-1",
         drivers=drivers,
         store=store or _store_of(directory, plan, build, settings),
-        engine=driver,
+        engine=engine,
         runtime=runtime,
         architecture=architecture,
         snapstart=snapstart,
@@ -210,7 +212,7 @@ def package(
         reason = (
             "functions that --provisioned-concurrency keeps are never cold"
             if provisioned_concurrency is not None
-            else f"--driver {driver} runs one plan, --driver push chooses"
+            else f"--engine {engine} runs one plan, --engine push chooses"
         )
         complain(f"{directory / COLD_DIRECTORY} is left out: {reason}")
     _remark_region(build, options.region)
@@ -309,6 +311,6 @@ def _print_deployment(deployment: Deployment, build: PurePath) -> None:
     )
     place = plain(shlex.quote(str(build)))
     out.print(
-        f"next: serfer cost {place}; serfer doctor --aws --build {place}; make deploy BUILD={place}, or cd {place} && "
-        "sam build && sam deploy --guided"
+        f"next: serfer cost {place}; serfer doctor --aws --build {place}; serfer deploy apply {place}, or cd {place} "
+        "&& sam build && sam deploy --guided"
     )

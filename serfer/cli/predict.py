@@ -21,7 +21,8 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.options import (
-    DriverOption,
+    BY_ARGUMENT,
+    EngineOption,
     ImagesArgument,
     JsonOption,
     ModelOption,
@@ -72,7 +73,7 @@ def predict(
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
     stack: StackOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="Of a classifier: how many classes to print at most.")] = 5,
     min_score: Annotated[
@@ -100,12 +101,12 @@ def predict(
     if as_coco and as_json:
         raise UsageError("--coco and --json are two forms of one answer: give one of them")
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    directory = plan_directory(plan, model, stack, file, workers)
+    directory = plan_directory(plan, model, stack, file, workers, choices=BY_ARGUMENT)
     _check_boxes(load_plan(directory), draw, "--coco" if as_coco else "--draw" if draw else "")
     target = _Drawings(draw, len(names), load_settings().image_limits()) if draw else None
     found: list[PredictedImage] = []
     failures: list[SerferError] = []
-    with opened(directory, store, workers, driver, object_store, 0.0, stack) as pipeline:
+    with opened(directory, store, workers, engine, object_store, 0.0, stack) as pipeline:
         kind = kind_of(pipeline.plan)
         for name in names:
             try:

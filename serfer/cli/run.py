@@ -23,7 +23,8 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.options import (
-    DriverOption,
+    BY_ARGUMENT,
+    EngineOption,
     JsonOption,
     KeptOption,
     ModelOption,
@@ -127,7 +128,7 @@ def run(
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
     stack: StackOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
@@ -155,11 +156,11 @@ def run(
     _check(images, kind)
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     _check_keep(directory, results, keep=keep, other=kind != NPY or compare or cache_s > 0)
-    at = plan_directory(plan, model, stack, file, workers)
+    at = plan_directory(plan, model, stack, file, workers, choices=BY_ARGUMENT)
     url = _results_url(results, workers, stack) if keep else None
     workers = workers_of(workers, stack, "local")
     failures = []
-    with opened(at, store, workers, driver, object_store, cache_s, stack, url) as pipeline:
+    with opened(at, store, workers, engine, object_store, cache_s, stack, url) as pipeline:
         _check_format(pipeline.plan, kind)
         files = _Files(_made(directory), kind, overwrite) if directory else None
         whole = original(pipeline.plan, at) if compare else None

@@ -1,15 +1,20 @@
-"""`serfer serve`: one driver's HTTP service, for a container or an instance."""
+"""`serfer serve`: networks over HTTP, by one driver in this process, or by several behind a load balancer."""
+
+# ruff: noqa: ARG001 - options that stand for a setting are read from the context, with_given()
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.api.observability.logs import configure_logs
+from serfer.cli.balanced import check_balanced, found_applications, serve_balanced
 from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
@@ -22,13 +27,16 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.options import (
-    DriverOption,
+    DemoOption,
+    EngineOption,
     JsonOption,
     ObjectStoreOption,
     StackOption,
     StoreOption,
     WorkersOption,
     check_named,
+    demo_model,
+    own_results,
     print_json,
     status_line,
 )
@@ -59,7 +67,9 @@ from serfer.cli.shared.service_options import (
     ceiling_of_route,
     check_logs,
     least_concurrency,
+    print_config,
     served_models,
+    with_given,
     with_hosts,
     with_keep_warm,
     with_open_registry,
@@ -68,11 +78,17 @@ from serfer.cli.shared.service_options import (
 from serfer.cli.shared.terminal import err
 from serfer.control.selection import DEFAULT
 from serfer.fleet.open_pool import PolicyOptions, routing_of
-from serfer.settings import load_settings
+from serfer.settings import Settings, load_settings
 from serfer.wiring.options import Choices, workers_of
+
+_CHOICES = (
+    "an .onnx file, a plan directory from serfer split, timm:NAME, torchvision:NAME, or a model of the zoo; --app NAME "
+    "for an application of a registry; or --demo for efficientnet-lite0"
+)
 
 
 def serve(
+    context: typer.Context,
     network: NetworksArgument = None,
     model: ModelsOption = None,
     plan: PlansOption = None,
@@ -84,13 +100,23 @@ def serve(
     weights_file: WeightsFileOption = None,
     random: RandomOption = False,
     download: DownloadOption = False,
+    demo: DemoOption = False,
+    drivers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Run so many drivers behind a load balancer, each in a process of its own that is started again when "
+            "it ends (extra local); 0: this process is the one driver.",
+        ),
+    ] = 0,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
     stack: StackOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     cache_s: Annotated[
         float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
     ] = 0.0,
@@ -120,22 +146,38 @@ def serve(
     history: HistoryOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
+    show_config: Annotated[
+        bool,
+        typer.Option(
+            "--show-config", help="Print every setting, and the option, variable or file it comes from; stop."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/reference/api.md).
+    """Answer queries over HTTP, with all that this takes on this machine, until Ctrl-C (docs/reference/api.md).
 
-    With nothing named it serves the applications of SERFER_REGISTRY or, where that is not set, efficientnet-lite0 of
-    the zoo, which knows ImageNet's classes and is split at the first start.
+    Store and functions are started here, too, unless --store, --workers or --stack say where they are. Options win
+    over SERFER_* variables, and these over serfer.toml (docs/reference/settings.md). With no network named, it serves
+    the applications of SERFER_REGISTRY.
     """
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
-    settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
+    settings = with_given(context, load_settings())
+    if show_config:
+        print_config(context, settings, as_json=as_json)
+        return
+    drivers, store, stack = settings.drivers, settings.store, settings.stack
     settings = with_results(with_hosts(settings, allow_host), results)
-    workers = workers_of(workers, stack, "local")
+    if drivers and results is None and settings.results is None:
+        settings = with_results(settings, own_results(settings))  # which all of them read
+    model = [named] if (named := demo_model(demo, network, model, plan)) else model
+    workers, address = workers_of(settings.workers, stack, "local"), Address(settings.host, settings.port)
     settings = with_keep_warm(settings, keep_warm, policy_state, workers)
     settings = with_open_registry(settings, chosen=open_registry, register=register)
-    check_logs(log_level, log_format)
+    check_logs(settings.log_level, settings.log_format)
     check_named(stack, network, model, plan)
+    choices = Choices(store, workers, settings.engine, settings.object_store, cache_s=cache_s, stack=stack)
+    if drivers:
+        check_balanced(context, choices, address, settings)
     applications = applications_of(
         settings,
         registry,
@@ -154,20 +196,38 @@ def serve(
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
         options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
     )
+    if drivers:
+        applications = found_applications(applications, store)
     models = {}
     if network or model or plan or not applications:
-        models = served_models(model, plan, network, file, deployed=workers == "aws")
+        models = served_models(model, plan, network, file, deployed=workers == "aws", choices=_CHOICES)
     else:
         file.check([])
-    if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
+    opening = Opening(choices, routing, applications)
+    if drivers:
+        serve_balanced(context, drivers, address, models, opening, settings, as_json=as_json)
+    else:
+        _serve_alone(address, models, opening, settings, as_json=as_json)
+
+
+def _serve_alone(
+    address: Address,
+    models: Mapping[str, Path],
+    opening: Opening,
+    settings: Settings,
+    *,
+    as_json: bool,
+) -> None:
+    """Be the one driver, until SIGTERM."""
+    if not opening.choices.driver.startswith("stepfunctions"):  # a state machine starts as many tasks as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
-    configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json", in_background=True)
-    choices = Choices(store, workers, driver, object_store, cache_s=cache_s, stack=stack)
-    opening = Opening(choices, routing, applications)
+    as_lines = None if settings.log_format == "auto" else settings.log_format == "json"
+    configure_logs(settings.log_level, as_json=as_lines, in_background=True)
+    applications = opening.applications
 
     def started(url: str) -> None:
-        if not settings.keys_file and host not in LOOPBACK:
+        if not settings.keys_file and address.host not in LOOPBACK:
             may = "send queries" + (", and change the registry" if applications and settings.open_registry else "")
             err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
         if as_json:
@@ -179,5 +239,4 @@ def serve(
                 err.print(plain(line), soft_wrap=True)
 
     with status_line() as progress:
-        address = Address(host, port)
         asyncio.run(serve_models(models, opening, address, settings, on_started=started, progress=progress))

@@ -1,4 +1,4 @@
-"""`serfer simulate`: routing policies on a load, under a virtual clock."""
+"""`serfer study simulate`: routing policies on a load, under a virtual clock."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import typer
 
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import (
-    DriverOption,
+    EngineOption,
     JsonOption,
     ObjectStoreOption,
     PlanArgument,
@@ -56,7 +56,7 @@ def verify(
     stack: StackOption = None,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     as_json: JsonOption = False,
 ) -> None:
     """Compare a plan with its unsplit model; exit code 1 if an answer differs.
@@ -71,7 +71,7 @@ def verify(
         raise UsageError("nothing to compare on: give --images or --random")
     load_plan(directory)  # a network's file is refused: it is what a plan is compared with
     workers = workers_of(workers, stack)
-    with opened(directory, store, workers, driver, object_store, stack=stack) as pipeline, status_line() as progress:
+    with opened(directory, store, workers, engine, object_store, stack=stack) as pipeline, status_line() as progress:
         labelled = read_labelled(validation, pipeline.plan) if validation else None
         verification = compare(pipeline, directory, images, count, progress)
         accuracies = measure_accuracy(pipeline, directory, labelled, progress) if labelled else None

@@ -1,4 +1,4 @@
-"""The asyncio client of a SerFer service (serfer serve, serfer up; docs/reference/client.md).
+"""The asyncio client of a SerFer service (serfer serve; docs/reference/client.md).
 
     async with serfer.AsyncClient("http://localhost:8000") as client:
         report = await client.classify("cat.jpg")
@@ -209,7 +209,7 @@ class AsyncClient:
         or an archive of one (zip, tar, tar.gz), which are sent as they are read from disk; None for a network without
         classes, a detector, say, whose accuracy is not known. `preprocess` and `labels` are paths; `options` are
         `output`, `most`, `max_loss`, `latency_ms`, `instance`, `usd_per_hour`, `size` and `channels`, as `serfer
-        register` has them. The same, handed in again, is one registration, and goes on.
+        app register` has them. The same, handed in again, is one registration, and goes on.
         """
         described = Described(name, preprocess, labels, options)
         with await asyncio.to_thread(registration_form, network, validation, described) as form:

@@ -1,5 +1,5 @@
 # Made from async_client.py by tests/client/unasync.py: change that file, and run that script.
-"""The blocking client of a SerFer service (serfer serve, serfer up; docs/reference/client.md).
+"""The blocking client of a SerFer service (serfer serve; docs/reference/client.md).
 
     with serfer.Client("http://localhost:8000") as client:
         report = client.classify("cat.jpg")
@@ -210,7 +210,7 @@ class Client:
         or an archive of one (zip, tar, tar.gz), which are sent as they are read from disk; None for a network without
         classes, a detector, say, whose accuracy is not known. `preprocess` and `labels` are paths; `options` are
         `output`, `most`, `max_loss`, `latency_ms`, `instance`, `usd_per_hour`, `size` and `channels`, as `serfer
-        register` has them. The same, handed in again, is one registration, and goes on.
+        app register` has them. The same, handed in again, is one registration, and goes on.
         """
         described = Described(name, preprocess, labels, options)
         with registration_form(network, validation, described) as form:

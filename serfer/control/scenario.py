@@ -88,7 +88,7 @@ class InstanceType(BatchTimes):
         return self.boot_s * self.usd_per_s
 
     def sustained_qps(self, slo_ms: float) -> float:
-        """Return the images a second of batches that follow one another within `slo_ms`, as `serfer tune` reckons.
+        """Return the images a second of successive batches within `slo_ms`, as `serfer study tune` reckons.
 
         An image that has just missed a batch waits for it and is computed in the next one, so two have to fit.
         """
@@ -107,8 +107,8 @@ class InstanceType(BatchTimes):
             return None
         return (
             f"instance {self.name}: qps is {self.qps:g}, but its batches sustain {sustained:.4g} images/s within "
-            f"slo_ms {slo_ms:g}: set qps to about {_LOADED * sustained:.3g}, or correct batches (serfer tune measures "
-            "both)"
+            f"slo_ms {slo_ms:g}: set qps to about {_LOADED * sustained:.3g}, or correct batches (serfer study tune "
+            "measures both)"
         )
 
 

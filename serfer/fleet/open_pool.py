@@ -158,7 +158,9 @@ def choose_routing(
     if instances is None:
         raise UsageError(f"--route {route} needs --instances: local, static:URL,URL, ec2:GROUP or TYPE=ec2:GROUP,...")
     if scenario is None:
-        raise UsageError(f"--route {route} needs --scenario FILE.toml: prices and speeds are not assumed (serfer tune)")
+        raise UsageError(
+            f"--route {route} needs --scenario FILE.toml: prices and speeds are not assumed (serfer study tune)"
+        )
     if max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {max_usd_per_hour}")
     ceiling = math.inf if max_usd_per_hour is None else max_usd_per_hour

@@ -150,7 +150,9 @@ def _model(plan: Plan, directory: Path, precision: str) -> str | bytes:
     if precision == "fp32":
         return str(path)
     if not plan.quantised:
-        raise ModelError("--precision int8: this plan has no network in 8 bits: serfer register makes it, or use fp32")
+        raise ModelError(
+            "--precision int8: this plan has no network in 8 bits: serfer app register makes it, or use fp32"
+        )
     return str(directory / plan.quantised[0].path)
 
 

@@ -1,4 +1,4 @@
-"""The result of `serfer tune`: a machine's profile, how it should batch, and its table for a scenario."""
+"""The result of `serfer study tune`: a machine's profile, how it should batch, and its table for a scenario."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Order:
 
 
 class Stack:
-    """Drivers and their balancer before a started Lambda service; `store` is the embedded one, if there is one.
+    """Drivers and their balancer before a started Lambda service; there may be none, nor a `store` that is embedded.
 
     `say` is called with what happened, `on_line` with the drivers' lines.
     """
@@ -53,7 +53,7 @@ class Stack:
     def __init__(
         self,
         order: Order,
-        service: LambdaService,
+        service: LambdaService | None,
         store: RedisServer | None,
         *,
         say: Callable[[str], None],
@@ -84,7 +84,7 @@ class Stack:
             "pid": os.getpid(),
             "drivers": [{"url": driver.url, "pid": driver.pid} for driver in self.drivers],
             "balancer": {"pid": self._running().pid},
-            "functions": {"url": self._service.url},
+            "functions": {"url": self._service.url if self._service else None},
             "store": {"pid": self._store.pid if self._store else None},
         }
 
@@ -116,7 +116,8 @@ class Stack:
                 ends.append(asyncio.to_thread(self._balancer.drain, _FINISH_S))
             await asyncio.gather(*ends)
         finally:
-            await self._service.stop()
+            if self._service is not None:
+                await self._service.stop()
             for server in (self._balancer, self._store):
                 if server is not None:
                     server.stop()

@@ -176,7 +176,7 @@ class Opening:
     ) -> None:
         if driver.startswith("stepfunctions"):
             raise UsageError(
-                f"--driver {driver} runs whole plans, and a map runs one window at a time: use push or poll"
+                f"--engine {driver} runs whole plans, and a map runs one window at a time: use push or poll"
             )
         self.directory, self.workers = directory, workers_of(workers, stack)
         self._store, self._driver, self._objects, self._stack = store, driver, object_store, stack

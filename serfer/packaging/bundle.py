@@ -32,8 +32,8 @@ from serfer.plan_directory import file_sha256
 DEPENDENCY_ALLOWANCE = 110_000_000
 """Bytes of a function's package that plans reserve for code and dependencies.
 
-Every layer that `serfer package` builds from its locks fits in it (tested). What is installed here may take more: local
-workers run with it, and `serfer split` then reserves what it takes.
+Every layer that `serfer deploy package` builds from its locks fits in it (tested). What is installed here may take
+more: local workers run with it, and `serfer split` then reserves what it takes.
 """
 
 WEIGHTS = "weights"

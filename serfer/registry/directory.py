@@ -80,7 +80,7 @@ class DirectoryStore:
         self._unix = unix
         with self._reached():
             if not create and not (root / _MARK).exists():
-                raise UnavailableError(f"there is no registry in {root}: serfer register makes one")
+                raise UnavailableError(f"there is no registry in {root}: serfer app register makes one")
             self._open()
 
     def __str__(self) -> str:

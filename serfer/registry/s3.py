@@ -175,7 +175,7 @@ class S3Store(S3Artefacts):
             if code_of(error) not in MISSING:
                 raise
             if not create:
-                raise UnavailableError(f"there is no registry in {self}: serfer register makes one") from None
+                raise UnavailableError(f"there is no registry in {self}: serfer app register makes one") from None
             self._check_conditions(f"{mark}.{secrets.token_hex(8)}")
             self._client.put_object(**self._object(mark), Body=json.dumps(_FORMAT).encode())
             return

@@ -122,7 +122,7 @@ def check_control_flow(path: Path) -> None:
     if node is not None:
         raise ModelError(
             f"operator {node.name!r} ({node.op_type}) decides by its input what is computed: images may take any time "
-            "and memory, so that only the command serfer register takes such a network"
+            "and memory, so that only the command serfer app register takes such a network"
         )
 
 

@@ -4,7 +4,7 @@ The author of the archive is not trusted, so nothing of it is read anywhere else
 processor time and file size, and no secrets. Files and folders alone are unpacked, below one folder, and every byte is
 counted when it is written, whatever the archive's tables say.
 
-    *.zip (stored or deflated), *.tar, *.tar.gz       as serfer register --validation takes a directory; one folder
+    *.zip (stored or deflated), *.tar, *.tar.gz       as serfer app register --validation takes a directory; one folder
                                                       around it all is passed over
 """
 

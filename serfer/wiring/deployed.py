@@ -27,7 +27,7 @@ _WAIT_S = 10
 
 @dataclass(frozen=True)
 class Deployment:
-    """A stack of `serfer package`, by what it says of itself; `plans` and `serving` are digests' first twelve digits.
+    """A stack of `serfer deploy package`, by its outputs; `plans` and `serving` are digests' first twelve digits.
 
     `engine` is what its own drivers take queries through, `url` where they answer.
     """
@@ -55,13 +55,13 @@ class Deployment:
             return
         if not self.state_machine or self.engine != driver:
             raise UsageError(
-                f"--driver {driver}: the stack {self.stack} was packaged for {self.engine or 'another engine'}: "
-                f"use that, or push or poll, or package it with --driver {driver}"
+                f"--engine {driver}: the stack {self.stack} was packaged for {self.engine or 'another engine'}: "
+                f"use that, or push or poll, or package it with --engine {driver}"
             )
         if wanted != self.serving:
             raise UsageError(
-                f"--driver {driver}: the stack {self.stack} has a state machine for the plan {self.serving} alone, "
-                f"this one is {wanted}: use --driver push"
+                f"--engine {driver}: the stack {self.stack} has a state machine for the plan {self.serving} alone, "
+                f"this one is {wanted}: use --engine push"
             )
 
     def settings(self, settings: Settings) -> Settings:
@@ -86,7 +86,7 @@ class Deployment:
 
 
 def find_deployment(stack: str) -> Deployment:
-    """Ask CloudFormation, in boto3's region and with its credentials, about a stack of `serfer package`.
+    """Ask CloudFormation, in boto3's region and with its credentials, about a stack of `serfer deploy package`.
 
     Raises UsageError for what is not such a stack, UnavailableError where there is none or it may not be asked about.
     """
@@ -129,8 +129,8 @@ def _refused(stack: str, region: str, error: Mapping[str, Any]) -> UnavailableEr
 def _read(stack: str, outputs: Mapping[str, str], status: str) -> Deployment:
     if not all(outputs.get(name) for name in _NEEDED) or not _PLANS.fullmatch(outputs["Plans"]):
         raise UsageError(
-            f"--stack {stack} is not a stack of serfer package, or not up yet: its status is {status}, and it has not "
-            f"the outputs {', '.join(_NEEDED[:-1])} and {_NEEDED[-1]}"
+            f"--stack {stack} is not a stack of serfer deploy package, or not up yet: its status is {status}, and it "
+            f"has not the outputs {', '.join(_NEEDED[:-1])} and {_NEEDED[-1]}"
         )
     return Deployment(
         stack,

@@ -92,9 +92,9 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
 
     `workers` is "inprocess" (threads of this process), "local" (the local Lambda service, one process for each
     execution environment) or "aws" (the plan's functions as deployed, in boto3's region and with its credentials). By
-    default it is "inprocess", and "aws" where `stack` names the CloudFormation stack of a deployment (serfer package),
-    which says what its store, its functions and its state machine are called. A stack that was asked about already
-    (find_deployment) is not asked again.
+    default it is "inprocess", and "aws" where `stack` names the CloudFormation stack of a deployment (serfer deploy
+    package), which says what its store, its functions and its state machine are called. A stack that was asked about
+    already (find_deployment) is not asked again.
 
     `store` is a URL (docs/reference/stores.md); by default workers in process share memory, and local ones a Redis
     server that is started for them. `object_store` is the URL of a second one, for the stages whose path is "objects":
@@ -174,7 +174,9 @@ def _of_network(
 ) -> Path:
     """Return the directory of the plan of a file or a named network, and warn of what was assumed."""
     if choices.workers == "aws":
-        raise UsageError(f"{network} has no functions in AWS: split it, deploy the plan (serfer package), open that")
+        raise UsageError(
+            f"{network} has no functions in AWS: split it, deploy the plan (serfer deploy package), open that"
+        )
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - drivers in AWS have no splitter
     from splitter.network.by_name.named_model import NamedModel, is_named  # noqa: PLC0415 - same
     from splitter.network.description import Description  # noqa: PLC0415 - same
@@ -513,7 +515,7 @@ class _Assembly:
         elif arn := settings.state_machine:
             client = connect(arn.split(":")[3])
         else:
-            raise UsageError("--driver stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
+            raise UsageError("--engine stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
         driver = StepFunctionsDriver(plan, store, client, arn, kind=kind)
         self.parts.push_async_callback(driver.close)
         if server is not None:

@@ -83,7 +83,7 @@ class Choices:
             )
         if self.driver.startswith("stepfunctions") and self.workers == "inprocess":
             raise UsageError(
-                f"--driver {self.driver} invokes functions, not workers in this process: use --workers local or aws"
+                f"--engine {self.driver} invokes functions, not workers in this process: use --workers local or aws"
             )
 
     def _check_store(self, option: str, url: str | None) -> None:

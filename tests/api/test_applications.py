@@ -324,7 +324,7 @@ def test_who_may_deletes_an_application_and_a_restored_one_answers_again(keyed, 
     assert delete("ops").status_code == 204
     for path in ("/v1/classify?application=faces", "/v2/models/faces/infer"):
         reply = keyed.client.post(path, files={"image": png()}, headers={"X-API-Key": keyed.keys["asker"]})
-        assert (reply.status_code, "serfer registry restore" in reply.text) == (404, True), reply.text
+        assert (reply.status_code, "serfer app restore" in reply.text) == (404, True), reply.text
     assert keyed.get("asker", "/v1/applications").json() == {"applications": []}
     assert delete("ops").status_code == 404
     own_registry.restore("faces", version)

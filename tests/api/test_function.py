@@ -244,7 +244,7 @@ class TestOpening:
             ({"SERFER_DRIVER": "pull"}, "SERFER_DRIVER is push, poll, stepfunctions or stepfunctions-express, not"),
             ({"SERFER_WORKERS": "moon"}, "SERFER_WORKERS is inprocess, local or aws, not 'moon'"),
             ({"SERFER_WORKERS": "aws"}, "--store memory:// cannot be reached by functions in AWS"),
-            ({"SERFER_DRIVER": "stepfunctions"}, "--driver stepfunctions invokes functions"),
+            ({"SERFER_DRIVER": "stepfunctions"}, "--engine stepfunctions invokes functions"),
         ],
     )
     def test_invalid_settings_are_refused_by_name(self, variables, settings, opened, wrong, words):

@@ -609,7 +609,7 @@ def test_an_application_that_is_deleted_answers_no_more_until_it_is_restored(reg
         registry.delete("faces")
         await driver.look()
         assert driver.applications.names == ()
-        assert "serfer registry restore" in driver.applications.absent("faces")
+        assert "serfer app restore" in driver.applications.absent("faces")
         with pytest.raises(UnavailableError, match="was deleted from the registry"):
             await driver.ask()
         await asyncio.sleep(0)

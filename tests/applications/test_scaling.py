@@ -451,7 +451,7 @@ def test_an_instance_leaves_out_variants_whose_plans_have_an_older_format(tmp_pa
         register(registry, "faces", version("net", 1, older))
         if fetched:
             variants_for_instances(options, settings)
-    with pytest.raises(PlanError, match=r"has format 10, this version reads 11: .* with serfer register"):
+    with pytest.raises(PlanError, match=r"has format 10, this version reads 11: .* with serfer app register"):
         variants_for_instances(options, settings)
     made = plan_variant(registry, tmp_path / "plan", "made", place=Place.INSTANCE, kind="cpu")
     register(registry, "faces", version("other", 1, made))

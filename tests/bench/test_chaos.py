@@ -223,7 +223,7 @@ class TestChoice:
         [
             (("killed,flood", "push", None), "there is no 'flood'"),
             (("restarted", "push", "redis://x"), "cannot be restarted"),
-            ((None, "pull", None), "--driver is push or poll, not 'pull'"),
+            ((None, "pull", None), "--engine is push or poll, not 'pull'"),
         ],
     )
     def test_invalid_choices_are_refused(self, choice, words):

@@ -115,7 +115,7 @@ def outcome(policy, usd, met):
 def test_values_are_learnt_where_the_extra_is_installed_unless_told_not_to(
     tmp_path, monkeypatch, bench, given, installed, learns
 ):
-    """The trainer of both commands keeps its models in the cache, as that of `serfer simulate`."""
+    """The trainer of both commands keeps its models in the cache, as that of `serfer study simulate`."""
     every = []
     module = {"halves": halves_command, "optimum": policies_command}[bench]
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path))

@@ -9,17 +9,17 @@ from serfer.core.errors import UsageError
 from serfer.settings import Settings
 
 
-@pytest.mark.parametrize("command", ["serve", "up"])
+@pytest.mark.parametrize("command", [["serve"], ["serve", "--drivers", "2"]])
 @pytest.mark.parametrize("windows", ["lhst", "lsth:gamma=2", "-5", "serfer.core.errors:UsageError"])
 def test_windows_that_there_are_not_are_a_usage_error(command, windows):
-    result = CliRunner().invoke(app, [command, f"--keep-warm={windows}"])
+    result = CliRunner().invoke(app, [*command, "net.onnx", f"--keep-warm={windows}"])
     assert isinstance(result.exception, UsageError) or result.exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["serve", "up"])
+@pytest.mark.parametrize("command", [["serve"], ["serve", "--drivers", "2"]])
 @pytest.mark.parametrize("place", ["s3://", "ftp://x", ""])
 def test_a_place_for_what_is_learnt_that_cannot_be_is_a_usage_error(command, place):
-    result = CliRunner().invoke(app, [command, "--keep-warm=lsth", f"--policy-state={place}"])
+    result = CliRunner().invoke(app, [*command, "net.onnx", "--keep-warm=lsth", f"--policy-state={place}"])
     assert isinstance(result.exception, UsageError)
     assert "--policy-state is a directory, or s3://BUCKET/PREFIX" in str(result.exception)
 
@@ -38,6 +38,6 @@ def test_what_windows_learn_is_kept_where_the_policys_state_is():
 
 
 def test_a_place_for_what_is_learnt_needs_something_that_learns():
-    result = CliRunner().invoke(app, ["serve", "--policy-state", "states"])
+    result = CliRunner().invoke(app, ["serve", "net.onnx", "--policy-state", "states"])
     assert isinstance(result.exception, UsageError)
     assert "--policy-state is about a pool" in str(result.exception)

@@ -11,6 +11,7 @@ import pytest
 
 from serfer.cli.main import COMMANDS, PANELS, app
 from serfer.cli.shared import options as cli_options
+from serfer.cli.shared.short_help import SHOWN
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
 from splitter.network.zoo import ZOO
@@ -60,16 +61,53 @@ def test_no_command_is_imported_to_list_them(arguments, variables, own):
     assert not {*heavy - own, "bench", "drivers", "sam", "splitter", "storage"} & loaded
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["bench", "overhead"], ["keys", "add"]])
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS), ["bench", "overhead"], ["keys", "add"], ["deploy", "apply"]]
+)
 def test_h_is_help(serfer, command):
     short = serfer(*command, "-h")
     assert short.code == 0
     assert short.out == serfer(*command, "--help").out
 
 
-@pytest.mark.parametrize("command", ["classify", "split", "warm"])
+def options_in(text):
+    """Return the options that a help lists, in their order."""
+    names = re.findall(r"^  (?:-\w, )?--([\w-]+)", text.partition("\nOptions:\n")[2], re.MULTILINE)
+    return [name for name in names if name != "help"]
+
+
+@pytest.mark.parametrize("command", SHOWN)
+def test_help_shows_about_a_dozen_options_and_help_all_shows_every_one(serfer, command):
+    short, whole = serfer(*command.split(), "--help").out, serfer(*command.split(), "--help-all").out
+    shown, rest = SHOWN[command].split(), options_in(whole)
+    assert {*options_in(short)} == {*shown, "help-all"}
+    assert {*shown} < {*rest}
+    assert len(shown) <= 14
+    assert f"Show {len(rest) - len(shown) - 1} more options, too." in " ".join(short.split())
+
+
+def test_commands_without_help_all_have_few_options(serfer):
+    for name in {*COMMANDS} - {*SHOWN, "app", "deploy", "study", "bench"}:
+        assert len(options_in(serfer(name, "--help").out)) <= 15, name
+
+
+def test_an_option_that_help_does_not_show_is_taken_and_completed(serfer, monkeypatch, capsys):
+    assert "route" not in options_in(serfer("serve", "--help").out)
+    assert "there is no selector" in serfer("serve", "net.onnx", "--registry", "none", "--selector", "best").err
+    for name, value in {
+        "_SERFER_COMPLETE": "complete_bash",
+        "COMP_WORDS": "serfer serve --rou",
+        "COMP_CWORD": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        serfer()
+    assert capsys.readouterr().out == "--route\n"
+
+
+@pytest.mark.parametrize("command", [["classify", "--help-all"], ["split", "--help"], ["deploy", "warm", "--help"]])
 def test_help_names_every_model_of_the_zoo(serfer, command):
-    text = " ".join(serfer(command, "--help").out.split())
+    text = " ".join(serfer(*command).out.split())
     assert all(name in text.replace("- ", "-") for name in ZOO)
 
 
@@ -196,15 +234,39 @@ def test_a_first_split_logs_progress_without_a_terminal(monkeypatch, capsys, tmp
     assert len(summary) == 2
 
 
-def test_a_misspelt_setting_is_one_warning_with_the_nearest_name(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        (["serve"], [".onnx", "timm:NAME", "of the zoo", "--app NAME", "--demo"]),
+        (["serve", "--drivers", "2", "--port", "0"], [".onnx", "--demo"]),
+        (["classify", __file__], [".onnx", "torchvision:NAME", "--model NAME", "--demo"]),
+        (["predict", __file__], [".onnx", "--model NAME"]),
+        (["instance"], ["--plan DIR", "--model NAME", "--registry URL"]),
+        (["study", "tune", "--slo-ms", "9"], ["--plan DIR", "--model NAME"]),
+    ],
+)
+def test_without_a_network_the_ways_to_name_one_are_listed(serfer, monkeypatch, words, ways):
+    monkeypatch.delenv("SERFER_REGISTRY", raising=False)
+    monkeypatch.setattr("serfer.wiring.local.zoo_plan", None)
+    refused = serfer(*words)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("serfer: which network? Name ")
+    assert all(way in refused.err for way in ways)
+
+
+@pytest.mark.parametrize("words", [["serve", "net.onnx"], ["classify", __file__, "--model", "alexnet"]])
+def test_the_demos_network_is_not_one_of_two(serfer, words):
+    refused = serfer(*words, "--demo")
+    assert (refused.code, "--demo names a network itself" in refused.err) == (2, True)
+
+
+def test_a_misspelt_setting_is_an_error_with_the_nearest_name(tmp_path):
     names = {"SERFER_API_JOB": "true", "SERFER_REGISTRI": "here", "SERFER_WHATEVER_ELSE": "1"}
     environ = {**os.environ, "SERFER_CACHE_DIR": str(tmp_path), **names}
     program = [sys.executable, "-m", "serfer", "explain", str(tmp_path)]
     done = subprocess.run(program, env=environ, capture_output=True, text=True, check=False)
-    warning, error = done.stderr.splitlines()
-    assert warning == (
-        "serfer: not a setting, so without effect: SERFER_API_JOB (did you mean SERFER_API_JOBS?), SERFER_REGISTRI "
-        "(did you mean SERFER_REGISTRY?), SERFER_WHATEVER_ELSE"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "serfer: not a setting: SERFER_API_JOB (did you mean SERFER_API_JOBS?), SERFER_REGISTRI "
+        "(did you mean SERFER_REGISTRY?), SERFER_WHATEVER_ELSE\n"
     )
-    assert done.returncode == 3
-    assert "plan" in error

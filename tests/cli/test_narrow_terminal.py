@@ -62,6 +62,7 @@ def weekly(*commands, **options):
 
 IN_PROCESS = "--plan {plan} --workers inprocess"
 LAMBDA = "--plan {plan} --workers null --rounds 1"
+ON_STACKS = ("check", "apply", "smoke", "rollback", "destroy")
 CASES = {
     "classify": case(f"classify {{image}} {IN_PROCESS} --compare"),
     "predict": case(f"predict {{image}} {IN_PROCESS}"),
@@ -76,39 +77,45 @@ CASES = {
     "cost": case("cost {plan}", "cost {build}"),
     "map-plan": slow("map-plan {onnx} --out map --size 34x34", codes=(0, 3)),
     "map": slow("map {plan} {image} --out map.npy", codes=(2, 3)),
-    "register": weekly(
-        "register {onnx} --app small --validation {labelled} --registry new --labels {labels} --most 2 "
+    "app register": weekly(
+        "app register {onnx} --app small --validation {labelled} --registry new --labels {labels} --most 2 "
         "--preprocess {preprocess} --output softmax"
     ),
-    "variants": case("variants"),
-    "promote": case("promote faces net@2"),
-    "canary": case("canary faces net@2 --share 0.25"),
-    "rollback": case("promote faces net@2", "rollback faces"),
-    "retire": case("promote faces net@2", "retire faces net@1"),
-    "registry fetch": case("registry fetch faces net-v1-fp32 --out made", codes=(1,)),
-    "registry gc": case("registry gc"),
-    "registry history": case("promote faces net@2", "registry history faces"),
-    "registry delete": case("registry delete faces --yes"),
-    "registry restore": case("registry restore faces 1", codes=(0, 2, 3)),
-    "up": slow("up --plan {plan} --port 1 --workers 1", codes=(2, 4)),
-    "serve": case("serve --plan {plan} --workers inprocess --port 1 --host 192.0.2.1", codes=(4,)),
+    "app list": case("app list"),
+    "app promote": case("app promote faces net@2"),
+    "app canary": case("app canary faces net@2 --share 0.25"),
+    "app rollback": case("app promote faces net@2", "app rollback faces"),
+    "app retire": case("app promote faces net@2", "app retire faces net@1"),
+    "app fetch": case("app fetch faces net-v1-fp32 --out made", codes=(1,)),
+    "app gc": case("app gc"),
+    "app history": case("app promote faces net@2", "app history faces"),
+    "app delete": case("app delete faces --yes"),
+    "app restore": case("app restore faces 1", codes=(0, 2, 3)),
+    "serve": case(
+        "serve --plan {plan} --workers inprocess --port 1 --host 192.0.2.1",
+        "serve --plan {plan} --port 1 --host 192.0.2.1 --drivers 2",
+        codes=(4,),
+    ),
     "instance": case("instance --plan {plan} --port 1 --host 192.0.2.1", codes=(4,)),
     "keys add": case("keys add a-phone --file keys.json --per-minute 1200"),
     "keys remove": case("keys add a-phone --file keys.json", "keys remove a-phone --file keys.json"),
     "keys list": case("keys add a-phone --file keys.json --per-minute 1200", "keys list --file keys.json"),
     "doctor": case("doctor", codes=(0, 4)),
-    "package": weekly("package {plan} --out made"),
-    "warm": case("warm --plan {plan} --store memory://", codes=(2, 4)),
-    "sweep": case("sweep --store memory://", codes=(2,)),
-    "profile": weekly("profile --quick --out profiles.json"),
-    "tune": case("tune --slo-ms 50 --plan {plan} --most 4 --repeats 1 --usd-per-hour 0.8"),
-    "simulate": case(
-        f"simulate {LOAD} --scenario {{scenario}} --policy all --window-s 60",
-        f"simulate {LOAD} --scenario {{scenario}} --window-s 60 --policy break-even --policy ski-rental "
+    "deploy package": weekly("deploy package {plan} --out made"),
+    **{f"deploy {name}": case(f"deploy {name} {{build}} none", codes=(3,)) for name in ON_STACKS},
+    "deploy warm": case("deploy warm --plan {plan} --store memory://", codes=(2, 4)),
+    "deploy sweep": case("deploy sweep --store memory://", codes=(2,)),
+    "study profile": weekly("study profile --quick --out profiles.json"),
+    "study tune": case("study tune --slo-ms 50 --plan {plan} --most 4 --repeats 1 --usd-per-hour 0.8"),
+    "study simulate": case(
+        f"study simulate {LOAD} --scenario {{scenario}} --policy all --window-s 60",
+        f"study simulate {LOAD} --scenario {{scenario}} --window-s 60 --policy break-even --policy ski-rental "
         "--policy serverless --policy target-tracking --policy mark",
-        "simulate --scenario {cluster} --policy infless --policy batch --policy openfaas-plus --level rates",
+        "study simulate --scenario {cluster} --policy infless --policy batch --policy openfaas-plus --level rates",
     ),
-    "train-forecaster": weekly("train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"),
+    "study train-forecaster": weekly(
+        "study train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"
+    ),
     "bench overhead micro": slow("bench overhead micro --plan {plan} --rounds 1"),
     "bench burst": slow(
         f"bench burst {LAMBDA} --queries 20 --service-ms 1", f"bench burst {LAMBDA} --rps 100 --seconds 0.2"
@@ -142,7 +149,8 @@ def commands():
         if name == "bench":
             yield from benchmarks(bench.cli.COMMANDS, name)
             continue
-        parts = getattr(top.get_command(context, name), "commands", {})
+        group = top.get_command(context, name)
+        parts = group.list_commands(context) if hasattr(group, "list_commands") else ()
         yield from (f"{name} {each}" for each in parts) if parts else (name,)
 
 

@@ -1,4 +1,4 @@
-"""`serfer profile`, with the measuring itself (tests/splitter/profiling/test_profile.py) left out."""
+"""`serfer study profile`, with the measuring itself (tests/splitter/profiling/test_profile.py) left out."""
 
 import json
 import math

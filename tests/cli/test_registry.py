@@ -40,7 +40,7 @@ def serfer(capsys, monkeypatch):
 
 @pytest.mark.usefixtures("faces")
 def test_variants_are_listed_with_state_accuracy_and_what_is_predicted(serfer):
-    text = serfer("variants", "faces").out
+    text = serfer("app", "list", "faces").out
     head, titles, *rows, note = text.splitlines()
     assert head == "faces: 10 classes; release 2 is live (net@1, other@1)"
     assert titles.split()[:3] == ["variant", "state", "place"]
@@ -51,12 +51,12 @@ def test_variants_are_listed_with_state_accuracy_and_what_is_predicted(serfer):
     ]
     assert rows[0].split()[2:] == ["functions", "0.9000", "0.8256", "to", "0.9448", "40.0", "700.0", "~300.0", "~10.0"]
     assert note.startswith("~ predicted")
-    assert serfer("variants").out == text
+    assert serfer("app", "list").out == text
 
 
 @pytest.mark.usefixtures("faces")
 def test_variants_as_json_are_an_object_a_line(serfer):
-    (line,) = serfer("variants", "--json").out.splitlines()
+    (line,) = serfer("app", "list", "--json").out.splitlines()
     found = json.loads(line)
     assert (found["application"], found["live"]["networks"]) == ("faces", {"net": 1, "other": 1})
     assert [each["state"] for each in found["networks"]] == ["live", "other", "live"]
@@ -68,7 +68,7 @@ def test_variants_as_json_are_an_object_a_line(serfer):
 @pytest.mark.usefixtures("faces")
 @pytest.mark.parametrize("name", ["variants.svg", "variants.png"])
 def test_variants_are_drawn(serfer, tmp_path, name):
-    assert serfer("variants", "faces", "--picture", str(tmp_path / name)).code == 0
+    assert serfer("app", "list", "faces", "--picture", str(tmp_path / name)).code == 0
     data = (tmp_path / name).read_bytes()
     assert data.startswith((b"<?xml", b"\x89PNG"))
     if name.endswith(".svg"):
@@ -78,38 +78,40 @@ def test_variants_are_drawn(serfer, tmp_path, name):
 
 @pytest.mark.usefixtures("registry")
 def test_a_picture_is_of_one_application_with_accuracies(serfer, registry, tmp_path):
-    assert serfer("variants", "--picture", str(tmp_path / "x.svg")).code == 2
+    assert serfer("app", "list", "--picture", str(tmp_path / "x.svg")).code == 2
     blind = replace(variant("net-v1-fp32"), accuracy=None)
     registry.update("faces", lambda _: application("faces", network(variants=[blind])))
-    refused = serfer("variants", "faces", "--picture", str(tmp_path / "x.svg"))
+    refused = serfer("app", "list", "faces", "--picture", str(tmp_path / "x.svg"))
     assert refused.code == 2
     assert "no variant whose accuracy is known" in refused.err
-    assert "unknown" in serfer("variants", "faces").out
+    assert "unknown" in serfer("app", "list", "faces").out
 
 
 @pytest.mark.usefixtures("faces")
 def test_a_canary_is_promoted_or_rolled_back(serfer, registry):
-    made = serfer("canary", "faces", "net@2", "--share", "0.2", "--window-s", "60", "--queries", "10", "--shadow")
+    made = serfer(
+        "app", "canary", "faces", "net@2", "--share", "0.2", "--window-s", "60", "--queries", "10", "--shadow"
+    )
     assert made.out == "faces: release 2: net@1, other@1; canary at 0.2 in the shadow: net@2, other@1\n"
     canary = registry.known("faces").canary
     assert (canary.share, canary.shadow, canary.limits.window_s, canary.limits.queries) == (0.2, True, 60.0, 10)
-    assert "shadow" in serfer("variants", "faces").out
-    assert serfer("rollback", "faces", "--by", "ann").out == "faces: release 2: net@1, other@1\n"
-    serfer("canary", "faces", "net@2")
-    assert serfer("promote", "faces", "--by", "ann", "--why", "it was better").code == 0
+    assert "shadow" in serfer("app", "list", "faces").out
+    assert serfer("app", "rollback", "faces", "--by", "ann").out == "faces: release 2: net@1, other@1\n"
+    serfer("app", "canary", "faces", "net@2")
+    assert serfer("app", "promote", "faces", "--by", "ann", "--why", "it was better").code == 0
     live = registry.known("faces").live_release
     assert (live.networks, live.by, live.why) == ({"net": 2, "other": 1}, "ann", "it was better")
-    assert serfer("rollback", "faces").out == "faces: release 4: net@1, other@1\n"
+    assert serfer("app", "rollback", "faces").out == "faces: release 4: net@1, other@1\n"
 
 
 @pytest.mark.usefixtures("faces")
 def test_a_version_is_promoted_retired_and_forgotten(serfer, registry):
-    assert serfer("promote", "faces", "net@2").out == "faces: release 3: net@2, other@1\n"
-    assert serfer("retire", "faces", "net@1").code == 0
-    assert "retired" in serfer("variants", "faces").out
-    assert serfer("retire", "faces", "net@1", "--forget").code == 0
+    assert serfer("app", "promote", "faces", "net@2").out == "faces: release 3: net@2, other@1\n"
+    assert serfer("app", "retire", "faces", "net@1").code == 0
+    assert "retired" in serfer("app", "list", "faces").out
+    assert serfer("app", "retire", "faces", "net@1", "--forget").code == 0
     assert [each.version for each in registry.known("faces").versions("net")] == [2]
-    assert serfer("promote", "faces", "other@1", "--only").out == "faces: release 4: other@1\n"
+    assert serfer("app", "promote", "faces", "other@1", "--only").out == "faces: release 4: other@1\n"
 
 
 @pytest.mark.usefixtures("faces")
@@ -120,16 +122,16 @@ def test_a_version_is_promoted_retired_and_forgotten(serfer, registry):
         (["promote", "face", "net@2"], "has no application face: it has faces"),
         (["rollback", "face"], "it has faces"),
         (["retire", "face", "net@1"], "it has faces"),
-        (["promote", "faces", "net@7"], "it has net@1, net@2, other@1"),
-        (["promote", "faces", "net"], "give NETWORK@VERSION"),
-        (["promote", "faces", "net@1", "net@2"], "two versions of one network"),
-        (["promote", "faces"], "has no canary"),
-        (["promote", "faces", "net@2", "--why", "a\nb"], "--why should be one line"),
-        (["canary", "faces", "net@2", "--share", "0"], "canary.share should be above 0 and at most 1, not 0"),
-        (["canary", "faces", "net@2", "--max-latency-ratio", "0.5"], "max_latency_ratio should be 1 to 100"),
-        (["canary", "faces", "net@1"], "what the live release has"),
-        (["retire", "faces", "net@1"], "answers queries: promote another version first"),
-        (["retire", "faces", "net@2", "--forget"], "not retired"),
+        (["app", "promote", "faces", "net@7"], "it has net@1, net@2, other@1"),
+        (["app", "promote", "faces", "net"], "give NETWORK@VERSION"),
+        (["app", "promote", "faces", "net@1", "net@2"], "two versions of one network"),
+        (["app", "promote", "faces"], "has no canary"),
+        (["app", "promote", "faces", "net@2", "--why", "a\nb"], "--why should be one line"),
+        (["app", "canary", "faces", "net@2", "--share", "0"], "canary.share should be above 0 and at most 1, not 0"),
+        (["app", "canary", "faces", "net@2", "--max-latency-ratio", "0.5"], "max_latency_ratio should be 1 to 100"),
+        (["app", "canary", "faces", "net@1"], "what the live release has"),
+        (["app", "retire", "faces", "net@1"], "answers queries: promote another version first"),
+        (["app", "retire", "faces", "net@2", "--forget"], "not retired"),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_changes_nothing(serfer, registry, arguments, words):
@@ -142,8 +144,8 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(serfer, registry, ar
 
 def test_a_registry_has_to_be_named_and_there(serfer, tmp_path, monkeypatch):
     monkeypatch.delenv("SERFER_REGISTRY", raising=False)
-    assert serfer("variants").code == 2
-    missing = serfer("variants", "--registry", str(tmp_path / "none"))
+    assert serfer("app", "list").code == 2
+    missing = serfer("app", "list", "--registry", str(tmp_path / "none"))
     assert missing.code == 4
     assert "there is no registry" in missing.err
     assert not (tmp_path / "none").exists()
@@ -151,38 +153,38 @@ def test_a_registry_has_to_be_named_and_there(serfer, tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "local")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    assert serfer("variants", "--registry", "s3://bucket/registry").code == 4
+    assert serfer("app", "list", "--registry", "s3://bucket/registry").code == 4
 
 
 def test_garbage_is_counted(serfer, registry, tmp_path):
     (tmp_path / "a").write_bytes(b"a" * 2048)
     registry.store.put_artefact(tmp_path / "a")
-    assert "deleted 0 files" in serfer("registry", "gc").out
+    assert "deleted 0 files" in serfer("app", "gc").out
     registry.store._unix = lambda: 1.0
     registry.store.put_artefact(tmp_path / "a")
-    assert "deleted 1 files of 2.0 kB and 0 registrations; 0 files" in serfer("registry", "gc").out
-    assert json.loads(serfer("registry", "gc", "--json").out)["artefacts"] == 0
+    assert "deleted 1 files of 2.0 kB and 0 registrations; 0 files" in serfer("app", "gc").out
+    assert json.loads(serfer("app", "gc", "--json").out)["artefacts"] == 0
 
 
 @pytest.mark.usefixtures("faces")
 def test_the_history_is_listed_the_newest_first(serfer):
-    serfer("promote", "faces", "net@2", "--by", "ann", "--why", "newer")
-    first, second = serfer("registry", "history", "faces").out.splitlines()[1:]
+    serfer("app", "promote", "faces", "net@2", "--by", "ann", "--why", "newer")
+    first, second = serfer("app", "history", "faces").out.splitlines()[1:]
     assert first.split()[2:] == ["3", "newer", "ann"]
     assert second.split()[2] == "2"
-    lines = serfer("registry", "history", "faces", "--json").out.splitlines()
+    lines = serfer("app", "history", "faces", "--json").out.splitlines()
     assert [json.loads(line)["application"]["live"] for line in lines] == [3, 2]
 
 
 def test_a_damaged_record_is_restored(serfer, registry, faces):
     name = "applications/faces.json"
     registry.store.compare_and_set(name, registry.store.read(name).version, b'{"format": 1, "na')
-    assert serfer("variants", "faces").code == 3
-    first, second = serfer("registry", "history", "faces").out.splitlines()[1:]
+    assert serfer("app", "list", "faces").code == 3
+    first, second = serfer("app", "history", "faces").out.splitlines()[1:]
     assert first.rstrip().endswith("cannot be read")
-    assert serfer("registry", "restore", "faces", first.split()[1]).code == 3
-    assert serfer("registry", "restore", "faces", "none").code == 2
-    assert serfer("registry", "restore", "faces", second.split()[1]).out == "faces: release 2 is live\n"
+    assert serfer("app", "restore", "faces", first.split()[1]).code == 3
+    assert serfer("app", "restore", "faces", "none").code == 2
+    assert serfer("app", "restore", "faces", second.split()[1]).out == "faces: release 2 is live\n"
     assert registry.known("faces") == faces
 
 
@@ -190,29 +192,29 @@ def test_a_variants_plan_directory_is_fetched_once_and_verified(serfer, registry
     made = plan_variant(registry, tmp_path / "plan", "net.whole", grids=[(1, 1)])
     register(registry, "faces", version("net", 1, made))
     place = tmp_path / "new" / "fetched"
-    assert serfer("registry", "fetch", "faces", "net.whole", "--out", str(place)).code == 0
+    assert serfer("app", "fetch", "faces", "net.whole", "--out", str(place)).code == 0
     assert load_plan(place).digest == made.plan
     check_artefacts(load_plan(place), place)
-    again = serfer("registry", "fetch", "faces", "net.whole", "--out", str(place))
+    again = serfer("app", "fetch", "faces", "net.whole", "--out", str(place))
     assert (again.code, "is there already" in again.err) == (3, True)
-    unknown = serfer("registry", "fetch", "faces", "net.none", "--out", str(tmp_path / "other"))
+    unknown = serfer("app", "fetch", "faces", "net.none", "--out", str(tmp_path / "other"))
     assert (unknown.code, "net.whole" in unknown.err) == (2, True)
     for file in (tmp_path / "registry" / "artefacts").rglob("*"):
         if file.is_file() and file.stat().st_size > 1000:
             file.chmod(0o600)
             file.write_bytes(b"x" * file.stat().st_size)
-    altered = serfer("registry", "fetch", "faces", "net.whole", "--out", str(tmp_path / "other"))
+    altered = serfer("app", "fetch", "faces", "net.whole", "--out", str(tmp_path / "other"))
     assert altered.code != 0
     assert not (tmp_path / "other").exists()
 
 
 def test_an_application_is_deleted_only_by_who_says_so_and_can_be_restored(serfer, registry, faces):
-    refused = serfer("registry", "delete", "faces")
+    refused = serfer("app", "delete", "faces")
     assert (refused.code, "give --yes" in refused.err) == (2, True)
     assert registry.applications() == ["faces"]
-    assert serfer("registry", "delete", "dogs", "--yes").code == 2
-    deleted = serfer("registry", "delete", "faces", "--yes")
+    assert serfer("app", "delete", "dogs", "--yes").code == 2
+    deleted = serfer("app", "delete", "faces", "--yes")
     assert (deleted.code, registry.applications()) == (0, [])
-    version = serfer("registry", "history", "faces").out.splitlines()[-1].split()[1]
-    assert serfer("registry", "restore", "faces", version).code == 0
+    version = serfer("app", "history", "faces").out.splitlines()[-1].split()[1]
+    assert serfer("app", "restore", "faces", version).code == 0
     assert registry.application("faces") == faces

@@ -147,7 +147,7 @@ def test_exceeded_limits_are_reported(tmp_path):
 
 
 def test_a_directory_without_a_build_is_refused(tmp_path):
-    with pytest.raises(InputError, match="serfer package"):
+    with pytest.raises(InputError, match="serfer deploy package"):
         examine_aws(FACTS, tmp_path)
 
 

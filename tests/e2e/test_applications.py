@@ -1,4 +1,4 @@
-"""Applications as `serfer serve` serves them (test_up_applications.py has several drivers and canaries)."""
+"""Applications as `serfer serve` serves them (test_several_drivers_applications.py has canaries)."""
 
 import io
 import signal
@@ -48,7 +48,7 @@ def test_with_nothing_named_the_registry_of_the_settings_is_served_and_no_networ
 ):
     open_registry(str(tmp_path / "registry"))
     served = serfer_here(command, "--port", "0", SERFER_REGISTRY=str(tmp_path / "registry"))
-    served.complains(2, "variants for instances" if command == "instance" else "serfer register")
+    served.complains(2, "variants for instances" if command == "instance" else "serfer app register")
 
 
 def classify(url):

@@ -16,8 +16,8 @@ from tests.e2e.conftest import keys
 from tests.e2e.small import CLASSES, LABELS, SIZE
 
 COMMANDS = (
-    *("classify", "split", "explain", "verify", "cost", "profile", "doctor", "bench", "bench overhead"),
-    *("instance", "tune", "simulate", "bench instance", "bench route", "bench policies", "bench simulator"),
+    *("classify", "split", "explain", "verify", "cost", "study profile", "doctor", "bench", "bench overhead"),
+    *("instance", "study tune", "study simulate", "bench instance", "bench route", "bench policies", "bench simulator"),
 )
 ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile"}
 FIELDS = {
@@ -57,7 +57,7 @@ def check_fields(answer):
 def test_the_zoo_model_recognises_real_photographs(serfer_, serfer_here, examples, tmp_path):
     """The main job with all its defaults: split once, local Lambda workers, an embedded Redis."""
     result = serfer_(
-        *("classify", *(examples / name for name in ANSWERS), "--json", "--top-k", "3"),
+        *("classify", "--demo", *(examples / name for name in ANSWERS), "--json", "--top-k", "3"),
         TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch"),  # torch's export would make one in TMPDIR
     )
     assert result.code == 0
@@ -77,7 +77,7 @@ def test_the_zoo_model_recognises_real_photographs(serfer_, serfer_here, example
         assert [stage["grid"] for stage in answer["stages"]] == ["2x2", "2x2", "1"]
     assert sum(stage["cold"] for stage in answers[0]["stages"]) == 9
     assert sum(stage["cold"] for stage in answers[2]["stages"]) == 0
-    again = serfer_here("classify", examples / "rocket.jpg", "--workers", "inprocess", "--compare")
+    again = serfer_here("classify", "--demo", examples / "rocket.jpg", "--workers", "inprocess", "--compare")
     assert again.code == 0
     assert "missile" in again.out
     assert "efficientnet-lite0, weights: ImageNet (pretrained)" in again.out

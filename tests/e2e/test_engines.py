@@ -138,14 +138,15 @@ class TestDeployed:
             }
 
     def test_deployed_functions_are_warmed_up_and_invoked(self, service, serfer_here, lean, redis, examples):
-        warmed = serfer_here("warm", "--plan", lean, "--store", redis, "--json", own_service=True, **service)
+        warmed = serfer_here("deploy", "warm", "--plan", lean, "--store", redis, "--json", own_service=True, **service)
         assert [json.loads(line)["started"] for line in warmed.lines] == [2, 1]
         common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis, "--json")
         for driver in ("push", "poll"):
-            report = json.loads(serfer_here(*common, "--driver", driver, own_service=True, **service).out)
+            report = json.loads(serfer_here(*common, "--engine", driver, own_service=True, **service).out)
             assert sum(stage["cold"] for stage in report["stages"]) == 0
         assert (
-            "slowest start ms" in serfer_here("warm", "--plan", lean, "--store", redis, own_service=True, **service).out
+            "slowest start ms"
+            in serfer_here("deploy", "warm", "--plan", lean, "--store", redis, own_service=True, **service).out
         )
 
     def test_without_credentials_or_region(self, serfer_here, plan, redis, examples):
@@ -199,7 +200,7 @@ class TestPluggedIn:
     def test_every_engine_works_on_a_third_party_store(self, serfer_here, lean, examples, tmp_path):
         picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"
         for driver in ("push", "poll"):
-            result = serfer_here("classify", picture, "--plan", lean, "--store", url, "--driver", driver, "--json")
+            result = serfer_here("classify", picture, "--plan", lean, "--store", url, "--engine", driver, "--json")
             report = json.loads(result.out)
             assert report["store"]["puts"] > 0
         assert [path.name for path in (tmp_path / "kept").iterdir()] == ["#lock"]

@@ -472,9 +472,9 @@ class TestCommands:
         assert [[stage["gang"] for stage in one["stages"]] for one in [*local, *here]] == [[0] * 4] * 4
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("command", ["serve", "up"])
-    def test_a_gang_wider_than_the_cores(self, start, square, examples, command):
-        running = start(command, "--plan", square, "--port", "0", "--json")
+    @pytest.mark.parametrize("drivers", [(), ("--drivers", "2")])
+    def test_a_gang_wider_than_the_cores(self, start, square, examples, drivers):
+        running = start("serve", *drivers, "--plan", square, "--port", "0", "--json")
         status = running.said()
         image = {"image": (examples / "rocket.jpg").read_bytes()}
         for _ in range(3):
@@ -484,7 +484,7 @@ class TestCommands:
         assert running.end().code == 0
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(("command", "code", "share"), [("serve", 2, 3), ("up", 4, 1)])
-    def test_fewer_slots_than_a_gang_has_members(self, start, square, command, code, share):
-        running = start(command, "--plan", square, "--port", "0", "--json", SERFER_LOCAL_CONCURRENCY="3")
+    @pytest.mark.parametrize(("drivers", "code", "share"), [((), 2, 3), (("--drivers", "2"), 4, 1)])
+    def test_fewer_slots_than_a_gang_has_members(self, start, square, drivers, code, share):
+        running = start("serve", *drivers, "--plan", square, "--port", "0", "--json", SERFER_LOCAL_CONCURRENCY="3")
         running.end().complains(code, f"needs 4 invocations at once, {share} are allowed", "SERFER_LOCAL_CONCURRENCY")

@@ -309,7 +309,7 @@ def test_a_state_machine_refuses_by_name(tiled, url, settings, redis):
     chosen = {"workers": "local", "driver": "stepfunctions", "settings": settings, "store": redis}
     with (
         serfer.open(tiled, results=url, **chosen) as pipeline,
-        pytest.raises(UsageError, match=r"state machine.*--driver push"),
+        pytest.raises(UsageError, match=r"state machine.*--engine push"),
     ):
         pipeline.run_to_result(images(1))
 

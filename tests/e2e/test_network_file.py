@@ -127,7 +127,7 @@ def test_a_plan_directory_among_the_images_is_the_network(serfer_here, tmp_path,
         (["small.onnx", "rocket.jpg", "--size", "99x99"], 3, "fixed to 34 on axis 2, not 99, 34 on axis 3, not 99"),
         (["small.onnx", "rocket.jpg", "--output", "loud"], 2, "softmax, sigmoid or none, not 'loud'"),
         (["small.onnx", "rocket.jpg", "--workers", "aws", "--store", "s3://b/p"], 2, "has no functions in AWS"),
-        (["small.onnx", "rocket.jpg", "--stack", "serfer-dev"], 2, "serfer package plan"),
+        (["small.onnx", "rocket.jpg", "--stack", "serfer-dev"], 2, "serfer deploy package plan"),
     ],
 )
 def test_wrong_use_is_refused_in_a_line(serfer_here, file, examples, tmp_path, arguments, code, words):
@@ -169,7 +169,7 @@ def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_part
 
 
 def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monkeypatch):
-    """What a driver is told by `serfer up` are plans: it makes none."""
+    """What a driver behind a balancer is told are plans: it makes none."""
     monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
     monkeypatch.setattr(service_options, "plan_directory", lambda _plan, _name: lean)
     served = served_models(None, [f"second={lean}"], [f"net={file}", str(lean)])
@@ -187,7 +187,7 @@ def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("serve",), ("up", "--drivers", "1")])
+@pytest.mark.parametrize("command", [("serve",), ("serve", "--drivers", "1")])
 def test_a_file_is_served(start, file, labels, command):
     running = start(*command, f"net={file}", "--labels", labels, "--port", "0", "--json")
     url = running.said()["url"]

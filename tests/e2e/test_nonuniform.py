@@ -78,7 +78,7 @@ def test_two_instances_share_a_burst_by_the_rates_of_their_batch_sizes(serve, se
     sizes = sorted(group["batch"] for group in groups if group["state"] == "serving")
     assert len(sizes) == 2
     assert sizes[0] < sizes[1] == 8
-    report = json.loads(serfer_here("simulate", "--replay", record, "--scenario", scenario, "--json").out)
+    report = json.loads(serfer_here("study", "simulate", "--replay", record, "--scenario", scenario, "--json").out)
     assert report["first"] is None
     assert report["decisions"] == report["same"]
     sent = {(one["kind"], one["batch"]): one for one in report["dispatch"]}

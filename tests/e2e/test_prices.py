@@ -1,4 +1,4 @@
-"""`serfer cost`, `serfer explain --pareto` and `serfer profile` on the command line."""
+"""`serfer cost`, `serfer explain --pareto` and `serfer study profile` on the command line."""
 
 import json
 import shutil
@@ -259,4 +259,4 @@ def test_a_negative_safety_is_refused(serfer_here, plan, tmp_path):
 
 
 def test_profiles_that_could_not_be_written_are_not_measured(serfer_here):
-    serfer_here("profile", "--out", "/proc/nowhere/x.json").complains(3, "cannot be written")
+    serfer_here("study", "profile", "--out", "/proc/nowhere/x.json").complains(3, "cannot be written")

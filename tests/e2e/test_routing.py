@@ -221,7 +221,7 @@ def test_an_instance_ends_by_itself_once_every_driver_is_dead(serve, cache, redi
 @pytest.mark.slow
 def test_the_whole_system_routes_and_leaves_nothing_behind(start, plan, scenario, cache):
     command = start(
-        *("up", "--plan", plan, "--drivers", "2", "--port", "0", "--json", "--log-level", "warning"),
+        *("serve", "--plan", plan, "--drivers", "2", "--port", "0", "--json", "--log-level", "warning"),
         *("--route", "auto", "--instances", "local", "--scenario", scenario),
     )
     status = json.loads(command.process.stdout.readline())
@@ -345,7 +345,7 @@ def test_a_pool_of_two_types_and_markets_serves_from_each_at_its_own_price(
     command.interrupt(signal.SIGTERM)
     assert command.end().code == 0
     assert not any(map(alive, instances(cache).values()))
-    report = json.loads(serfer_here("simulate", "--replay", record, "--scenario", scenario, "--json").out)
+    report = json.loads(serfer_here("study", "simulate", "--replay", record, "--scenario", scenario, "--json").out)
     assert report["decisions"] == report["same"] > 0
     assert "1 lost" in record.read_text()
 
@@ -382,7 +382,7 @@ def test_a_service_is_recorded_and_goes_on_from_what_it_learnt(serve, serfer_her
     assert [path.name for path in state.iterdir()] == ["small.break-even.json"]
     for file in (record, tmp_path / "r.1.jsonl"):
         assert json.loads(file.read_text().splitlines()[0])["fresh"] is False
-        report = json.loads(serfer_here("simulate", "--replay", file, "--scenario", scenario, "--json").out)
+        report = json.loads(serfer_here("study", "simulate", "--replay", file, "--scenario", scenario, "--json").out)
         assert report["decisions"] == report["same"] > 0
-    replay = ("simulate", "--replay", record, "--scenario", scenario, "--policy", "serverless", "--json")
+    replay = ("study", "simulate", "--replay", record, "--scenario", scenario, "--policy", "serverless", "--json")
     assert json.loads(serfer_here(*replay).out)["replayed"]["most_instances"] == 0

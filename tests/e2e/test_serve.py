@@ -104,7 +104,7 @@ class TestWrongUse:
     @pytest.mark.parametrize(
         ("arguments", "code", "words"),
         [
-            (["--driver", "push", "--workers", "moon"], 2, ["workers are inprocess, local or aws"]),
+            (["--engine", "push", "--workers", "moon"], 2, ["workers are inprocess, local or aws"]),
             (["--log-level", "loud"], 2, ["--log-level is debug, info, warning or error"]),
             (["--store", "memory://"], 2, ["memory:// cannot be shared with local workers"]),
             (["--keys", "/nowhere/keys.toml"], 2, ["SERFER_KEYS_FILE", "/nowhere/keys.toml does not exist"]),

@@ -130,7 +130,7 @@ def test_classify_invokes_the_functions_of_a_stack(serfer_here, variables, examp
 @pytest.mark.usefixtures("redis")
 def test_warm_lists_functions_by_their_deployed_names(serfer_here, variables, plan, bare):
     result = serfer_here(
-        "warm", "--plan", bare, "--stack", "live", "--hold-s", "0.1", "--json", own_service=True, **variables
+        "deploy", "warm", "--plan", bare, "--stack", "live", "--hold-s", "0.1", "--json", own_service=True, **variables
     )
     assert result.code == 0, result.err
     digest = load_plan(plan).digest[:12]
@@ -143,7 +143,7 @@ def test_warm_lists_functions_by_their_deployed_names(serfer_here, variables, pl
         (["--stack", "demo"], 2, ["--stack demo: say which plan it serves: --plan DIR"]),
         (["--stack", "demo", "--plan", "PLAN", "--workers", "local"], 2, ["--stack names functions in AWS"]),
         (["--stack", "older", "--plan", "PLAN"], 3, ["--stack older serves the plan 0123456789ab, this one is "]),
-        (["--stack", "demo", "--plan", "PLAN", "--driver", "stepfunctions"], 2, ["was packaged for push"]),
+        (["--stack", "demo", "--plan", "PLAN", "--engine", "stepfunctions"], 2, ["was packaged for push"]),
         (["--stack", "nowhere", "--plan", "PLAN"], 4, ["there is no such stack in us-east-1"]),
         (["--workers", "aws", "--plan", "PLAN"], 2, ["--workers aws needs --store", "or --stack"]),
     ],
@@ -209,7 +209,7 @@ def test_a_driver_function_serves_the_applications_variants_that_are_deployed(
         assert selected() == ("net.there", 1)  # nothing here could judge the canary
         assert call("GET", "/v1/applications/faces")[1]["canary"] is None
         status, problem = call("POST", "/v1/applications/faces/promote", body=b"{}")
-        assert (status, "serfer promote" in problem["detail"]) == (422, True)
+        assert (status, "serfer app promote" in problem["detail"]) == (422, True)
         registry.update("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
         assert selected() == ("net.two", 2)
         Path(str(registry)).rename(tmp := Path(f"{registry}.away"))

@@ -1,4 +1,4 @@
-"""`serfer instance` and `serfer tune` as a user runs them."""
+"""`serfer instance` and `serfer study tune` as a user runs them."""
 
 import json
 import signal
@@ -98,13 +98,13 @@ def test_half_precision_reports_its_loss_and_an_instance_exits_when_idle(launch,
 def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
     file = tmp_path / "machine.toml"
     arguments = ("--plan", directory, "--slo-ms", 10_000, "--most", 4, "--repeats", 2, "--name", "t3.small")
-    result = serfer_here("tune", *arguments, "--out", file)
+    result = serfer_here("study", "tune", *arguments, "--out", file)
     assert (result.code, result.err) == (0, "")
     assert "N_batch" in result.out
     [table] = tomllib.loads(file.read_text())["instance"]
     assert (table["name"], table["usd_per_hour"]) == ("t3.small", 0.0208)  # from the price data
     assert table in tomllib.loads(result.out[result.out.index("[[instance]]") :])["instance"]
-    document = json.loads(serfer_here("tune", *arguments, "--json", "--usd-per-hour", 2).out)
+    document = json.loads(serfer_here("study", "tune", *arguments, "--json", "--usd-per-hour", 2).out)
     assert ([size for size, _ in document["batches"]], document["machine"]["usd_per_hour"]) == ([1, 2, 4], 2.0)
 
 
@@ -115,8 +115,8 @@ def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
         (("instance", "--max-batch", "0"), 2, ("--max-batch is 1 to 1024",)),
         (("instance", "--memory-mb", "0"), 2, ("--memory-mb is 1 to",)),
         (("instance", "--auto-scaling-release"), 2, ("--exit-when-idle-s",)),
-        (("tune", "--slo-ms", "1e-9", "--most", "1"), 3, ("one image takes", "--slo-ms")),
-        (("tune", "--slo-ms", "0"), 2, ("--slo-ms is a number",)),
+        (("study", "tune", "--slo-ms", "1e-9", "--most", "1"), 3, ("one image takes", "--slo-ms")),
+        (("study", "tune", "--slo-ms", "0"), 2, ("--slo-ms is a number",)),
     ],
 )
 def test_usage_errors_are_one_line(serfer_here, directory, arguments, code, words):
@@ -129,7 +129,7 @@ def test_an_invalid_plan_is_reported_in_one_line(serfer_here, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", [["instance", "--port", "0"], ["tune", "--slo-ms", "100"], ["serve", "--port", "0"]]
+    "command", [["instance", "--port", "0"], ["study", "tune", "--slo-ms", "100"], ["serve", "--port", "0"]]
 )
 def test_a_plan_that_does_not_classify_is_refused_at_the_start(serfer_here, tmp_path, command):
     dense = split_dense(tmp_path / "dense", ["classes"])

@@ -1,4 +1,4 @@
-"""`serfer tune`: what it says of a machine is a scenario's table, as it stands."""
+"""`serfer study tune`: what it says of a machine is a scenario's table, as it stands."""
 
 import tomllib
 

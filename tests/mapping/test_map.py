@@ -170,7 +170,7 @@ def test_local_workers_compute_the_same(serfer, command, tmp_path):
 
 
 def test_a_state_machine_which_runs_whole_plans_is_refused(serfer, command):
-    refused = serfer(*command[:-1], "local", "--driver", "stepfunctions")
+    refused = serfer(*command[:-1], "local", "--engine", "stepfunctions")
     assert refused.code == 2
     assert "use push or poll" in refused.err
 

@@ -50,9 +50,9 @@ def test_cost_prices_one_window(serfer, plan):
         ("verify", "PLAN"),
         ("cost", "PLAN", "--cluster-profile", "SCENARIO"),
         ("serve", "--plan", "PLAN"),
-        ("up", "--plan", "PLAN"),
-        ("up", "--plan", "named=PLAN"),
-        ("simulate", "poisson:rate=1,hours=1", "--scenario", "SCENARIO", "--plan", "PLAN"),
+        ("serve", "--drivers", "2", "--plan", "PLAN"),
+        ("serve", "--drivers", "2", "--plan", "named=PLAN"),
+        ("study", "simulate", "poisson:rate=1,hours=1", "--scenario", "SCENARIO", "--plan", "PLAN"),
     ],
 )
 def test_commands_whose_queries_are_whole_images_refuse_a_map_plan(serfer, plan, command, tmp_path):

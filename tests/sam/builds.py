@@ -1,4 +1,4 @@
-"""BUILD directories as `serfer package` writes them, as far as prices and the doctor read them."""
+"""BUILD directories as `serfer deploy package` writes them, as far as prices and the doctor read them."""
 
 import functools
 

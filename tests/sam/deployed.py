@@ -1,4 +1,4 @@
-"""Stacks as `make deploy` makes them on ministack, asked as users ask them."""
+"""Stacks as `serfer deploy apply` makes them on ministack, asked as users ask them."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from serfer.cli.main import app
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.local.lambda_.function import ACCOUNT, REGION
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
@@ -46,16 +48,16 @@ class Deployed:
         assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
-    def target(self, name, *variables):
-        """The command line of a target of the Makefile, which sets nothing up again."""
-        return ("make", "--old-file=.venv/.set-up", name, f"BUILD={self.build}", "ENV=dev", *variables)
+    def target(self, command, *options):
+        """The command line of a command of `serfer deploy` on this environment."""
+        return (sys.executable, "-m", "serfer", "deploy", command, self.build, "dev", *options)
 
-    def make(self, target, *variables):
-        self.run(*self.target(target, *variables))
+    def make(self, command, *options):
+        self.run(*self.target(command, *options))
 
     def package(self, plan, *options):
         place = ("--out", self.build, "--name", self.name, "--store", "s3")
-        self.run(sys.executable, "-m", "serfer", "package", plan, *place, *options)
+        self.run(sys.executable, "-m", "serfer", "deploy", "package", plan, *place, *options)
 
     def classify(self, plan, image, *options):
         """Ask the stack's functions; where they start, it takes as long as it takes, unlike by the REST API."""
@@ -95,6 +97,11 @@ class Deployed:
         """The names that plans' functions have, with the driver's."""
         parts = ((load_plan(plan), part) for plan in plans for part in load_plan(plan).functions)
         return {f"{self.stack}-driver", *(plan.deployed(self.stack, *part) for plan, part in parts)}
+
+
+def called(*words):
+    """Run `serfer deploy` in this process; return its exit code."""
+    return _exit_code(app, ["deploy", *map(str, words)], _Interrupt())
 
 
 def predictions(report):

@@ -1,4 +1,4 @@
-"""Templates of every combination that `serfer package` offers, as AWS's own translator and cfn-lint see them."""
+"""Templates of every combination that `serfer deploy package` offers, as AWS's own translator and cfn-lint see them."""
 
 import copy
 import functools

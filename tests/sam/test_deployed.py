@@ -1,4 +1,4 @@
-"""`make deploy`, update, rollback and destroy on ministack: SAM CLI deploys what `serfer package` wrote, unaltered.
+"""`serfer deploy apply`, updates, rollback and destroy on ministack: SAM CLI deploys what was packaged, unaltered.
 
 The stack goes through its life in the order of the tests; each fixture makes one step and depends on the one before.
 What ministack proves: names, references, order, layers, environments, API keys, the logic of updates, the code under
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="m
 def created(account, plans, tmp_path_factory):
     stack = Deployed(account, tmp_path_factory.mktemp("created") / "build", "demo")
     stack.package(plans[0])
-    stack.make("deploy")
+    stack.make("apply")
     yield stack
     shutil.rmtree(stack.build)  # it is large, and pytest keeps what three runs wrote
 
@@ -41,7 +41,7 @@ def elsewhere(created, plans, tmp_path_factory):
 @pytest.fixture(scope="module")
 def updated(elsewhere, plans):
     elsewhere.package(plans[1], "--previous-of", elsewhere.stack)
-    elsewhere.make("deploy")
+    elsewhere.make("apply")
     return elsewhere
 
 
@@ -81,10 +81,10 @@ def test_a_state_machine_takes_a_query_through_the_stack_it_came_with(
     account, plans, image, expected, tmp_path_factory
 ):
     stack = Deployed(account, tmp_path_factory.mktemp("steps") / "build", "steps")
-    stack.package(plans[0], "--driver", "stepfunctions")
-    stack.make("deploy")
+    stack.package(plans[0], "--engine", "stepfunctions")
+    stack.make("apply")
     check_permissions(stack, {"DriverRole", "WorkerRole", "MachineRole"})
-    report = stack.classify(plans[0], image, "--driver", "stepfunctions")
+    report = stack.classify(plans[0], image, "--engine", "stepfunctions")
     assert predictions(report) == expected
     machines = account.client("stepfunctions")
     (run,) = machines.list_executions(stateMachineArn=stack.outputs["StateMachine"])["executions"]
@@ -100,7 +100,7 @@ def test_a_state_machine_takes_a_query_through_the_stack_it_came_with(
 
 def test_an_update_that_would_delete_the_plan_that_is_served_is_refused(elsewhere, plans):
     served = load_plan(plans[0]).digest[:12]
-    done = elsewhere.tried(*elsewhere.target("deploy"))
+    done = elsewhere.tried(*elsewhere.target("apply"))
     assert done.returncode != 0
     assert f"{elsewhere.stack} serves the plan {served}" in done.stderr
     assert elsewhere.functions == elsewhere.named(plans[0])
@@ -138,7 +138,7 @@ def test_a_stack_whose_plan_cannot_be_kept_is_replaced_and_goes_back_by_its_earl
     for stack, plan in zip(builds, plans, strict=True):
         stack.package(plan, "--no-previous")
     for stack, plan in zip(builds[::-1], plans[::-1], strict=True):
-        stack.make("deploy", "REPLACE=1")
+        stack.make("apply", "--replace")
         assert stack.functions == rolled_back.named(plan)
         with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
             report = client.classify(image)

@@ -38,7 +38,7 @@ def fetching(account, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(weights, "PIECE_BYTES", 1500)  # ministack has no least size of a part
         package(directory, stack.build, options, settings, progress=lambda _: None)
-    stack.make("deploy")
+    stack.make("apply")
     yield stack, directory
     shutil.rmtree(stack.build)
 
@@ -77,7 +77,7 @@ def keeping(account, tmp_path_factory):
     directory = split_dense(root, MAPS, grids=["2x2", "1x2"], cuts=["relu1"])
     stack = Deployed(account, root / "build", "keeping")
     stack.package(directory, "--results-days", "1")
-    stack.make("deploy")
+    stack.make("apply")
     yield stack, directory
     shutil.rmtree(stack.build)
 
@@ -121,7 +121,7 @@ def recommended(account, tmp_path_factory):
     split("alexnet", out=directory, cold_share=0, progress=lambda _: None)
     stack = Deployed(account, directory.parent / "build", "alexnet")
     stack.package(directory)
-    stack.make("deploy")
+    stack.make("apply")
     yield stack, directory
     shutil.rmtree(directory.parent)
 
@@ -146,7 +146,7 @@ def alone(account, tmp_path_factory):
     directory = split_small(tmp_path_factory.mktemp("alone"), grids=[(1, 1)])
     stack = Deployed(account, directory.parent / "build", "alone")
     stack.package(directory)
-    stack.make("deploy")
+    stack.make("apply")
     yield stack, directory
     shutil.rmtree(stack.build)
 
@@ -180,7 +180,7 @@ def test_a_driver_that_runs_its_plan_answers_by_the_rest_api_and_leaves_health_c
 def test_a_driver_that_ran_its_plan_invokes_the_functions_of_the_next(alone, plans, image, expected):
     stack, directory = alone
     stack.package(plans[0])
-    stack.make("deploy")
+    stack.make("apply")
     assert check_answer(stack, plans[0], image, expected).bytes_put > 0
     stack.make("rollback")
     assert check_answer(stack, directory, image, expected).bytes_put == 0
@@ -196,7 +196,7 @@ def pair(account, plans, tmp_path_factory):
     shutil.copytree(plans[0], directory / COLD_DIRECTORY)
     stack = Deployed(account, root / "build", "pair")
     stack.package(directory, "--ping-every", "5")
-    stack.make("deploy")
+    stack.make("apply")
     yield stack, directory
     shutil.rmtree(stack.build)
 

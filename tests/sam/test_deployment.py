@@ -77,7 +77,7 @@ def test_choices_that_cannot_be_are_refused():
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "{}"])
 def test_an_invalid_record_is_refused(text):
-    with pytest.raises(InputError, match="serfer package"):
+    with pytest.raises(InputError, match="serfer deploy package"):
         parse_deployment(text)
 
 

@@ -1,4 +1,4 @@
-"""`serfer package`: a directory that is whole, reproducible, careful with what it replaces, and keeps one plan back."""
+"""`serfer deploy package`: a directory that is whole, reproducible, careful with what it replaces, and keeps a plan."""
 
 import hashlib
 import io
@@ -262,7 +262,7 @@ def test_sam_build_output_is_replaced_and_foreign_files_are_not(packed, plans, t
     (foreign / "x").touch()
     shutil.rmtree(build)
     foreign.rename(build)
-    with pytest.raises(InputError, match="not written by serfer package"):
+    with pytest.raises(InputError, match="not written by serfer deploy package"):
         packed(plans[0])
 
 
@@ -373,7 +373,7 @@ def test_variants_that_drivers_would_not_use_are_refused(packed, plans, tmp_path
         ({"applications": Serves("/srv/registry", ("faces",))}, "--registry is s3://"),
         ({"applications": Serves("s3://models/x", ("faces", "faces"))}, "--app names 1 to 20"),
         ({"applications": Serves("s3://models/x", ("a b",))}, "--app 'a b'"),
-        ({"applications": Serves("s3://models/x", ("faces",)), "engine": "stepfunctions"}, "--driver push or poll"),
+        ({"applications": Serves("s3://models/x", ("faces",)), "engine": "stepfunctions"}, "--engine push or poll"),
         ({"applications": Serves("s3://models/x", ("faces",)), "driver_runs": "always"}, "--driver-runs always"),
     ],
 )
@@ -433,7 +433,7 @@ def test_a_plan_before_that_had_no_pool_gets_none(packed, plans, tmp_path):
 
 
 def test_a_pool_without_a_profile_is_refused(packed, plans, tmp_path):
-    with pytest.raises(UsageError, match=r"--gpu-profile is missing: run serfer tune --name g6.xlarge"):
+    with pytest.raises(UsageError, match=r"--gpu-profile is missing: run serfer study tune --name g6.xlarge"):
         packed(plans[0], POOLED)
     assert not (tmp_path / "build").exists()
 
@@ -447,7 +447,7 @@ def test_the_command_packages_a_pool(plans, tmp_path):
     given = ["--gpu-instance-type", "g6.xlarge", "--gpu-max", "3", "--gpu-warm-pool", "1"]
     given += ["--gpu-profile", str(profile), "--gpu-slo-ms", "200"]
     build = tmp_path / "build"
-    words = ["package", str(plans[0]), "--out", str(build), "--region", "us-east-1", "--json"]
+    words = ["deploy", "package", str(plans[0]), "--out", str(build), "--region", "us-east-1", "--json"]
     done = CliRunner().invoke(app, [*words, "--drivers", "fleet", *given])
     assert done.exit_code == 0, done.output
     assert load_deployment(build).options.gpu == GpuPool("g6.xlarge", 3, 1)
@@ -473,7 +473,7 @@ def test_the_command_deploys_the_store_that_the_plan_was_made_for_and_says_for_w
     monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
 
     def packaged(build, *options):
-        words = ["package", str(plans[0]), "--out", str(tmp_path / build), "--region", "us-east-1", *options]
+        words = ["deploy", "package", str(plans[0]), "--out", str(tmp_path / build), "--region", "us-east-1", *options]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         return load_deployment(tmp_path / build).options.store, " ".join(done.stdout.split())
@@ -495,7 +495,7 @@ def test_the_directory_of_another_tool_is_not_replaced(packed, plans, tmp_path):
     own.touch()
     (tmp_path / "build" / "deployment.json").write_text('{"kind": "Deployment"}')
     for keep in (True, False):
-        with pytest.raises(InputError, match="not written by serfer package"):
+        with pytest.raises(InputError, match="not written by serfer deploy package"):
             packed(plans[0], keep_previous=keep)
     assert own.exists()
 
@@ -671,14 +671,14 @@ class TestColdPlan:
 
     def test_the_command_says_that_it_is_left_out(self, pair, tmp_path, cache, monkeypatch):
         monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
-        arguments = ["package", str(pair), "--out", str(tmp_path / "build"), "--driver", "poll"]
+        arguments = ["deploy", "package", str(pair), "--out", str(tmp_path / "build"), "--engine", "poll"]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        assert "is left out: --driver poll" in " ".join(done.stderr.split())
+        assert "is left out: --engine poll" in " ".join(done.stderr.split())
 
     def test_the_command_lists_its_functions(self, pair, tmp_path, cache, monkeypatch):
         monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
-        done = CliRunner().invoke(app, ["package", str(pair), "--out", str(tmp_path / "build")])
+        done = CliRunner().invoke(app, ["deploy", "package", str(pair), "--out", str(tmp_path / "build")])
         assert done.exit_code == 0, done.output
         assert "cold plan, stage-0-0" in done.stdout
         assert f"with the cold plan {digests([pair / COLD_DIRECTORY])[0]}" in " ".join(done.stdout.split())

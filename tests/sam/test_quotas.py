@@ -47,12 +47,12 @@ def test_deployable_plans_are_accepted(monkeypatch):
         (
             with_first(predicted_ms=4e5),
             {"drivers": "fleet", "engine": "stepfunctions-express"},
-            "an Express workflow runs 300 s: use --driver stepfunctions",
+            "an Express workflow runs 300 s: use --engine stepfunctions",
         ),
         (
             with_first(tiles=small_plan().stages[0].tiles * 500, grid=Grid(50, 20)),
             {"engine": "stepfunctions"},
-            "--driver stepfunctions: the plan has 1001 tasks",
+            "--engine stepfunctions: the plan has 1001 tasks",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""`make aws-smoke`: what is measured, what is refused, and that nothing is left, however it ends."""
+"""`serfer deploy smoke`: what is measured, what is refused, and that nothing is left, however it ends."""
 
 import os
 import shutil
@@ -14,7 +14,6 @@ import pytest
 from moto import mock_aws
 
 from sam import smoke
-from sam.__main__ import main
 from sam.measure import Fact, Sample, dump_facts, facts_of
 from sam.samconfig import stack_of
 from sam.smoke import Budget, Order
@@ -26,6 +25,7 @@ from serfer.settings import Settings, load_settings
 from tests.e2e.small import split_small
 from tests.sam.builds import build as build_of
 from tests.sam.built import SAM
+from tests.sam.deployed import called
 
 ROOT = Path(__file__).parents[2]
 STACK = "demo-smoke"
@@ -90,7 +90,7 @@ def test_the_file_is_one_for_serfer_aws_file_and_says_where_it_was_measured():
 def test_a_budget_stops_when_it_is_spent():
     budget = Budget(0.01)
     budget.spend(0.009)
-    with pytest.raises(QueryError, match=r"MAX_USD=0\.01: stopped"):
+    with pytest.raises(QueryError, match=r"--max-usd 0\.01: stopped"):
         budget.spend(0.002)
     assert budget.spent_usd == pytest.approx(0.011)
 
@@ -98,8 +98,8 @@ def test_a_budget_stops_when_it_is_spent():
 @pytest.mark.parametrize(
     ("choices", "more", "message"),
     [
-        ({}, {"most_usd": 1e-9}, "estimated at .* more than MAX_USD=1e-09"),
-        ({}, {"most_usd": float("nan")}, "MAX_USD is a number of dollars above 0"),
+        ({}, {"most_usd": 1e-9}, "estimated at .* more than --max-usd=1e-09"),
+        ({}, {"most_usd": float("nan")}, "--max-usd is a number of dollars above 0"),
         ({}, {"out": Path("/nowhere/aws.toml")}, "there is no directory /nowhere"),
         ({"drivers": "fleet"}, {}, "package with --drivers function"),
         ({"store": "valkey"}, {}, "--store s3 or s3express, not function and valkey"),
@@ -118,7 +118,7 @@ def test_without_credentials_it_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")  # which the command sets: it is put back
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert main(["smoke", str(build_of(tmp_path / "build")), "dev"]) == 4
+    assert called("smoke", str(build_of(tmp_path / "build")), "dev") == 4
     assert "no AWS credentials: set AWS_PROFILE" in capsys.readouterr().err
 
 
@@ -172,7 +172,7 @@ def test_a_run_that_fails_before_its_stack_exists_reports_the_reason(tmp_path, m
 def test_a_stack_that_is_there_is_neither_updated_nor_deleted(tmp_path, aws):
     aws.client("cloudformation").create_stack(StackName=STACK, TemplateBody=TEMPLATE)
     order = order_of(tmp_path)
-    with pytest.raises(UsageError, match=f"make destroy BUILD={order.build} STACK={STACK}"):
+    with pytest.raises(UsageError, match=f"serfer deploy destroy {order.build} --stack {STACK}"):
         smoke.smoke(order, Settings(), aws, lambda _: None)
     assert stacks(aws) == [STACK]
 
@@ -182,7 +182,7 @@ def packaged(tmp_path_factory):
     """A BUILD directory of a small network, written by the command line."""
     root = tmp_path_factory.mktemp("smoke")
     plan = split_small(root, grids=[(1, 2), (1, 1)])
-    command = [sys.executable, "-m", "serfer", "package", plan, "--out", root / "build", "--name", "demo"]
+    command = [sys.executable, "-m", "serfer", "deploy", "package", plan, "--out", root / "build", "--name", "demo"]
     command += ["--store", "s3"]  # a cache, the plan's own store, is reached from its network alone
     variables = {**os.environ, "SERFER_CACHE_DIR": str(load_settings().cache_dir)}
     subprocess.run(command, env=variables, check=True, capture_output=True)
@@ -192,12 +192,12 @@ def packaged(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def aws_smoke(account, packaged):
-    """Run the Makefile's target in the account."""
+    """Run the command in the account."""
 
     def run(out):
         kept = {name: os.environ[name] for name in ("PATH", "SERFER_CACHE_DIR") if name in os.environ}
         home = {"HOME": str(packaged.parent)}
-        command = ["make", "--old-file=.venv/.set-up", "aws-smoke", f"BUILD={packaged}", f"OUT={out}", "MAX_USD=0.5"]
+        command = [sys.executable, "-m", "serfer", "deploy", "smoke", packaged, "--out", out, "--max-usd", "0.5"]
         return subprocess.run(
             command, cwd=ROOT, env={**kept, **home, **account.environment}, capture_output=True, text=True, check=False
         )
@@ -259,7 +259,7 @@ def test_a_deployment_that_does_not_answer_is_deleted_as_well(account, aws_smoke
     )
     done = aws_smoke(tmp_path / "aws.toml")
     assert "Successfully created/updated stack" in done.stderr
-    assert done.returncode == 2, done.stderr[-2000:]  # make's, for whatever failed
+    assert done.returncode == 4, done.stderr[-2000:]
     assert "demo-smoke is gone" in done.stderr
     assert not (tmp_path / "aws.toml").exists()
     remaining = left(account)

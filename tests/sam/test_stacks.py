@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from sam import stacks
-from sam.__main__ import main
 from sam.build import fetch
 from sam.build import package as package_module
 from sam.build.package import package
@@ -25,6 +24,7 @@ from tests.e2e.small import split_small
 from tests.sam.builds import build as build_directory
 from tests.sam.builds import options
 from tests.sam.conftest import OPTIONS
+from tests.sam.deployed import called
 from tests.sam.ministack_server import PYTHON, MinistackServer, deploy
 from tests.sam.test_package import digests
 
@@ -119,11 +119,11 @@ def deployed(session, packed, plans, tmp_path):
 
 def test_a_new_directory_does_not_delete_the_served_plan(deployed, packed, plans, tmp_path, capsys):
     packed(plans[1])
-    assert main(["check", str(tmp_path / "build"), "dev"]) == 2
+    assert called("check", str(tmp_path / "build"), "dev") == 2
     message = capsys.readouterr().err
     assert f"test-dev serves the plan {deployed}" in message
     assert "--previous-of test-dev" in message
-    assert main(["check", str(tmp_path / "build"), "prod"]) == 0  # a stack that there is not yet
+    assert called("check", str(tmp_path / "build"), "prod") == 0  # a stack that there is not yet
 
 
 def check_drivers(fetched, kept, digest):
@@ -137,7 +137,7 @@ def check_drivers(fetched, kept, digest):
 
 def test_a_new_directory_keeps_the_plan_that_a_stack_serves(deployed, packed, plans, tmp_path):
     assert packed(plans[1], previous_of="test-dev").plans == tuple(digests(plans[::-1]))
-    assert main(["check", str(tmp_path / "build"), "dev"]) == 0
+    assert called("check", str(tmp_path / "build"), "dev") == 0
     packed(plans[0], "local")
     packed(plans[1], "local")  # the same from a directory that had the plan before
     assert tree_digest(tmp_path / "build" / "plans") == tree_digest(tmp_path / "local" / "plans")
@@ -180,15 +180,15 @@ def test_a_stack_of_an_older_format_is_replaced_where_that_is_asked_for(
     of_an_older_format(tmp_path / "build" / "driver" / "plans" / deployed / "plan.json")
     name = f"test-dev-{deployed}-0-0"
     session.client("lambda").update_function_code(FunctionName=name, ZipFile=zipped(function))
-    advice = "--no-previous, .*make deploy REPLACE=1.*"
+    advice = "--no-previous, .*serfer deploy apply --replace.*"
     with pytest.raises(PlanError, match=rf"{advice}{deployed}/plan\.json has format 10, .* split the network again"):
         packed(plans[1])
     with pytest.raises(PlanError, match=rf"{advice}the plan {deployed} of test-dev has format 10"):
         packed(plans[1], "fresh", previous_of="test-dev")
     assert packed(plans[1], keep_previous=False).plans == tuple(digests(plans[1:]))
-    assert main(["check", str(tmp_path / "build"), "dev"]) == 2
-    assert "make deploy REPLACE=1" in capsys.readouterr().err
-    assert main(["check", str(tmp_path / "build"), "dev", "--replace"]) == 0
+    assert called("check", str(tmp_path / "build"), "dev") == 2
+    assert "serfer deploy apply --replace" in capsys.readouterr().err
+    assert called("check", str(tmp_path / "build"), "dev", "--replace") == 0
 
 
 @pytest.mark.usefixtures("deployed")
@@ -218,7 +218,7 @@ def test_an_update_that_changes_the_store_is_refused(session, tmp_path, capsys):
     [plan] = json.loads((place / "deployment.json").read_text())["plans"]
     deploy(session, "demo-dev", [plan])
     for replaced in ([], ["--replace"]):
-        assert main(["check", str(place), "dev", *replaced]) == 2
+        assert called("check", str(place), "dev", *replaced) == 2
         assert "demo-dev has the store s3, and BUILD was packaged for valkey" in capsys.readouterr().err
 
 
@@ -241,24 +241,24 @@ def test_rollback_restores_the_stacks_previous_plan(session, samconfig_only, cap
         deploy(session, "demo-dev", plans_)
     deploy(session, "demo-prod", [one])
     deploy(session, "demo-prod", [three, one], Days="30")
-    assert main(["rollback", samconfig_only, "prod"]) == 0
+    assert called("app", "rollback", samconfig_only, "prod") == 0
     assert outputs(session, "demo-prod")["Serving"] == one
     assert outputs(session, "demo-prod")["Days"] == "30"  # the other parameters stay what they are
     assert outputs(session, "demo-dev")["Serving"] == three
-    assert main(["rollback", samconfig_only, "prod"]) == 2
+    assert called("app", "rollback", samconfig_only, "prod") == 2
     assert f"demo-prod went back to {one} already" in capsys.readouterr().err
 
 
 def test_rollback_without_a_previous_plan_changes_nothing(session, samconfig_only, capsys):
     one, two = "1" * 12, "2" * 12
     deploy(session, "demo-dev", [one])
-    assert main(["rollback", samconfig_only, "dev"]) == 2
+    assert called("app", "rollback", samconfig_only, "dev") == 2
     assert "there is none to go back to" in capsys.readouterr().err
     deploy(session, "demo-prod", [two, one])
-    assert main(["rollback", samconfig_only, "prod"]) == 2
+    assert called("app", "rollback", samconfig_only, "prod") == 2
     assert f"has never served {one}" in capsys.readouterr().err
     deploy(session, "demo-prod", [two, one], Days="30")  # an update of nothing but a parameter
-    assert main(["rollback", samconfig_only, "prod"]) == 2
+    assert called("app", "rollback", samconfig_only, "prod") == 2
     assert f"has never served {one}" in capsys.readouterr().err
     assert outputs(session, "demo-prod")["Serving"] == two
 
@@ -282,7 +282,7 @@ def test_the_command_keeps_the_plan_of_a_stack_unless_it_is_to_keep_none(plans, 
         raise InputError("enough")
 
     monkeypatch.setattr("serfer.cli.package.write", write)
-    arguments = ["package", str(plans[0]), "--out", str(tmp_path / "build"), "--previous-of", "shop-prod"]
+    arguments = ["deploy", "package", str(plans[0]), "--out", str(tmp_path / "build"), "--previous-of", "shop-prod"]
     assert CliRunner().invoke(app, [*arguments, "--no-previous"]).exception.exit_code == 2
     assert kept == []
     CliRunner().invoke(app, arguments)
@@ -314,10 +314,10 @@ def test_both_plans_of_a_generation_are_fetched_back(session, packed, pair, plan
 def test_rollback_never_serves_a_cold_plan(session, samconfig_only, capsys):
     one, whole, cold = "1" * 12, "2" * 12, "3" * 12
     deploy(session, "demo-dev", [whole, cold], generations=f"{whole}:{cold}")
-    assert main(["rollback", samconfig_only, "dev"]) == 2
+    assert called("app", "rollback", samconfig_only, "dev") == 2
     assert "there is none to go back to" in capsys.readouterr().err
     deploy(session, "demo-dev", [one, whole, cold], generations=f"{one},{whole}:{cold}")
-    assert main(["rollback", samconfig_only, "dev"]) == 0
+    assert called("app", "rollback", samconfig_only, "dev") == 0
     assert outputs(session, "demo-dev")["Serving"] == whole
 
 
@@ -325,5 +325,5 @@ def test_rollback_restores_a_plan_that_came_as_the_other_ones_companion(session,
     whole, cold = "2" * 12, "3" * 12
     deploy(session, "demo-dev", [whole, cold], generations=f"{whole}:{cold}")
     deploy(session, "demo-dev", [cold, whole], generations=f"{cold},{whole}:{cold}")
-    assert main(["rollback", samconfig_only, "dev"]) == 0
+    assert called("app", "rollback", samconfig_only, "dev") == 0
     assert outputs(session, "demo-dev")["Serving"] == whole

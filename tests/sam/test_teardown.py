@@ -1,4 +1,4 @@
-"""`make destroy`: a stack goes with all that it holds, and with what SAM CLI uploaded for it."""
+"""`serfer deploy destroy`: a stack goes with all that it holds, and with what SAM CLI uploaded for it."""
 
 import json
 
@@ -10,11 +10,11 @@ from botocore.stub import Stubber
 from moto.server import ThreadedMotoServer
 
 from sam import teardown
-from sam.__main__ import main
 from sam.options import Options
 from sam.samconfig import samconfig
 from sam.stacks import companion_stack, repositories
 from serfer.core.errors import UnavailableError, UsageError
+from tests.sam.deployed import called
 
 STACK = "demo-dev"
 
@@ -129,18 +129,18 @@ def test_only_this_stacks_sam_uploads_are_deleted(session):
 def test_the_command_deletes_the_stack_of_samconfig(session, tmp_path, capsys):
     (tmp_path / "samconfig.toml").write_bytes(samconfig(Options("demo")))
     made(session, STACK, Store={})
-    assert main(["teardown", str(tmp_path), "dev"]) == 0
+    assert called("destroy", str(tmp_path), "dev") == 0
     assert session.client("s3").list_buckets()["Buckets"] == []
-    assert main(["teardown", str(tmp_path), "prod"]) == 2
+    assert called("destroy", str(tmp_path), "prod") == 2
     assert "no stack demo-prod in us-east-1" in capsys.readouterr().err
-    assert main(["teardown", str(tmp_path), "elsewhere"]) == 3
+    assert called("destroy", str(tmp_path), "elsewhere") == 3
     assert "'elsewhere'" in capsys.readouterr().err
 
 
 def test_a_stack_of_others_is_left_alone(session):
     bucket = made(session, STACK, tag="theirs", Store={})["Store"]
     store = filled(session, bucket, "precious")
-    with pytest.raises(UsageError, match=f"{STACK} is not a stack of serfer package"):
+    with pytest.raises(UsageError, match=f"{STACK} is not a stack of serfer deploy package"):
         teardown.tear_down(STACK, session, lambda _: None)
     assert listed(store, bucket) == ["precious"]
 

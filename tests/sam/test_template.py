@@ -113,7 +113,7 @@ def test_the_text_says_the_same_as_the_template_without_references_and_is_always
     text = dump(template(*chosen))
     assert yaml.load(text, yaml.CSafeLoader) == template(*chosen)
     assert text == dump(make_template(options(*chosen), plans()))
-    assert "Made by `serfer package`" in text.splitlines()[0]
+    assert "Made by `serfer deploy package`" in text.splitlines()[0]
     events = [*yaml.parse(text, yaml.CSafeLoader)]
     assert len(events) > 1000
     assert not [event for event in events if getattr(event, "anchor", None)]
@@ -243,7 +243,7 @@ def test_results_are_kept_for_a_month_at_most(days):
 
 
 def test_state_machines_keep_no_results():
-    with pytest.raises(UsageError, match="--results-days goes with --driver push or poll: stepfunctions-express keeps"):
+    with pytest.raises(UsageError, match="--results-days goes with --engine push or poll: stepfunctions-express keeps"):
         make_template(options(engine="stepfunctions-express", results_days=1), plans())
 
 
@@ -392,7 +392,7 @@ def test_state_machines_are_valid_after_substitution(tmp_path):
 def test_a_machine_whose_state_would_be_too_large_with_real_names_is_refused():
     """A name in the template is shorter than the ARN that takes its place."""
     many = sealed(wide_plan((1200, 1), (1200, 1)))
-    with pytest.raises(PlanError, match="--driver push"):
+    with pytest.raises(PlanError, match="--engine push"):
         state_machine(many, options(engine="stepfunctions"))
 
 

@@ -1,4 +1,4 @@
-"""`serfer simulate` and `serfer bench policies`, as users call them."""
+"""`serfer study simulate` and `serfer bench policies`, as users call them."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def plan(tmp_path_factory):
 
 
 def called(*arguments):
-    result = CliRunner().invoke(app, ["simulate", *WINDOW, *map(str, arguments)])
+    result = CliRunner().invoke(app, ["study", "simulate", *WINDOW, *map(str, arguments)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -256,7 +256,7 @@ def test_a_ceiling_binds(scenario):
 
 def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario, tmp_path):
     scenario.write_text(TOML.replace("qps = 60", "qps = 30"))
-    arguments = ["simulate", "poisson:hours=0.2", "--scenario", str(scenario), "--level", "rates", "--json"]
+    arguments = ["study", "simulate", "poisson:hours=0.2", "--scenario", str(scenario), "--level", "rates", "--json"]
     result = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "out.svg")])
     assert result.exit_code == 0, result.output
     assert "warning" in result.stderr
@@ -268,7 +268,17 @@ def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario
 
 @pytest.mark.parametrize(("period_s", "warned"), [(5, False), (30, True)])
 def test_long_decision_periods_are_warned_of(scenario, period_s, warned):
-    arguments = ("simulate", "poisson:hours=0.2", "--scenario", scenario, "--level", "rates", "--period-s", period_s)
+    arguments = (
+        "study",
+        "simulate",
+        "poisson:hours=0.2",
+        "--scenario",
+        scenario,
+        "--level",
+        "rates",
+        "--period-s",
+        period_s,
+    )
     result = CliRunner().invoke(app, [*map(str, arguments)])
     assert ("--period-s 30 is long for instances that boot in 120 s" in result.stderr) == warned
 
@@ -376,7 +386,7 @@ def test_a_wrong_scenario_is_named_with_its_file(tmp_path, text, message):
 
 def test_a_wrong_row_ends_the_program_with_3_and_one_line(scenario, tmp_path):
     (tmp_path / "load.csv").write_text("t_seconds,rps\n0,1\n1,many\n")
-    command = [sys.executable, "-m", "serfer", "simulate", tmp_path / "load.csv", "--scenario", scenario]
+    command = [sys.executable, "-m", "serfer", "study", "simulate", tmp_path / "load.csv", "--scenario", scenario]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1

@@ -26,16 +26,16 @@ def settings(tmp_path):
 
 
 def given(files, size, app="digits", validation=None):
-    """Return the arguments of `serfer register` for one of the networks."""
+    """Return the arguments of `serfer app register` for one of the networks."""
     arguments = [str(files.networks[size]), "--app", app, "--validation", str(validation or files.validation)]
     return [*arguments, "--preprocess", str(files.preprocess), "--labels", str(files.labels), "--output", "softmax"]
 
 
 class Command:
-    """A `serfer register` that runs; `lines` are what it has said of its steps."""
+    """A `serfer app register` that runs; `lines` are what it has said of its steps."""
 
     def __init__(self, arguments, environment):
-        command = [sys.executable, "-m", "serfer", "register", *arguments]
+        command = [sys.executable, "-m", "serfer", "app", "register", *arguments]
         self.lines = []
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""`serfer register` as users run it: whole, killed in the middle, and twice at once."""
+"""`serfer app register` as users run it: whole, killed in the middle, and twice at once."""
 
 import pytest
 
@@ -84,5 +84,5 @@ def test_twice_at_once_one_does_the_work_and_both_say_the_same(start, kept):
 def test_options_that_cannot_be_are_refused(files, tmp_path, monkeypatch, capsys, arguments, code, message):
     monkeypatch.setenv("SERFER_REGISTRY", str(tmp_path / "registry"))
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
-    assert _exit_code(app, ["register", *given(files, "small"), *arguments], _Interrupt()) == code
+    assert _exit_code(app, ["app", "register", *given(files, "small"), *arguments], _Interrupt()) == code
     assert message in " ".join(capsys.readouterr().err.split())

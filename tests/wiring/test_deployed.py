@@ -51,7 +51,9 @@ class TestFinding:
 
     @pytest.mark.parametrize("name", ["other", "odd"])
     def test_a_foreign_stack(self, name):
-        with pytest.raises(UsageError, match=rf"--stack {name} is not a stack of serfer package.*CREATE_COMPLETE"):
+        with pytest.raises(
+            UsageError, match=rf"--stack {name} is not a stack of serfer deploy package.*CREATE_COMPLETE"
+        ):
             find_deployment(name)
 
     @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 129, "a/b", "arn:aws:s3:::bucket"])
@@ -104,7 +106,7 @@ class TestChecking:
             replace(FOUND, plans=(OTHER,)).check(PLAN, "push")
 
     def test_a_state_machine_that_is_not_there(self):
-        with pytest.raises(UsageError, match="--driver stepfunctions: the stack demo was packaged for push"):
+        with pytest.raises(UsageError, match="--engine stepfunctions: the stack demo was packaged for push"):
             FOUND.check(PLAN, "stepfunctions")
 
     def test_a_state_machine_of_the_other_kind_or_of_another_plan(self):

@@ -179,7 +179,7 @@ def command(
     *,
     trace: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.csv", help="A load as serfer simulate reads it; may be repeated."),
+        typer.Option(metavar="FILE.csv", help="A load as serfer study simulate reads it; may be repeated."),
     ] = None,
     policy: Annotated[
         list[str] | None,

@@ -148,8 +148,8 @@ class _LookingAgain:
             if scope["method"] not in _READING and scope["path"].startswith("/v1/applications"):
                 raise Problem(
                     HTTPStatus.UNPROCESSABLE_ENTITY,
-                    "a Lambda function may read the registry and nothing else: use serfer promote, canary, rollback "
-                    "or retire where the registry may be written",
+                    "a Lambda function may read the registry and nothing else: use serfer app promote, canary, "
+                    "rollback or retire where the registry may be written",
                 )
             await self._applications.catch_up()
         await self._app(scope, receive, send)

@@ -1,7 +1,7 @@
 """Registrations that were sent over HTTP: one runs at a time in a driver, a few wait.
 
     POST ── form to disk ── unpacked ── submissions/ID.json "queued" ── 202
-                                             │ a process of its own, as `serfer register` (serfer/variants/submitted.py)
+                                             │ a process, as `serfer app register` (serfer/variants/submitted.py)
     GET, any driver ◀── submissions/ID.json, registrations/ID.json ◀─┘ steps, heartbeats
 
 A registration's id follows from the network's graph and weights, which are known only once it was read. What is sent
@@ -59,7 +59,7 @@ _MOST_LINE: Final = 1 << 16
 
 
 class RegistrationOptions(BaseModel):
-    """The values of a form, as the options of `serfer register`; `network` is a zoo name, unless it is a file."""
+    """The values of a form, as the options of `serfer app register`; `network` is a zoo name, unless it is a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

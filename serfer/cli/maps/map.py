@@ -20,7 +20,7 @@ from serfer.cli.shared.offline import (
     notifying,
 )
 from serfer.cli.shared.options import (
-    DriverOption,
+    EngineOption,
     JsonOption,
     ObjectStoreOption,
     StackOption,
@@ -121,7 +121,7 @@ def map_images(
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
     stack: StackOption = None,
-    driver: DriverOption = "push",
+    engine: EngineOption = "push",
     yield_to: YieldToOption = None,
     yield_utilisation: YieldUtilisationOption = Thresholds.utilisation,
     yield_latency: YieldLatencyOption = Thresholds.latency,
@@ -149,7 +149,7 @@ def map_images(
     named = [*(images or ()), *(read_list(images_from) if images_from else ())]
     if not named:
         raise UsageError("no image was given: name files, folders or s3://BUCKET/KEY")
-    opening = Opening(plan, store, workers_of(workers, stack, "local"), driver, object_store, stack)
+    opening = Opening(plan, store, workers_of(workers, stack, "local"), engine, object_store, stack)
     targets = [] if dry_run else parse_targets(notify or (), load_settings().webhook_secret.get_secret_value())
     job = OfflineJob("map", answer_digest(load_plan(plan)), named, result, new_run())
     with notifying(job, targets) as ending, _mapper(opening, options) as (mapper, watcher):

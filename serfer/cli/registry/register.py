@@ -1,4 +1,4 @@
-"""`serfer register`: variants of a network are made, measured and put into a registry."""
+"""`serfer app register`: variants of a network are made, measured and put into a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`serfer promote`, `canary`, `rollback` and `retire`: which network versions answer an application's queries."""
+"""`serfer app promote`, `canary`, `rollback` and `retire`: which network versions answer an application's queries."""
 
 from __future__ import annotations
 

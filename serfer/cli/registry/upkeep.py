@@ -1,4 +1,4 @@
-"""`serfer registry`: its history and its garbage, an application's end, and the plan directories of variants."""
+"""`serfer app fetch`, `gc`, `history`, `delete` and `restore`: looking after a registry of applications."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from serfer.cli.shared.options import JsonOption, print_json
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Look after the registry of applications."
-)
 _DAY_H = 24.0
 _HOUR_S = 3600.0
 
 
-@app.command()
 def fetch(
     application: ApplicationArgument,
-    variant: Annotated[str, typer.Argument(metavar="VARIANT", help="A variant's name, from serfer variants APP.")],
+    variant: Annotated[str, typer.Argument(metavar="VARIANT", help="A variant's name, from serfer app list APP.")],
     directory: Annotated[Path, typer.Option("--out", help="The directory to write, which must not be there.")],
     registry: RegistryOption = None,
 ) -> None:
@@ -38,7 +34,6 @@ def fetch(
     out.print(f"{plain(variant)} is in {plain(str(directory))}", soft_wrap=True)
 
 
-@app.command()
 def gc(
     registry: RegistryOption = None,
     older_than_h: Annotated[
@@ -60,7 +55,6 @@ def gc(
     )
 
 
-@app.command()
 def history(application: ApplicationArgument, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
     """Print the versions of an application's record that are kept, the newest first."""
     from serfer.core.dataclass_codec import unstructure  # noqa: PLC0415 - the command line starts fast
@@ -82,13 +76,12 @@ def history(application: ApplicationArgument, registry: RegistryOption = None, a
         out.print(table)
 
 
-@app.command()
 def delete(
     application: ApplicationArgument,
     registry: RegistryOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete an application: drivers answer its queries no more. `serfer registry restore` brings it back."""
+    """Delete an application: drivers answer its queries no more. `serfer app restore` brings it back."""
     found = opened(registry)
     versions = len(found.known(application).networks)
     if not yes:
@@ -96,13 +89,12 @@ def delete(
             raise UsageError(f"deleting {application} ends all answers of its {versions} network versions: give --yes")
         typer.confirm(f"Delete {application} and its {versions} network versions from {found}?", abort=True)
     found.delete(application)
-    out.print(plain(f"{application} is deleted; serfer registry history {application} lists what can be restored"))
+    out.print(plain(f"{application} is deleted; serfer app history {application} lists what can be restored"))
 
 
-@app.command()
 def restore(
     application: ApplicationArgument,
-    version: Annotated[str, typer.Argument(metavar="VERSION", help="One of serfer registry history.")],
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="One of serfer app history.")],
     registry: RegistryOption = None,
 ) -> None:
     """Put an earlier version of an application's record in place of the last one, a damaged or deleted one too."""

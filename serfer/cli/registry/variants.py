@@ -1,4 +1,4 @@
-"""`serfer variants`: what an application has to choose from."""
+"""`serfer app list`: what an application has to choose from."""
 
 from __future__ import annotations
 

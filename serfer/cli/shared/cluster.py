@@ -1,4 +1,4 @@
-"""`serfer simulate` on a cluster's scenario: policies of serfer/control/infless, printed, as JSON, and as a picture."""
+"""`serfer study simulate` on a cluster's scenario: policies of serfer/control/infless, printed, as JSON, drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAKEN: Final = {
     *("load", "scenario", "policy", "seed", "level", "period_s", "from_time", "until_time", "skip_zeros_over"),
     *("window_s", "plot", "as_json"),
 }
-"""Options of `serfer simulate` that a cluster has a use for."""
+"""Options of `serfer study simulate` that a cluster has a use for."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How `serfer simulate` prints a comparison of candidates, and which one it recommends."""
+"""How `serfer study simulate` prints a comparison of candidates, and which one it recommends."""
 
 from __future__ import annotations
 

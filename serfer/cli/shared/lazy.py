@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
+from serfer.cli.shared.renamed import COMMANDS as RENAMED
+from serfer.cli.shared.short_help import shorten
+from serfer.core.errors import UsageError
 from serfer.extras import missing_extra
 
 Commands = Mapping[str, tuple[str, str]]
@@ -25,6 +28,15 @@ def lazy_group(commands: Commands, panels: Panels | None = None) -> type[TyperGr
     return type("LazyGroup", (_LazyGroup,), {"places": commands, "panels": panels or {"Commands": [*commands]}})
 
 
+def group(summary: str, commands: Commands) -> typer.Typer:
+    """Return an application of these commands, to stand in another one's as a command."""
+    app = typer.Typer(
+        cls=lazy_group(commands), no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=summary
+    )
+    app.callback()(_nothing)
+    return app
+
+
 class _LazyGroup(TyperGroup):
     places: ClassVar[Commands] = {}
     panels: ClassVar[Panels] = {}
@@ -33,11 +45,18 @@ class _LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's own type is private
         return [*self.places]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - same
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - same
         if cmd_name not in self.places:
+            if ctx is not None and ctx.parent is None and cmd_name in RENAMED:
+                raise UsageError(f"`serfer {cmd_name}` is now `serfer {RENAMED[cmd_name]}`")
             return None
         place, summary = self.places[cmd_name]
-        return _stub(cmd_name, summary) if self._listing else _imported(cmd_name, place)
+        if self._listing:
+            return _stub(cmd_name, summary)
+        command = _imported(cmd_name, place)
+        if ctx is not None and not ctx.resilient_parsing:  # a shell completes all options
+            shorten(command, " ".join([*ctx.command_path.split()[1:], cmd_name]))
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - same
         names: dict[str, Any] = dict.fromkeys(self.places)
@@ -61,6 +80,10 @@ class _LazyGroup(TyperGroup):
             yield
         finally:
             self._listing = False
+
+
+def _nothing() -> None:
+    pass
 
 
 def _stub(name: str, summary: str) -> Any:  # noqa: ANN401 - same

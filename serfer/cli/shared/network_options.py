@@ -111,7 +111,7 @@ def plan_of(network: Path | str, options: FileOptions, progress: Callable[[str],
     if deployed:
         raise UsageError(
             f"{network} has no functions in AWS: write a plan (serfer split {network} --out plan; --whole: in seconds) "
-            "and deploy that (serfer package plan --out build), and give --plan plan"
+            "and deploy that (serfer deploy package plan --out build), and give --plan plan"
         )
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
 

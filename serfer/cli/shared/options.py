@@ -42,6 +42,10 @@ PlanOrFileOption = Annotated[
         help="A plan directory, from serfer split; or an .onnx file, timm:NAME or torchvision:NAME, run as it is.",
     ),
 ]
+DemoOption = Annotated[
+    bool,
+    typer.Option("--demo", help="Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; split, once."),
+]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
 
 
@@ -60,7 +64,8 @@ StackOption = Annotated[
     typer.Option(
         "--stack",
         metavar="NAME",
-        help="The stack of a deployment (serfer package): it says where its functions, store and state machine are.",
+        help="The stack of a deployment (serfer deploy package): it says where its functions, store and state machine "
+        "are.",
     ),
 ]
 StoreOption = Annotated[
@@ -74,15 +79,17 @@ ObjectStoreOption = Annotated[
     str | None,
     typer.Option("--object-store", help="A second store's URL, for the stages that the plan sends to S3."),
 ]
-DriverOption = Annotated[
+EngineOption = Annotated[
     str,
     typer.Option(
+        "--engine",
         help="push: an invoke's own return says that a tile is done; poll: events, and looks into the store; "
-        "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md)."
+        "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md).",
     ),
 ]
 ProfilesOption = Annotated[
-    Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/explanation/cost.md).")
+    Path | None,
+    typer.Option(help="Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md)."),
 ]
 KeptOption = Annotated[
     str | None,
@@ -124,7 +131,13 @@ PerMonthOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
 _PRIVATE = 0o700
-_DEFAULT_MODEL = "efficientnet-lite0"
+_DEMO_MODEL = "efficientnet-lite0"
+BY_OPTION = "--plan DIR, from serfer split, or --model NAME of the zoo"
+"""The ways to name a network of a command that takes it by options alone."""
+BY_ARGUMENT = (
+    "an .onnx file, a plan directory from serfer split, timm:NAME, torchvision:NAME, or --model NAME of the zoo"
+)
+"""Those of a command that also takes it among its arguments."""
 
 
 @contextmanager
@@ -150,18 +163,34 @@ def check_named(stack: str | None, *named: object) -> None:
         raise UsageError(f"--stack {stack}: say which plan it serves: --plan DIR, as it was packaged, or --model")
 
 
+def demo_model(demo: bool, *named: object) -> str | None:  # noqa: FBT001 - a flag of commands
+    """Return the zoo's name of the demo's network, None without --demo; raises UsageError for another network, too."""
+    if demo and any(named):
+        raise UsageError("--demo names a network itself: leave it out, or the other one")
+    return _DEMO_MODEL if demo else None
+
+
+def nothing_named(choices: str) -> UsageError:
+    """Return the error of a command that was given no network, with the ways to name one."""
+    return UsageError(f"which network? Name {choices}")
+
+
 def plan_directory(
     plan: Path | None,
     model: str | None,
     stack: str | None = None,
     file: FileOptions = NO_OPTIONS,
     workers: str | None = None,
+    *,
+    choices: str = BY_OPTION,
 ) -> Path:
     """Return the directory of --plan, or of --model in the cache; an .onnx file's as its options say.
 
-    Raises UsageError where both are given, or neither for a stack, or a file for workers in AWS.
+    Raises UsageError where both are given, or neither, with the `choices`, or a file for workers in AWS.
     """
     check_named(stack, plan, model)
+    if plan is None and model is None:
+        raise nothing_named(choices)
     if plan is not None and model is not None:
         raise UsageError("give --plan or --model, not both")
     made = plan is not None and is_network(plan)
@@ -169,11 +198,11 @@ def plan_directory(
     if plan is not None and not made:
         return plan
     with status_lines() as progress:
-        if plan is not None:
-            return plan_of(plan, file, progress, deployed=stack is not None or workers == "aws")
+        if model is None:
+            return plan_of(str(plan), file, progress, deployed=stack is not None or workers == "aws")
         from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - the command line starts fast
 
-        return in_cache(partial(zoo_plan, model or _DEFAULT_MODEL, load_settings()), progress)
+        return in_cache(partial(zoo_plan, model, load_settings()), progress)
 
 
 def network_among(images: Sequence[str], plan: Path | None) -> tuple[list[str], Path | None]:

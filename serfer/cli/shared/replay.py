@@ -1,4 +1,4 @@
-"""`serfer simulate --replay`: a policy on what a live service recorded."""
+"""`serfer study simulate --replay`: a policy on what a live service recorded."""
 
 from __future__ import annotations
 

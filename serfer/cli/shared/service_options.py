@@ -13,8 +13,10 @@ import typer
 
 from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
+from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
-from serfer.cli.shared.options import plan_directory, status_lines
+from serfer.cli.shared.options import BY_OPTION, nothing_named, plan_directory, print_json, status_lines
+from serfer.cli.shared.terminal import out
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import InputError, UsageError
@@ -23,15 +25,19 @@ from serfer.core.plan.window_plan import check_whole_images
 from serfer.fleet.policy_state import open_place
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, load_plan
-from serfer.settings import Settings, settings_with
+from serfer.settings import FLAGS, Settings, is_secret, origins, settings_with
 from serfer.wiring.options import check_keep_warm
 from splitter.network.zoo import ZOO
 from storage import check_known
 
-ARGUMENTS = "SERFER_UP_ARGUMENTS"
-"""The variable with the last arguments of a driver of `serfer up`, a list in JSON; they hold passwords."""
+ARGUMENTS = "SERFER_DRIVER_ARGUMENTS"
+"""The variable with the last arguments of a driver behind a balancer, a list in JSON; they hold passwords."""
 NO_RESULTS = "none"
 """What --results is where no results are kept."""
+_SETTINGS = (
+    *("host", "port", "drivers", "store", "object_store", "workers", "stack", "engine", "log_level", "log_format"),
+    *("in_flight", "queue", "drain_s", "keys"),
+)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -101,7 +107,8 @@ RecordOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="With --route: write what the policy sees and decides, for serfer simulate --replay; at most 256 MiB.",
+        help="With --route: write what the policy sees and decides, for serfer study simulate --replay; at most 256 "
+        "MiB.",
     ),
 ]
 PolicyStateOption = Annotated[
@@ -126,7 +133,7 @@ HistoryOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.csv",
-        help="With --route: a load of the past that the policy begins with, as serfer simulate reads it, unless "
+        help="With --route: a load of the past that the policy begins with, as serfer study simulate reads it, unless "
         "--policy-state has what it learnt.",
     ),
 ]
@@ -193,12 +200,14 @@ def served_models(
     file: FileOptions = NO_OPTIONS,
     *,
     deployed: bool = False,
+    choices: str = BY_OPTION,
 ) -> dict[str, Path]:
-    """Return the plan directories to serve, by model name; by default the zoo's own default.
+    """Return the plan directories to serve, by model name.
 
     `networks` are files, plan directories, names of a library or models of the zoo, and come first; `file` says what
     a file does not.
-    Raises UsageError for two of one name, or a file where functions are `deployed`; PlanError for a map plan.
+    Raises UsageError for two of one name, none at all, with the `choices`, or a file where functions are `deployed`;
+    PlanError for a map plan.
     """
     models: dict[str, Path] = {}
     wanted = [
@@ -206,9 +215,11 @@ def served_models(
         *((name, None) for name in names or ()),
         *((None, plan) for plan in plans or ()),
     ]
+    if not wanted:
+        raise nothing_named(choices)
     places = [_place(text) for _, text in wanted if text]
     file.check([place for place in places if is_network(place)])
-    for name, text in wanted or [(None, None)]:
+    for name, text in wanted:
         if text is None:
             directory = plan_directory(None, name)
             called = (plan := load_plan(directory)).model
@@ -324,6 +335,38 @@ def ceiling_of_route(
     """Return the ceiling of --route: none where there is only that of instances of applications."""
     alone = instances is not None and (route or settings.route) == SERVERLESS
     return None if alone else max_usd_per_hour
+
+
+def is_given(context: typer.Context, option: str) -> bool:
+    """Return whether an option of a command was given on its line."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def with_given(context: typer.Context, settings: Settings) -> Settings:
+    """Return settings with the options of `serfer serve` that were given and need no more than a setting's check."""
+    for option in _SETTINGS:
+        if is_given(context, option):
+            name = f"--{option.replace('_', '-')}"
+            settings = settings_with(settings, {FLAGS[option]: context.params[option]}, name)
+    return settings
+
+
+def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -> None:
+    """Print every setting with its value and where that comes from; of a secret only whether it is set."""
+    given = {option: context.params[option] for option in FLAGS if is_given(context, option)}
+    table = columns("setting", "value", "from", left=(0, 1, 2))
+    for name, value, origin in origins(settings, given):
+        if is_secret(name):
+            shown = "***" if value.get_secret_value() else None
+        else:
+            shown = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        if as_json:
+            print_json({"setting": name, "value": shown, "from": origin})
+        else:
+            table.add_row(name, "" if shown is None else plain(str(shown)), plain(origin))
+    if not as_json:
+        out.print(table)
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
+from serfer.cli.shared.renamed import OPTIONS
 from serfer.core.errors import MissingExtraError, PlanWarning, SerferError, UnavailableError, UsageError
 from serfer.extras import missing_extra, pip_command
 
@@ -111,8 +112,8 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
 
 
-def run(app: typer.Typer, *, warn: bool = True) -> NoReturn:
-    """Run the command line and exit with a code that says how it went; `warn` of settings that are none."""
+def run(app: typer.Typer, *, check: bool = True) -> NoReturn:
+    """Run the command line and exit with a code that says how it went; `check` whether SERFER_* variables exist."""
     signal.signal(signal.SIGTERM, _terminate)
     interrupt = _Interrupt()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -121,22 +122,20 @@ def run(app: typer.Typer, *, warn: bool = True) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text
-    if warn:
-        _warn_of_settings()
-    code = _exit_code(app, sys.argv[1:], interrupt)
+    code = _exit_code(app, sys.argv[1:], interrupt, check=check)
     ignore_signals()
     _drop_unwritten()
     gc.freeze()  # nothing is left to collect, and to look through all that torch and onnx hold takes a second
     sys.exit(code)
 
 
-def _warn_of_settings() -> None:
-    """Warn of misspelt settings; where there are no settings, nothing is imported to read them."""
+def _check_settings() -> None:
+    """Raise UsageError for misspelt settings; where there are no settings, nothing is imported to read them."""
     if any(name.upper().startswith("SERFER_") for name in os.environ):
         from serfer.settings import unknown_settings  # noqa: PLC0415 - the command line starts fast
 
         if line := unknown_settings():
-            complain(line)
+            raise UsageError(line)
 
 
 def _drop_unwritten() -> None:
@@ -147,13 +146,15 @@ def _drop_unwritten() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt) -> int:
+def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt, *, check: bool = False) -> int:
     """Run a command; every way in which it can end becomes an exit code and at most one line, without --debug."""
     arguments, debug = _without_debug(arguments)
     try:
         command = typer.main.get_command(app)
         command._main_shell_completion({}, "serfer")  # noqa: SLF001 - typer has no other way in; ends where it was meant
         # Not its main(): that one has exit codes of its own for interrupts and closed pipes.
+        if check:
+            _check_settings()
         with command.make_context("serfer", arguments) as context:
             command.invoke(context)
         sys.stdout.flush()
@@ -227,6 +228,8 @@ def _place(error: Exception) -> str:
 def _misused(error: TyperException) -> int:
     """Print a usage error; where there were no arguments at all, the message is the whole help."""
     message, context = error.format_message(), getattr(error, "ctx", None)
+    if now := OPTIONS.get(old := getattr(error, "option_name", "")):
+        message = f"{old} is now {now}"
     if "\n" in message:
         err.print(message, soft_wrap=True, markup=False)
     else:

@@ -1,4 +1,4 @@
-"""`serfer train-forecaster`: MArk's LSTM, trained on the past of a load."""
+"""`serfer study train-forecaster`: MArk's LSTM, trained on the past of a load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serfer.core.errors import UsageError
 
 
 def train_forecaster(
-    load: Annotated[str, typer.Argument(help="A file of a load, or a generator, as serfer simulate takes it.")],
+    load: Annotated[str, typer.Argument(help="A file of a load, or a generator, as serfer study simulate takes it.")],
     out_file: Annotated[Path, typer.Option("--out", help="The file to write; its name ends in .npz.")],
     share: Annotated[
         float, typer.Option(min=0.05, max=1, help="The first part of the load to train on; the rest judges.")
@@ -31,7 +31,7 @@ def train_forecaster(
 ) -> None:
     """Train MArk's LSTM on the minutes of a load, and compare its forecasts of the rest with the seasonal ones.
 
-    serfer simulate --policy mark:FILE.npz forecasts with it. Needs torch (pip install 'serfer[split]').
+    serfer study simulate --policy mark:FILE.npz forecasts with it. Needs torch (pip install 'serfer[split]').
     """
     from serfer.control.policies.mark.forecaster import TRAINED, Forecaster  # noqa: PLC0415 - the command line starts fast
     from serfer.control.policies.mark.lstm import LstmForecaster  # noqa: PLC0415 - same

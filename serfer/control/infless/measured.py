@@ -41,7 +41,7 @@ def dump_profile(profile: Profile, source: Profiles) -> str:
     """Write a profile as the [[profiles]] table of a cluster's scenario, with where its times are from."""
     origin = _printable(f"{source.machine}; {source.runtime}; {source.date}")
     lines = [
-        f"# {profile.name}, unsplit, by kinds of operators: add it to a scenario of serfer simulate",
+        f"# {profile.name}, unsplit, by kinds of operators: add it to a scenario of serfer study simulate",
         "# (docs/explanation/infless.md). No GPU figures: a share of a GPU makes it no faster.",
         f"# Predicted from operator profiles of {origin}",
         "[[profiles]]",

@@ -83,7 +83,7 @@ class Profile:
 class FunctionSpec:
     """A function: its profile, SLO and cold start, and a load, whose rates are multiplied by `factor`.
 
-    A `load` is a file or a generator, as `serfer simulate` has it; empty for that of the command line.
+    A `load` is a file or a generator, as `serfer study simulate` has it; empty for that of the command line.
     """
 
     name: str

@@ -81,7 +81,7 @@ def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
         version = repr(value["format"])[:_SHOWN]
         raise PlanError(
             f"{where} has format {version}, this version reads {FORMAT}: split the network again with serfer split or "
-            "serfer map-plan, or register it again with serfer register"
+            "serfer map-plan, or register it again with serfer app register"
         )
     plan = structure(Plan, value, PLAN_FILE)
     executed = _executed(plan)

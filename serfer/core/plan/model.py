@@ -412,7 +412,7 @@ class Plan:
     fastest first, `cold_share` the share of queries that it was chosen for which find nothing warm, None where it does
     not say. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
     are empty for a network that classifies, whose one output is (N, K) float32; `output` is the first one's shape.
-    `quantised` is the whole network in 8 bits, for instances, where `serfer register` has made it: another answer.
+    `quantised` is the whole network in 8 bits, for instances, where `serfer app register` has made it: another answer.
     `file` is what an ONNX file calls its input and output, and how it has its input.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
     and `outputs` have the largest window's size. `detection` says which outputs hold boxes; they are found in the

@@ -274,7 +274,7 @@ def _check_room(application: Application, added: NetworkVersion) -> None:
     if len(application.networks) >= MAX_NETWORKS:
         raise InputError(
             f"application {application.name} has {MAX_NETWORKS} network versions: retire some, and "
-            "forget those (serfer retire --forget)"
+            "forget those (serfer app retire --forget)"
         )
     if not 0 < len(added.variants) <= MAX_VARIANTS:
         raise InputError(f"a network version has 1 to {MAX_VARIANTS} variants, not {len(added.variants)}")

@@ -1,4 +1,4 @@
-"""Trains MArk's LSTM offline, with torch (extra `split`): `serfer train-forecaster`, a process of its own.
+"""Trains MArk's LSTM offline, with torch (extra `split`): `serfer study train-forecaster`, a process of its own.
 
 peaks ──> windows, each with the hour that follows ──> Adam on the squared error of logarithms ──> the epoch that
 forecasts the last tenth of the peaks best ──> plain arrays

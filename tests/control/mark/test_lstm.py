@@ -179,12 +179,12 @@ def test_the_command_trains_and_compares(tmp_path):
     pytest.importorskip("torch")
     load, file = tmp_path / "load.csv", tmp_path / "lstm.npz"
     load.write_text("minute,requests\n" + "".join(f"{n},{int(600 * rate)}\n" for n, rate in enumerate(wave(1400))))
-    arguments = ["train-forecaster", str(load), "--out", str(file), "--epochs", "2", "--json"]
+    arguments = ["study", "train-forecaster", str(load), "--out", str(file), "--epochs", "2", "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["minutes"], found["judged"]) == (700, 700)
     assert found["errors"].keys() == {"seasonal", "lstm"}
     assert read_lstm(Path(found["file"])).horizon == 60
-    wrong = CliRunner().invoke(app, ["train-forecaster", str(load), "--out", str(tmp_path / "lstm.pt")])
+    wrong = CliRunner().invoke(app, ["study", "train-forecaster", str(load), "--out", str(tmp_path / "lstm.pt")])
     assert isinstance(wrong.exception, UsageError)

@@ -1,4 +1,4 @@
-"""`serfer simulate` on a cluster's scenario."""
+"""`serfer study simulate` on a cluster's scenario."""
 
 import json
 
@@ -19,7 +19,7 @@ def scenario(tmp_path):
 
 
 def called(*arguments):
-    result = CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["study", "simulate", *map(str, arguments)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

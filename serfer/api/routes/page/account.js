@@ -19,7 +19,7 @@ export const PARTS = {
 
 const ADVICE = {
   queue: "More queries came than may run at once: add drivers, or raise SERFER_API_IN_FLIGHT.",
-  cold: "The next query finds these environments warm; `serfer warm` starts them before they are needed.",
+  cold: "The next query finds these environments warm; `serfer deploy warm` starts them before they are needed.",
   wait: "The functions' concurrency was used up, or the driver had more to do than its processor could.",
   network: "Every stage pays for Lambda's own share and the network's once: fewer stages would pay less.",
   halo: "Tiles waited for one another: even grids, warm functions and a faster store would help.",

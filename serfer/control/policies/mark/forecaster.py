@@ -60,8 +60,8 @@ FORECASTERS: Final[dict[str, Callable[[], Forecaster]]] = {"seasonal": SeasonalS
 def make_forecaster(name: str) -> Forecaster:
     """Return a forecaster: built in, plugged in by the entry point group `serfer.forecasters`, or MODULE:Class.
 
-    A name that ends in .npz is a file of `serfer train-forecaster`: MArk's LSTM. Raises UsageError: none has that name,
-    or what the user named is none; InputError for a file that is not a trained LSTM.
+    A name that ends in .npz is a file of `serfer study train-forecaster`: MArk's LSTM. Raises UsageError: none has that
+    name, or what the user named is none; InputError for a file that is not a trained LSTM.
     """
     if (make := FORECASTERS.get(name)) is not None:
         return make()

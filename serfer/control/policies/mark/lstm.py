@@ -126,7 +126,7 @@ def read_lstm(path: Path) -> LstmWeights:
     try:
         return _read(data)
     except InputError as error:
-        raise InputError(f"{path} is not a forecaster of serfer train-forecaster: {error}") from error
+        raise InputError(f"{path} is not a forecaster of serfer study train-forecaster: {error}") from error
 
 
 def _read(data: bytes) -> LstmWeights:

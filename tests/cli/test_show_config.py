@@ -1,0 +1,62 @@
+"""`serfer serve --show-config`: what holds, and where it comes from."""
+
+import json
+
+import pytest
+
+from serfer.cli.main import app
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.settings import FLAGS, Settings
+
+
+@pytest.fixture
+def shown(monkeypatch, tmp_path, capsys):
+    """Return settings, by name, as (value, origin), of a folder with a file and of some variables."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serfer.toml").write_text('port = 9000\nengine = "poll"\napi_queue = 1\n')
+    for name, value in {"ENGINE": "push", "API_QUEUE": "2", "INSTANCE_KEY": "sf_hush", "KEYS_FILE": "k.json"}.items():
+        monkeypatch.setenv(f"SERFER_{name}", value)
+
+    def run(*options):
+        assert _exit_code(app, ["serve", "--show-config", *options], _Interrupt()) == 0
+        out = capsys.readouterr().out
+        assert "hush" not in out
+        if "--json" not in options:
+            return out
+        lines = [json.loads(line) for line in out.splitlines()]
+        return {line["setting"]: (line["value"], line["from"]) for line in lines}
+
+    return run
+
+
+def test_options_win_over_variables_and_these_over_the_file(shown):
+    held = shown("--json", "--queue", "3", "--route", "auto", "--keys", "mine.json")
+    assert {*held} == {*Settings.model_fields}
+    assert held["port"] == (9000, "serfer.toml")
+    assert held["engine"] == ("push", "SERFER_ENGINE")
+    assert held["api_queue"] == (3, "--queue")
+    assert held["route"] == ("auto", "--route")
+    assert held["keys_file"] == ("mine.json", "--keys")
+    assert held["host"] == ("127.0.0.1", "default")
+    assert held["instance_key"] == ("***", "SERFER_INSTANCE_KEY")
+    assert held["yield_key"] == (None, "default")
+
+
+def test_a_person_gets_a_table(shown):
+    lines = [line.split() for line in shown("--port", "1").splitlines()]
+    assert ["port", "1", "--port"] in lines
+    assert ["engine", "push", "SERFER_ENGINE"] in lines
+
+
+def test_every_option_that_stands_for_a_setting_exists(capsys):
+    assert _exit_code(app, ["serve", "--help-all"], _Interrupt()) == 0
+    text = capsys.readouterr().out
+    assert [name for name in FLAGS if f"--{name.replace('_', '-')}" not in text] == []
+    assert {*FLAGS.values()} <= {*Settings.model_fields}
+
+
+def test_what_the_file_says_is_served(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serfer.toml").write_text('engine = "stepfunctions"\ndrivers = 2\n')
+    assert _exit_code(app, ["serve", "net.onnx"], _Interrupt()) == 2
+    assert "--engine stepfunctions" in capsys.readouterr().err

@@ -200,7 +200,7 @@ def _answer_errors(app: FastAPI, admission: Admission) -> None:
     async def http(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             raise TypeError
-        unknown = {
+        unknown: dict[int, str] = {
             HTTPStatus.NOT_FOUND: f"there is nothing at {request.url.path[:_MOST_PATH]}: /docs lists what there is",
             HTTPStatus.METHOD_NOT_ALLOWED: f"{request.url.path[:_MOST_PATH]} does not take {request.method}: see /docs",
         }

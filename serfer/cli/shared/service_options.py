@@ -357,6 +357,7 @@ def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -
     given = {option: context.params[option] for option in FLAGS if is_given(context, option)}
     table = columns("setting", "value", "from", left=(0, 1, 2))
     for name, value, origin in origins(settings, given):
+        shown: object
         if is_secret(name):
             shown = "***" if value.get_secret_value() else None
         else:

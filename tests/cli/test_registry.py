@@ -118,10 +118,10 @@ def test_a_version_is_promoted_retired_and_forgotten(serfer, registry):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["variants", "face"], "has no application face: it has faces"),
-        (["promote", "face", "net@2"], "has no application face: it has faces"),
-        (["rollback", "face"], "it has faces"),
-        (["retire", "face", "net@1"], "it has faces"),
+        (["app", "list", "face"], "has no application face: it has faces"),
+        (["app", "promote", "face", "net@2"], "has no application face: it has faces"),
+        (["app", "rollback", "face"], "it has faces"),
+        (["app", "retire", "face", "net@1"], "it has faces"),
         (["app", "promote", "faces", "net@7"], "it has net@1, net@2, other@1"),
         (["app", "promote", "faces", "net"], "give NETWORK@VERSION"),
         (["app", "promote", "faces", "net@1", "net@2"], "two versions of one network"),

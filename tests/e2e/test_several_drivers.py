@@ -36,8 +36,8 @@ class System:
             response = connection.getresponse()
             return response.status, response.headers, response.read()
 
-    def classify(self, image, **headers):
-        status, _, body = self.send("POST", "/v1/classify?top_k=3", image, Content_Type="image/png", **headers)
+    def classify(self, image, *, at=None, **headers):
+        status, _, body = self.send("POST", "/v1/classify?top_k=3", image, at=at, Content_Type="image/png", **headers)
         return status, json.loads(body)
 
     def persistently(self, image):
@@ -164,11 +164,26 @@ def test_a_killed_stack_leaves_no_process(up, lean):
     eventually(lambda: not system.command.processes(), "everything dies with it")
 
 
+def test_drivers_of_a_settings_file_compute_themselves_and_start_no_drivers_of_their_own(
+    start, single, image, tmp_path
+):
+    (tmp_path / "serfer.toml").write_text('drivers = 2\nport = 0\nworkers = "inprocess"\n')
+    system = System(start("serve", single, *QUIET))
+    assert (len(system.started["drivers"]), system.started["functions"]) == (2, {"url": None})
+    assert [system.classify(image, at=driver["url"])[0] for driver in system.started["drivers"]] == [200, 200]
+    kinds = [process.kind for process in system.command.processes()]
+    assert (kinds.count("redis"), kinds.count("worker")) == (1, 0)
+    system.command.interrupt()
+    assert system.command.end().code == 0
+
+
 def test_impossible_options_are_refused_by_name(serfer_here, lean, tmp_path):
     serfer_here("serve", "--drivers", "2", "--engine", "stepfunctions").complains(
         2, "--engine stepfunctions", "--drivers"
     )
     serfer_here("serve", "--drivers", "2", "--plan", tmp_path / "none").complains(3, "none")
+    for option in (("--register", "--open-registry"), ("--drain-s", "1")):
+        serfer_here("serve", "--drivers", "2", "--plan", lean, *option).complains(2, f"{option[0]} is for one driver")
     up = partial(serfer_here, "serve", "--drivers", "2", "--plan", lean)
     up("--store", "memory://").complains(2, "--store memory://")
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -98,7 +98,7 @@ def test_a_budget_stops_when_it_is_spent():
 @pytest.mark.parametrize(
     ("choices", "more", "message"),
     [
-        ({}, {"most_usd": 1e-9}, "estimated at .* more than --max-usd=1e-09"),
+        ({}, {"most_usd": 1e-9}, "estimated at .* more than --max-usd 1e-09"),
         ({}, {"most_usd": float("nan")}, "--max-usd is a number of dollars above 0"),
         ({}, {"out": Path("/nowhere/aws.toml")}, "there is no directory /nowhere"),
         ({"drivers": "fleet"}, {}, "package with --drivers function"),

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -357,11 +357,11 @@ def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -
     given = {option: context.params[option] for option in FLAGS if is_given(context, option)}
     table = columns("setting", "value", "from", left=(0, 1, 2))
     for name, value, origin in origins(settings, given):
-        shown: object
+        shown: Any = value
         if is_secret(name):
             shown = "***" if value.get_secret_value() else None
-        else:
-            shown = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        elif isinstance(value, Path):
+            shown = str(value)
         if as_json:
             print_json({"setting": name, "value": shown, "from": origin})
         else:

@@ -20,7 +20,7 @@ from sam.options import ARCHITECTURES, RUNTIMES
 from serfer.packaging.manifest import CONTENTS
 
 _GPU_RUNTIME, _GPU_ARCHITECTURE = "onnxruntime-gpu", "x86_64"
-_REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
+_REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +61,8 @@ def files_of(packages: Sequence[str]) -> set[tuple[str, Path]]:
         if spec and spec.origin and not spec.submodule_search_locations:
             listed.add((f"{prefix}.py", Path(spec.origin)))
         for root in map(Path, (spec and spec.submodule_search_locations) or ()):
-            files = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
+            walked = os.walk(root, followlinks=True)  # a checkout has packages as links
+            files = (Path(folder, name) for folder, _, names in walked for name in names if not name.endswith(".pyc"))
             listed |= {(f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files}
     return listed
 

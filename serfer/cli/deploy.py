@@ -14,7 +14,7 @@ from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from sam.samconfig import StackSettings
+    from serfer.sam.samconfig import StackSettings
 
 BuildArgument = Annotated[
     Path, typer.Argument(metavar="BUILD", help="What serfer deploy package wrote.", show_default=False)
@@ -35,7 +35,7 @@ def check(build: BuildArgument, environment: EnvironmentArgument = "dev", replac
 
 def apply(build: BuildArgument, environment: EnvironmentArgument = "dev", replace: ReplaceOption = False) -> None:
     """Check, build and deploy an environment's stack by SAM CLI (docs/how-to/deploy.md)."""
-    from sam.quotas import run_sam  # noqa: PLC0415 - needs the extra `deploy`
+    from serfer.sam.quotas import run_sam  # noqa: PLC0415 - needs the extra `deploy`
 
     with _stack(build, environment) as (settings, session):
         _check(build, settings, session, replace=replace)
@@ -45,7 +45,7 @@ def apply(build: BuildArgument, environment: EnvironmentArgument = "dev", replac
 
 def rollback(build: BuildArgument, environment: EnvironmentArgument = "dev") -> None:
     """Let an environment's drivers serve the plan before: its functions are there still, and nothing is built."""
-    from sam.stacks import roll_back  # noqa: PLC0415 - needs the extra `deploy`
+    from serfer.sam.stacks import roll_back  # noqa: PLC0415 - needs the extra `deploy`
 
     with _stack(build, environment) as (settings, session):
         complain(f"{settings.stack} serves the plan {roll_back(settings.stack, session, complain)}")
@@ -59,7 +59,7 @@ def destroy(
     ] = None,
 ) -> None:
     """Delete an environment's stack, all that its buckets hold, and what SAM CLI uploaded for it."""
-    from sam.teardown import tear_down  # noqa: PLC0415 - needs the extra `deploy`
+    from serfer.sam.teardown import tear_down  # noqa: PLC0415 - needs the extra `deploy`
 
     with _stack(build, environment) as (settings, session):
         name = stack or settings.stack
@@ -76,8 +76,8 @@ def smoke(
     ] = Path("aws-measured.toml"),
 ) -> None:
     """Deploy a stack of its own, NAME-smoke, query it, measure AWS, and delete it, however the run ends."""
-    from sam.smoke import Order  # noqa: PLC0415 - needs the extra `deploy`
-    from sam.smoke import smoke as measure  # noqa: PLC0415 - same
+    from serfer.sam.smoke import Order  # noqa: PLC0415 - needs the extra `deploy`
+    from serfer.sam.smoke import smoke as measure  # noqa: PLC0415 - same
     from serfer.settings import load_settings  # noqa: PLC0415 - the command line starts fast
 
     with _stack(build, environment) as (settings, session):
@@ -86,8 +86,8 @@ def smoke(
 
 
 def _check(build: Path, settings: StackSettings, session: Any, *, replace: bool) -> None:  # noqa: ANN401 - boto3 has no types here
-    from sam.deployment import load_deployment  # noqa: PLC0415 - needs the extra `deploy`
-    from sam.stacks import check_update, find_stack  # noqa: PLC0415 - same
+    from serfer.sam.deployment import load_deployment  # noqa: PLC0415 - needs the extra `deploy`
+    from serfer.sam.stacks import check_update, find_stack  # noqa: PLC0415 - same
 
     stack = find_stack(session.client("cloudformation"), settings.stack)
     check_update(stack, load_deployment(build), replace=replace)
@@ -99,7 +99,7 @@ def _stack(build: Path, environment: str) -> Iterator[tuple[StackSettings, Any]]
     import boto3  # noqa: PLC0415 - the extra `deploy`
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - the command line starts fast
 
-    from sam.samconfig import stack_of  # noqa: PLC0415 - needs the extra `deploy`
+    from serfer.sam.samconfig import stack_of  # noqa: PLC0415 - needs the extra `deploy`
 
     settings = stack_of(build, environment)
     try:

@@ -17,7 +17,7 @@ from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ACTIVATIONS, CHANNELS, OPENCV_BILINEAR, Pad, Preprocess, SideLimit
 from serfer.core.plan.preprocess import LONGER, SHORTER
 from serfer.core.variants.application import NAME
-from splitter.network.detection_heads import BoxOptions, is_boxes
+from serfer.splitter.network.detection_heads import BoxOptions, is_boxes
 
 NO_SCORES = ACTIVATIONS[-1]
 CROPS = ("centre", "none")
